@@ -1,0 +1,39 @@
+# One word per task. `uv run just --list`
+set shell := ["bash", "-uc"]
+
+# the whole system, with rides (see `uv run demo --help`)
+demo *args:
+    uv run demo {{args}}
+
+# everything that must pass before a change lands
+check *args:
+    uv run check {{args}}
+
+# format and mend what can be mended
+fix:
+    uv run ruff check --fix .
+    uv run ruff format .
+
+# pin the versions that resolve now (`just pin --upgrade` for newer ones)
+pin *args:
+    uv run pin {{args}}
+
+# long simulations and kill loops
+slow *args:
+    uv run pytest -m slow {{args}}
+
+# the compose file end to end; needs a Docker engine
+compose *args:
+    uv run check --only compose -- {{args}}
+
+# the broker side by side with Apache Kafka
+bench-broker *args:
+    uv run python tests/bench/bench_broker.py {{args}}
+
+# the SDK side by side with other libraries
+bench-sdk *args:
+    uv run python tests/bench/bench_sdk.py {{args}}
+
+# ten minutes of clients against a broker that is killed again and again
+history *args:
+    HAILBUS_HISTORY_SECONDS=${HAILBUS_HISTORY_SECONDS:-600} uv run pytest -s tests/history {{args}}
