@@ -1,0 +1,1 @@
+"""An event broker in Python that speaks the Kafka wire protocol."""

@@ -1,0 +1,151 @@
+"""What the cluster consists of right now: the sum of all metadata records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.protocol.definitions.config_record import ConfigRecord
+from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
+from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
+from hailbus_broker.protocol.definitions.partition_change_record import PartitionChangeRecord
+from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
+from hailbus_broker.protocol.definitions.producer_ids_record import ProducerIdsRecord
+from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
+from hailbus_broker.protocol.definitions.remove_topic_record import RemoveTopicRecord
+from hailbus_broker.protocol.definitions.topic_record import TopicRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hailbus_broker.protocol.schema import Message, Uuid
+
+GROUP_METADATA_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+INTERNAL_TOPICS: Final = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
+
+
+class ResourceType(IntEnum):
+    """What a config belongs to, as in ConfigRecord and DescribeConfigs."""
+
+    UNKNOWN = 0
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+@dataclass(slots=True, kw_only=True)
+class PartitionState:
+    """Who has a partition and who leads it."""
+
+    index: int
+    replicas: list[int]
+    isr: list[int]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+
+
+@dataclass(slots=True, kw_only=True)
+class TopicState:
+    """A topic and its partitions, which are numbered from 0 without gaps."""
+
+    name: str
+    topic_id: Uuid
+    partitions: list[PartitionState] = field(default_factory=list)
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether the topic is the broker's own."""
+        return self.name in INTERNAL_TOPICS
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerState:
+    """A node as it last registered."""
+
+    node_id: int
+    broker_epoch: int
+    rack: str | None
+
+
+class MetadataImage:
+    """Changes only in `replay`. `version` counts the records, so that what was computed from an image can be cached."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.topics: dict[str, TopicState] = {}
+        self.topics_by_id: dict[Uuid, TopicState] = {}
+        self.brokers: dict[int, BrokerState] = {}
+        self.features: dict[str, int] = {}
+        self.next_producer_id = 0
+        self._configs: dict[tuple[int, str], dict[str, str]] = {}
+
+    def configs(self, resource_type: ResourceType, name: str) -> Mapping[str, str]:
+        """Overrides of a resource, as text."""
+        return self._configs.get((resource_type, name), {})
+
+    def config_resources(self, resource_type: ResourceType) -> list[str]:
+        """Names of the resources of a type that have overrides."""
+        return sorted(name for kind, name in self._configs if kind == resource_type)
+
+    def replay(self, record: Message) -> None:
+        """Take one record in."""
+        self.version += 1
+        match record:
+            case TopicRecord():
+                topic = TopicState(name=record.name, topic_id=record.topic_id)
+                self.topics[record.name] = topic
+                self.topics_by_id[record.topic_id] = topic
+            case PartitionRecord():
+                topic = self.topics_by_id[record.topic_id]
+                assert record.partition_id == len(topic.partitions), (record.partition_id, len(topic.partitions))
+                topic.partitions.append(
+                    PartitionState(
+                        index=record.partition_id,
+                        replicas=record.replicas,
+                        isr=record.isr,
+                        leader=record.leader,
+                        leader_epoch=record.leader_epoch,
+                        partition_epoch=record.partition_epoch,
+                    )
+                )
+            case PartitionChangeRecord():
+                partition = self.topics_by_id[record.topic_id].partitions[record.partition_id]
+                partition.partition_epoch += 1
+                if record.isr is not None:
+                    partition.isr = record.isr
+                if record.leader != -2:
+                    partition.leader = record.leader
+                    partition.leader_epoch += 1
+            case RemoveTopicRecord():
+                topic = self.topics_by_id.pop(record.topic_id)
+                del self.topics[topic.name]
+                self._configs.pop((ResourceType.TOPIC, topic.name), None)
+            case ConfigRecord():
+                values = self._configs.setdefault((record.resource_type, record.resource_name), {})
+                if record.value is None:
+                    values.pop(record.name, None)
+                else:
+                    values[record.name] = record.value
+                if not values:
+                    del self._configs[record.resource_type, record.resource_name]
+            case FeatureLevelRecord():
+                if record.feature_level:
+                    self.features[record.name] = record.feature_level
+                else:
+                    self.features.pop(record.name, None)
+            case ProducerIdsRecord():
+                self.next_producer_id = record.next_producer_id
+            case RegisterBrokerRecord():
+                self.brokers[record.broker_id] = BrokerState(
+                    node_id=record.broker_id, broker_epoch=record.broker_epoch, rack=record.rack
+                )
+            case NoOpRecord():
+                pass
+            case _:
+                raise AssertionError(f"no meaning for {type(record).__name__}")

@@ -1,0 +1,1 @@
+"""Groups and transactions: state machines that decide and touch nothing."""

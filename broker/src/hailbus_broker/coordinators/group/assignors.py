@@ -1,0 +1,116 @@
+"""Server-side assignors of the consumer protocol (KIP-848): who gets which partitions.
+
+Both are pure functions of the members, their subscriptions and the topics; what members have now only decides between
+results that are equally good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from hailbus_broker.protocol.schema import Uuid
+
+Assignment: TypeAlias = Mapping["Uuid", frozenset[int]]
+"""Partitions by topic id; topics without partitions are left out."""
+
+
+def assign_uniform(
+    subscriptions: Mapping[str, frozenset[Uuid]],
+    partition_counts: Mapping[Uuid, int],
+    current: Mapping[str, Assignment],
+    names: Mapping[str, str],
+) -> dict[str, Assignment]:
+    """Give every member the same number of partitions, as far as subscriptions allow, and move as few as possible.
+
+    Args:
+        subscriptions: Topics by member.
+        partition_counts: Partitions of each topic.
+        current: What members were assigned last.
+        names: What members are ordered by: the instance id of a static one, else the member id.
+    """
+    members = sorted(subscriptions, key=lambda member: names[member])
+    owned: dict[str, set[tuple[Uuid, int]]] = {member: set() for member in members}
+    taken: set[tuple[Uuid, int]] = set()
+    for member in members:
+        for topic, partitions in sorted(current.get(member, {}).items()):
+            if topic in subscriptions[member]:
+                for partition in sorted(partitions):
+                    place = (topic, partition)
+                    if partition < partition_counts.get(topic, 0) and place not in taken:
+                        taken.add(place)
+                        owned[member].add(place)
+    wanted = sorted({topic for topics in subscriptions.values() for topic in topics})
+    free = [
+        (topic, partition)
+        for topic in wanted
+        for partition in range(partition_counts.get(topic, 0))
+        if (topic, partition) not in taken
+    ]
+    eligible = {topic: [member for member in members if topic in subscriptions[member]] for topic in wanted}
+    for place in free:
+        member = min(eligible[place[0]], key=lambda name: (len(owned[name]), name))
+        owned[member].add(place)
+    _balance(owned, eligible)
+    return {member: _grouped(places) for member, places in owned.items()}
+
+
+def _balance(owned: dict[str, set[tuple[Uuid, int]]], eligible: Mapping[Uuid, list[str]]) -> None:
+    """Move partitions from those who have most, as long as that evens the numbers out."""
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for giver in sorted(owned, key=lambda name: (-len(owned[name]), name)):
+            for place in sorted(owned[giver], reverse=True):
+                taker = min(eligible[place[0]], key=lambda name: (len(owned[name]), name))
+                if len(owned[taker]) + 1 < len(owned[giver]):
+                    owned[giver].discard(place)
+                    owned[taker].add(place)
+                    is_moving = True
+
+
+def assign_range(
+    subscriptions: Mapping[str, frozenset[Uuid]],
+    partition_counts: Mapping[Uuid, int],
+    current: Mapping[str, Assignment],  # noqa: ARG001 - the same shape as the other assignor
+    names: Mapping[str, str],
+) -> dict[str, Assignment]:
+    """Give each member neighbouring partitions of each topic: equal numbers of different topics go to the same member.
+
+    Args:
+        subscriptions: Topics by member.
+        partition_counts: Partitions of each topic.
+        current: Not used: the result depends on the members only.
+        names: What members are ordered by: the instance id of a static one, else the member id.
+    """
+    owned: dict[str, set[tuple[Uuid, int]]] = {member: set() for member in subscriptions}
+    for topic in sorted({topic for topics in subscriptions.values() for topic in topics}):
+        members = sorted(
+            (member for member in subscriptions if topic in subscriptions[member]), key=lambda member: names[member]
+        )
+        each, extra = divmod(partition_counts.get(topic, 0), len(members))
+        start = 0
+        for number, member in enumerate(members):
+            count = each + (1 if number < extra else 0)
+            owned[member].update((topic, partition) for partition in range(start, start + count))
+            start += count
+    return {member: _grouped(places) for member, places in owned.items()}
+
+
+def _grouped(places: set[tuple[Uuid, int]]) -> Assignment:
+    topics: dict[Uuid, set[int]] = {}
+    for topic, partition in places:
+        topics.setdefault(topic, set()).add(partition)
+    return {topic: frozenset(partitions) for topic, partitions in topics.items()}
+
+
+ASSIGNORS: Final[
+    dict[
+        str,
+        Callable[
+            [Mapping[str, frozenset[bytes]], Mapping[bytes, int], Mapping[str, Assignment], Mapping[str, str]],
+            dict[str, Assignment],
+        ],
+    ]
+] = {"uniform": assign_uniform, "range": assign_range}

@@ -1,0 +1,147 @@
+"""The classic group protocol's state: who is in a group, which generation it is in, what each member was assigned.
+
+| state | a join | a sync | completes |
+|---|---|---|---|
+| Empty | starts a rebalance | refused | |
+| PreparingRebalance | waits | refused: rejoin | all joined, or the rebalance timeout passed → CompletingRebalance |
+| CompletingRebalance | restarts, unless it changes nothing | waits | the leader's sync → Stable |
+| Stable | restarts, unless it changes nothing | answered | |
+| Dead | refused | refused | |
+
+Durable (in GroupMetadataValue records): generation, protocol, leader, members with subscription and assignment.
+Not durable: what is joining, waiting, or due; after a restart every member has a fresh session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+
+class ClassicState(StrEnum):
+    """Names as DescribeGroups gives them."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+TRANSITIONS: Final[dict[ClassicState, frozenset[ClassicState]]] = {
+    ClassicState.EMPTY: frozenset({ClassicState.PREPARING_REBALANCE, ClassicState.DEAD}),
+    ClassicState.PREPARING_REBALANCE: frozenset(
+        {ClassicState.COMPLETING_REBALANCE, ClassicState.EMPTY, ClassicState.DEAD}
+    ),
+    ClassicState.COMPLETING_REBALANCE: frozenset(
+        {ClassicState.STABLE, ClassicState.PREPARING_REBALANCE, ClassicState.DEAD}
+    ),
+    ClassicState.STABLE: frozenset({ClassicState.PREPARING_REBALANCE, ClassicState.DEAD}),
+    ClassicState.DEAD: frozenset(),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One consumer. `join_token` and `sync_token` are its requests that wait for an answer."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: list[tuple[str, bytes]]
+    assignment: bytes = b""
+    join_token: object | None = None
+    sync_token: object | None = None
+    deadline_ms: int = 0
+    has_timer: bool = False
+    is_new: bool = False
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """The subscription for a protocol."""
+        return next((data for name, data in self.protocols if name == protocol), b"")
+
+
+@dataclass(slots=True, kw_only=True)
+class ClassicGroup:
+    """One group.
+
+    Attributes:
+        join_deadline_ms: When a rebalance stops waiting for members that have not rejoined; None while there is none.
+        join_remaining_ms: Of a group's first rebalance: for how long it may still be put off for newcomers.
+        pending: Member ids that were given out and not used yet, with the time at which they lapse.
+        rebalance_reason: Why the last rebalance began.
+    """
+
+    group_id: str
+    state: ClassicState = ClassicState.EMPTY
+    state_since_ms: int = 0
+    protocol_type: str | None = None
+    protocol: str | None = None
+    generation: int = 0
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    static_members: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, int] = field(default_factory=dict)
+    join_deadline_ms: int | None = None
+    join_remaining_ms: int | None = None
+    has_newcomers: bool = False
+    sync_deadline_ms: int | None = None
+    rebalance_reason: str = ""
+    rebalance_count: int = 0
+    is_recorded: bool = False
+
+    def move_to(self, state: ClassicState, now_ms: int) -> None:
+        """Change state, along the table above only."""
+        assert state in TRANSITIONS[self.state], f"{self.group_id}: {self.state} → {state}"
+        self.state = state
+        self.state_since_ms = now_ms
+
+    def add(self, member: Member) -> None:
+        """Take a member in; the first one leads."""
+        self.members[member.member_id] = member
+        if member.group_instance_id is not None:
+            self.static_members[member.group_instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+
+    def remove(self, member: Member) -> None:
+        """Take a member out; if it led, another one does, preferably one that has joined already."""
+        self.members.pop(member.member_id, None)
+        if (
+            member.group_instance_id is not None
+            and self.static_members.get(member.group_instance_id) == member.member_id
+        ):
+            del self.static_members[member.group_instance_id]
+        if self.leader == member.member_id:
+            self.leader = next(
+                (other.member_id for other in self.members.values() if other.join_token is not None),
+                next(iter(self.members), None),
+            )
+
+    def supports(self, protocol_type: str, protocols: list[tuple[str, bytes]]) -> bool:
+        """Whether a member with these protocols could work together with those that are here."""
+        if not self.members:
+            return bool(protocol_type) and bool(protocols)
+        return protocol_type == self.protocol_type and bool(self.common_protocols() & {name for name, _ in protocols})
+
+    def common_protocols(self, *, without: str | None = None) -> set[str]:
+        """Names of the protocols that every member knows."""
+        sets = [{name for name, _ in member.protocols} for key, member in self.members.items() if key != without]
+        return set.intersection(*sets) if sets else set()
+
+    def select_protocol(self) -> str:
+        """The protocol that most members like best, among those that all know; in a tie the first voter's."""
+        candidates = self.common_protocols()
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            vote = next(name for name, _ in member.protocols if name in candidates)
+            votes[vote] = votes.get(vote, 0) + 1
+        return max(votes, key=lambda name: votes[name])
+
+    def rebalance_timeout_ms(self) -> int:
+        """The longest that any member may take to rejoin."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)

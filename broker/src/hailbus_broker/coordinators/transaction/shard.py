@@ -1,0 +1,574 @@
+"""One partition of `__transaction_state`: decides, and changes its state only by `replay`.
+
+What ends a transaction takes two records and, between them, markers: first `PREPARE_COMMIT` or `PREPARE_ABORT`, from
+which on the outcome is fixed; when that record is safe, a marker in every partition of the transaction; then
+`COMPLETE_COMMIT` or `COMPLETE_ABORT`. A crash anywhere in between is rolled forward by `resume`.
+
+Apache Kafka answers EndTxn after the first record, and CONCURRENT_TRANSACTIONS to whoever is too quick with the next
+transaction. Here the markers are written by the same process, so the answer waits for them; that is the one difference.
+
+Times are milliseconds since 1970 UTC, because they are stored.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome, decode_key, decode_value
+from hailbus_broker.coordinators.transaction.state import (
+    ALLOWED,
+    AT_REST,
+    COMPLETE,
+    NO_EPOCH,
+    NO_PRODUCER_ID,
+    NO_TIME,
+    PREPARED,
+    State,
+    TopicPartition,
+    Transaction,
+)
+from hailbus_broker.protocol.definitions.describe_transactions_response import TopicData
+from hailbus_broker.protocol.definitions.describe_transactions_response import TransactionState as DescribedTransaction
+from hailbus_broker.protocol.definitions.end_txn_response import EndTxnResponse
+from hailbus_broker.protocol.definitions.init_producer_id_response import InitProducerIdResponse
+from hailbus_broker.protocol.definitions.list_transactions_response import TransactionState as ListedTransaction
+from hailbus_broker.protocol.definitions.transaction_log_key import TransactionLogKey
+from hailbus_broker.protocol.definitions.transaction_log_value import TransactionLogValue
+from hailbus_broker.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from hailbus_broker.protocol.schema import Message
+
+MARKER_RETRY_MS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionConfig:
+    """The coordinator's settings.
+
+    Attributes:
+        max_timeout_ms: `transaction.max.timeout.ms`.
+        id_expiration_ms: `transactional.id.expiration.ms`.
+    """
+
+    max_timeout_ms: int = 900_000
+    id_expiration_ms: int = 604_800_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkersToWrite:
+    """The markers that end a transaction, to be written when the outcome's records are safe.
+
+    Attributes:
+        must_be_newer: Whether a partition must refuse the marker when it has data of the same producer epoch in an open
+            transaction: in transactions v2 that data belongs to the next one.
+        is_resumed: Whether some of them may have been written before a restart.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    is_commit: bool
+    partitions: tuple[TopicPartition, ...]
+    must_be_newer: bool
+    is_resumed: bool = False
+
+
+@dataclass(slots=True)
+class TransactionOutcome(Outcome):
+    """An outcome whose markers are written between its records' being safe and its replies."""
+
+    markers: list[MarkersToWrite] = field(default_factory=list)
+
+
+class TransactionShard:
+    """The transactional ids of one partition.
+
+    Durable: `transactions`. Not durable: the epoch before the current one, and when failed markers are tried again.
+    """
+
+    def __init__(self, config: TransactionConfig, *, coordinator_epoch: int) -> None:
+        self.config = config
+        self.coordinator_epoch: Final = coordinator_epoch
+        self.transactions: dict[str, Transaction] = {}
+        self._last_epochs: dict[str, tuple[int, int]] = {}  # (producer id, epoch) → the epoch before, see `replay`
+        self._unwritten: dict[str, tuple[int, MarkersToWrite]] = {}  # when to try again
+
+    # ---- state
+
+    def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
+        """Apply a record of the partition."""
+        del now_ms
+        decoded = decode_key(key, {TransactionLogKey.__api_key__: TransactionLogKey})
+        if not isinstance(decoded, TransactionLogKey):
+            return  # a newer broker's
+        transactional_id = decoded.transactional_id
+        if value is None:
+            self.transactions.pop(transactional_id, None)
+            self._last_epochs.pop(transactional_id, None)
+            return
+        record = decode_value(value, TransactionLogValue)
+        assert isinstance(record, TransactionLogValue)
+        changed = Transaction.from_value(transactional_id, record)
+        remembered = self._last_epochs.get(transactional_id)
+        if remembered is not None and remembered[0] == changed.producer_epoch:
+            changed = replace(changed, last_producer_epoch=remembered[1])
+        self.transactions[transactional_id] = changed
+
+    def resume(self, *, now_ms: int) -> TransactionOutcome:
+        """After loading: go on with the transactions that were being ended."""
+        del now_ms
+        outcome = TransactionOutcome()
+        for _, transaction in sorted(self.transactions.items()):
+            if transaction.state in PREPARED:
+                outcome.markers.append(self._markers_of(transaction, is_resumed=True))
+        return outcome
+
+    def _write(self, outcome: TransactionOutcome, changed: Transaction) -> None:
+        before = self.transactions.get(changed.transactional_id)
+        assert before is None or changed.state in ALLOWED[before.state], (before, changed)
+        self._last_epochs[changed.transactional_id] = (changed.producer_epoch, changed.last_producer_epoch)
+        outcome.records.append(changed.to_record())
+
+    def _markers_of(self, transaction: Transaction, *, is_resumed: bool = False) -> MarkersToWrite:
+        return MarkersToWrite(
+            transactional_id=transaction.transactional_id,
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            coordinator_epoch=self.coordinator_epoch,
+            is_commit=transaction.state is State.PREPARE_COMMIT,
+            partitions=transaction.partitions,
+            must_be_newer=transaction.is_v2,
+            is_resumed=is_resumed,
+        )
+
+    # ---- InitProducerId
+
+    def init_producer_id(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        producer_id: int,
+        producer_epoch: int,
+        token: object,
+        *,
+        new_producer_id: Callable[[], int],
+        now_ms: int,
+    ) -> TransactionOutcome:
+        """Give a transactional id to a producer and fence the one that had it.
+
+        Args:
+            transactional_id: Whose transactions; never empty.
+            timeout_ms: After which an open transaction is aborted.
+            producer_id: What the producer had until now, -1 for a new one (KIP-360).
+            producer_epoch: Likewise.
+            token: To be answered by an InitProducerIdResponse.
+            new_producer_id: Takes one that nobody has.
+            now_ms: Milliseconds since 1970 UTC.
+        """
+        outcome = TransactionOutcome()
+
+        def refuse(error: ErrorCode) -> TransactionOutcome:
+            outcome.replies.append((token, InitProducerIdResponse(error_code=error, producer_epoch=NO_EPOCH)))
+            return outcome
+
+        if not transactional_id or (producer_id >= 0) != (producer_epoch >= 0):
+            return refuse(ErrorCode.INVALID_REQUEST)
+        if not 0 < timeout_ms <= self.config.max_timeout_ms:
+            return refuse(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None:
+            transaction = Transaction(
+                transactional_id=transactional_id,
+                producer_id=new_producer_id(),
+                timeout_ms=timeout_ms,
+                updated_ms=now_ms,
+            )
+        is_known = producer_id >= 0
+        is_retry_of_exchange = producer_id == transaction.previous_producer_id and producer_epoch >= 2**15 - 2
+        if (
+            is_known
+            and transaction.producer_epoch != NO_EPOCH
+            and producer_id != transaction.producer_id
+            and not is_retry_of_exchange
+        ):
+            return refuse(ErrorCode.PRODUCER_FENCED)
+        if transaction.state in PREPARED:
+            return refuse(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if transaction.state is State.ONGOING:
+            if is_known and producer_epoch != transaction.producer_epoch:
+                return refuse(ErrorCode.PRODUCER_FENCED)
+            # The old transaction ends in an abort with an epoch that nobody gets; the producer comes again for its own.
+            self._fence_and_abort(outcome, transaction, now_ms, "another producer took the transactional id")
+            return refuse(ErrorCode.CONCURRENT_TRANSACTIONS)
+        changed = self._with_next_epoch(
+            replace(transaction, timeout_ms=timeout_ms, updated_ms=now_ms),
+            producer_epoch if is_known else None,
+            new_producer_id,
+        )
+        if changed is None:
+            return refuse(ErrorCode.PRODUCER_FENCED)
+        self._write(outcome, changed)
+        outcome.replies.append(
+            (token, InitProducerIdResponse(producer_id=changed.producer_id, producer_epoch=changed.producer_epoch))
+        )
+        return outcome
+
+    @staticmethod
+    def _with_next_epoch(
+        transaction: Transaction, expected_epoch: int | None, new_producer_id: Callable[[], int]
+    ) -> Transaction | None:
+        """The transaction with the epoch that its producer gets now; None when the producer is fenced."""
+        epoch = transaction.producer_epoch
+        empty = replace(
+            transaction, state=State.EMPTY, partitions=(), start_ms=NO_TIME, next_producer_id=NO_PRODUCER_ID
+        )
+        if transaction.is_epoch_exhausted and expected_epoch in {None, epoch}:
+            return replace(
+                empty,
+                producer_id=new_producer_id(),
+                previous_producer_id=transaction.producer_id,
+                producer_epoch=0,
+                last_producer_epoch=NO_EPOCH if expected_epoch is None else epoch,
+            )
+        if expected_epoch is None:
+            return replace(empty, producer_epoch=epoch + 1, last_producer_epoch=NO_EPOCH)
+        if epoch in {NO_EPOCH, expected_epoch}:
+            return replace(empty, producer_epoch=epoch + 1, last_producer_epoch=epoch)
+        if expected_epoch == transaction.last_producer_epoch:
+            return empty  # the answer to the same question got lost
+        return None
+
+    # ---- partitions
+
+    def add_partitions(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Iterable[TopicPartition],
+        token: object,
+        reply: Callable[[ErrorCode], Message],
+        *,
+        is_v2: bool = False,
+        now_ms: int,
+    ) -> TransactionOutcome:
+        """Make partitions part of the transaction, which begins with the first of them.
+
+        For AddPartitionsToTxn, for AddOffsetsToTxn (the group's partition of `__consumer_offsets`), and in
+        transactions v2 for what is produced or committed. No data may be written before the reply: it waits until the
+        record is safe.
+
+        Args:
+            transactional_id: Whose transaction.
+            producer_id: Of the one who asks.
+            producer_epoch: Likewise.
+            partitions: Topics and partition numbers.
+            token: To be answered by what `reply` makes.
+            reply: Makes the response to the token.
+            is_v2: Whether the producer speaks transactions v2.
+            now_ms: Milliseconds since 1970 UTC.
+        """
+        outcome = TransactionOutcome()
+        transaction = self.transactions.get(transactional_id)
+        error = self._check_owner(transaction, producer_id, producer_epoch)
+        if error is ErrorCode.NONE:
+            assert transaction is not None
+            if transaction.state in PREPARED:
+                error = ErrorCode.CONCURRENT_TRANSACTIONS
+            else:
+                is_ongoing = transaction.state is State.ONGOING
+                known = set(transaction.partitions) if is_ongoing else set()
+                wanted = known | set(partitions)
+                if not is_ongoing or wanted != known:
+                    self._write(
+                        outcome,
+                        replace(
+                            transaction,
+                            state=State.ONGOING,
+                            partitions=tuple(sorted(wanted)),
+                            start_ms=transaction.start_ms if is_ongoing else now_ms,
+                            updated_ms=now_ms,
+                            is_v2=is_v2,
+                        ),
+                    )
+        outcome.replies.append((token, reply(error)))
+        return outcome
+
+    def verify(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, topic: str, partition: int
+    ) -> ErrorCode:
+        """Whether a partition is part of the producer's open transaction (KIP-890, part 1).
+
+        Returns:
+            NONE; INVALID_TXN_STATE when it is not; or why the producer may not write at all.
+        """
+        transaction = self.transactions.get(transactional_id)
+        error = self._check_owner(transaction, producer_id, producer_epoch)
+        if error is not ErrorCode.NONE:
+            return error
+        assert transaction is not None
+        if transaction.state in PREPARED:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        if transaction.state is State.ONGOING and (topic, partition) in transaction.partitions:
+            return ErrorCode.NONE
+        return ErrorCode.INVALID_TXN_STATE
+
+    @staticmethod
+    def _check_owner(transaction: Transaction | None, producer_id: int, producer_epoch: int) -> ErrorCode:
+        if transaction is None or transaction.producer_id != producer_id:
+            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        if transaction.producer_epoch != producer_epoch:
+            return ErrorCode.PRODUCER_FENCED
+        return ErrorCode.NONE
+
+    # ---- EndTxn
+
+    def end(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        is_commit: bool,  # as in the request
+        token: object,
+        *,
+        is_v2: bool,
+        new_producer_id: Callable[[], int],
+        now_ms: int,
+    ) -> TransactionOutcome:
+        """Commit or abort the open transaction. Asking again for what was done is fine, for the opposite is not.
+
+        Args:
+            transactional_id: Whose transaction.
+            producer_id: Of the one who asks.
+            producer_epoch: Likewise.
+            is_commit: Or an abort.
+            token: To be answered by an EndTxnResponse.
+            new_producer_id: Takes one that nobody has.
+            now_ms: Milliseconds since 1970 UTC.
+            is_v2: EndTxn v5 and newer: the answer holds the producer epoch of the next transaction.
+        """
+        outcome = TransactionOutcome()
+
+        def answer(error: ErrorCode, current: Transaction | None = None) -> TransactionOutcome:
+            response = EndTxnResponse(error_code=error)
+            if current is not None:
+                exchanged = current.next_producer_id != NO_PRODUCER_ID
+                response.producer_id = current.next_producer_id if exchanged else current.producer_id
+                response.producer_epoch = 0 if exchanged else current.producer_epoch
+            outcome.replies.append((token, response))
+            return outcome
+
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None:
+            return answer(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        wanted = State.PREPARE_COMMIT if is_commit else State.PREPARE_ABORT
+        done = State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT
+        if is_v2 and self._is_repeated_end(transaction, producer_id, producer_epoch):
+            if transaction.state is done:
+                return answer(ErrorCode.NONE, transaction)
+            return answer(
+                ErrorCode.CONCURRENT_TRANSACTIONS if transaction.state is wanted else ErrorCode.INVALID_TXN_STATE
+            )
+        error = self._check_owner(transaction, producer_id, producer_epoch)
+        if error is not ErrorCode.NONE:
+            return answer(error)
+        has_nothing = transaction.state in AT_REST
+        match transaction.state:
+            case State.ONGOING:
+                pass
+            case State.PREPARE_COMMIT | State.PREPARE_ABORT:
+                is_same = transaction.state is wanted
+                return answer(ErrorCode.CONCURRENT_TRANSACTIONS if is_same else ErrorCode.INVALID_TXN_STATE)
+            case State.COMPLETE_COMMIT | State.COMPLETE_ABORT if not is_v2:
+                return answer(ErrorCode.NONE if transaction.state is done else ErrorCode.INVALID_TXN_STATE)
+            case _ if is_v2 and not is_commit:
+                pass  # an abort of nothing still brings a new epoch
+            case _:
+                return answer(ErrorCode.INVALID_TXN_STATE)
+        prepared = replace(
+            transaction,
+            state=wanted,
+            partitions=() if has_nothing else transaction.partitions,
+            start_ms=now_ms if has_nothing else transaction.start_ms,
+            updated_ms=now_ms,
+            is_v2=is_v2,
+        )
+        if is_v2:
+            prepared = replace(
+                prepared,
+                producer_epoch=transaction.producer_epoch + 1,
+                last_producer_epoch=transaction.producer_epoch,
+                next_producer_id=new_producer_id() if transaction.is_epoch_exhausted else NO_PRODUCER_ID,
+            )
+        self._write(outcome, prepared)
+        outcome.markers.append(self._markers_of(prepared))
+        return answer(ErrorCode.NONE, prepared if is_v2 else None)
+
+    @staticmethod
+    def _is_repeated_end(transaction: Transaction, producer_id: int, producer_epoch: int) -> bool:
+        """Whether the producer asks with the epoch of before the end that it was not told of."""
+        if not transaction.is_v2 or transaction.state not in PREPARED | COMPLETE:
+            return False
+        if transaction.producer_id == producer_id:
+            return producer_epoch == transaction.producer_epoch - 1
+        return transaction.previous_producer_id == producer_id and transaction.producer_epoch == 0
+
+    def markers_written(
+        self, markers: MarkersToWrite, *, failed: Collection[TopicPartition] = (), now_ms: int
+    ) -> TransactionOutcome:
+        """The markers are in the logs, but for some partitions, where they are tried again after a second."""
+        outcome = TransactionOutcome()
+        transaction = self.transactions.get(markers.transactional_id)
+        if (
+            transaction is None
+            or transaction.state not in PREPARED
+            or (transaction.producer_id, transaction.producer_epoch) != (markers.producer_id, markers.producer_epoch)
+        ):
+            return outcome
+        if failed:
+            rest = replace(markers, partitions=tuple(sorted(failed)))
+            self._unwritten[markers.transactional_id] = (now_ms + MARKER_RETRY_MS, rest)
+            outcome.facts.append(
+                ("transaction_markers_failed", {"transactional_id": markers.transactional_id, "count": len(failed)})
+            )
+            return outcome
+        self._unwritten.pop(markers.transactional_id, None)
+        completed = replace(
+            transaction,
+            state=State.COMPLETE_COMMIT if transaction.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT,
+            partitions=(),
+            updated_ms=now_ms,
+        )
+        if transaction.next_producer_id != NO_PRODUCER_ID:
+            completed = replace(
+                completed,
+                producer_id=transaction.next_producer_id,
+                previous_producer_id=transaction.producer_id,
+                next_producer_id=NO_PRODUCER_ID,
+                producer_epoch=0,
+            )
+        self._write(outcome, completed)
+        return outcome
+
+    def _fence_and_abort(self, outcome: TransactionOutcome, transaction: Transaction, now_ms: int, reason: str) -> None:
+        """Abort an open transaction with a higher producer epoch, so that its producer cannot go on."""
+        prepared = replace(
+            transaction,
+            state=State.PREPARE_ABORT,
+            # The last epoch may be used for this. Above it there is none: then the same epoch has fenced before.
+            producer_epoch=min(transaction.producer_epoch + 1, 2**15 - 1),
+            last_producer_epoch=NO_EPOCH,
+            updated_ms=now_ms,
+        )
+        self._write(outcome, prepared)
+        outcome.markers.append(self._markers_of(prepared))
+        outcome.facts.append(
+            (
+                "transaction_aborted",
+                {
+                    "transactional_id": transaction.transactional_id,
+                    "producer_id": transaction.producer_id,
+                    "producer_epoch": transaction.producer_epoch,
+                    "reason": reason,
+                    "open_for_ms": now_ms - transaction.start_ms,
+                },
+            )
+        )
+
+    # ---- time
+
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` has something to do, None for never."""
+        deadlines = [due for due, _ in self._unwritten.values()]
+        for transaction in self.transactions.values():
+            if transaction.state is State.ONGOING:
+                deadlines.append(transaction.start_ms + transaction.timeout_ms)
+            elif transaction.state in AT_REST:
+                deadlines.append(transaction.updated_ms + self.config.id_expiration_ms)
+        return min(deadlines, default=None)
+
+    def tick(self, now_ms: int) -> TransactionOutcome:
+        """Abort transactions that are open for too long, forget ids that nobody uses, try failed markers again."""
+        outcome = TransactionOutcome()
+        for transactional_id, (due, markers) in sorted(self._unwritten.items()):
+            if due <= now_ms:
+                del self._unwritten[transactional_id]
+                outcome.markers.append(replace(markers, is_resumed=True))
+        for transactional_id, transaction in sorted(self.transactions.items()):
+            if transaction.state is State.ONGOING and transaction.start_ms + transaction.timeout_ms <= now_ms:
+                reason = f"open for longer than its timeout of {transaction.timeout_ms} ms"
+                self._fence_and_abort(outcome, transaction, now_ms, reason)
+            elif transaction.state in AT_REST and transaction.updated_ms + self.config.id_expiration_ms <= now_ms:
+                outcome.records.append(CoordinatorRecord(TransactionLogKey(transactional_id=transactional_id), None))
+        return outcome
+
+    # ---- questions
+
+    def describe(self, transactional_id: str) -> DescribedTransaction:
+        """One entry of a DescribeTransactionsResponse; with an error code for an unknown id."""
+        transaction = self.transactions.get(transactional_id)
+        if transaction is None:
+            return DescribedTransaction(
+                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id
+            )
+        topics: dict[str, list[int]] = {}
+        for topic, partition in transaction.partitions:
+            topics.setdefault(topic, []).append(partition)
+        return DescribedTransaction(
+            transactional_id=transactional_id,
+            transaction_state=transaction.state.label,
+            transaction_timeout_ms=transaction.timeout_ms,
+            transaction_start_time_ms=transaction.start_ms,
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            topics=[TopicData(topic=topic, partitions=numbers) for topic, numbers in sorted(topics.items())],
+        )
+
+    def list(
+        self,
+        states: Collection[str],
+        producer_ids: Collection[int],
+        min_duration_ms: int,
+        pattern: str | None,
+        *,
+        now_ms: int,
+    ) -> list[ListedTransaction]:
+        """Entries of a ListTransactionsResponse.
+
+        Args:
+            states: Names of states; empty for all.
+            producer_ids: Empty for all.
+            min_duration_ms: Only transactions that began so long ago; negative for all.
+            pattern: A regular expression that the whole transactional id matches; None or empty for all.
+            now_ms: Milliseconds since 1970 UTC.
+
+        Raises:
+            ValueError: The pattern is no regular expression.
+        """
+        try:
+            matches = re.compile(pattern).fullmatch if pattern else None
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        found = []
+        for transactional_id, transaction in sorted(self.transactions.items()):
+            duration_ms = now_ms - transaction.start_ms if transaction.start_ms >= 0 else -1
+            if (
+                (not states or transaction.state.label in states)
+                and (not producer_ids or transaction.producer_id in producer_ids)
+                and (min_duration_ms < 0 or duration_ms > min_duration_ms)
+                and (matches is None or matches(transactional_id))
+            ):
+                found.append(
+                    ListedTransaction(
+                        transactional_id=transactional_id,
+                        producer_id=transaction.producer_id,
+                        transaction_state=transaction.state.label,
+                    )
+                )
+        return found

@@ -1,0 +1,72 @@
+"""The log of one partition: segments on disk in Kafka's format, synchronous code over the `Disk` port."""
+
+from hailbus_broker.log.compaction import CompactionTask
+from hailbus_broker.log.config import CleanupPolicy, LogConfig
+from hailbus_broker.log.disk import Disk, File
+from hailbus_broker.log.errors import (
+    BatchSetTooLargeError,
+    BatchTooLargeError,
+    InvalidProducerEpochError,
+    InvalidTransactionStateError,
+    LogError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    StorageError,
+    TransactionCoordinatorFencedError,
+    UnexpectedAppendOffsetError,
+)
+from hailbus_broker.log.log_directory import (
+    LogDirectory,
+    MetaProperties,
+    PendingCheckpoint,
+    TopicPartition,
+    decode_uuid,
+    encode_uuid,
+)
+from hailbus_broker.log.partition_log import PartitionLog, PendingSync
+from hailbus_broker.log.results import (
+    AbortedTransaction,
+    ActiveProducer,
+    AppendResult,
+    FileSlice,
+    Isolation,
+    Origin,
+    ReadResult,
+    TimestampAndOffset,
+)
+from hailbus_broker.log.tail_cache import TailCache
+
+__all__ = [
+    "AbortedTransaction",
+    "ActiveProducer",
+    "AppendResult",
+    "BatchSetTooLargeError",
+    "BatchTooLargeError",
+    "CleanupPolicy",
+    "CompactionTask",
+    "Disk",
+    "File",
+    "FileSlice",
+    "InvalidProducerEpochError",
+    "InvalidTransactionStateError",
+    "Isolation",
+    "LogConfig",
+    "LogDirectory",
+    "LogError",
+    "MetaProperties",
+    "OffsetOutOfRangeError",
+    "Origin",
+    "OutOfOrderSequenceError",
+    "PartitionLog",
+    "PendingCheckpoint",
+    "PendingSync",
+    "ReadResult",
+    "StorageError",
+    "TailCache",
+    "TimestampAndOffset",
+    "TopicPartition",
+    "TransactionCoordinatorFencedError",
+    "UnexpectedAppendOffsetError",
+    "decode_uuid",
+    "encode_uuid",
+]

@@ -1,0 +1,346 @@
+"""One data directory: the logs of all partitions, what they were called, and how far they had come.
+
+Its files are Apache Kafka's: `meta.properties`, a directory per partition with `partition.metadata` in it, the
+checkpoints `recovery-point-offset-checkpoint`, `replication-offset-checkpoint` (high watermarks),
+`log-start-offset-checkpoint` and `cleaner-offset-checkpoint`, and `.kafka_cleanshutdown`, which is there only while
+the node is stopped in order.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+from hailbus_broker.log.errors import StorageError
+from hailbus_broker.log.partition_log import CheckpointFiles, PartitionLog
+from hailbus_broker.log.tail_cache import TailCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hailbus_broker.log.config import LogConfig
+    from hailbus_broker.log.disk import Disk
+    from hailbus_broker.records import Offset
+
+META_PROPERTIES: Final = "meta.properties"
+PARTITION_METADATA: Final = "partition.metadata"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
+LOG_STARTS: Final = "log-start-offset-checkpoint"
+CLEANED_OFFSETS: Final = "cleaner-offset-checkpoint"
+METADATA_LOG: Final = "__cluster_metadata-0"
+
+_DELETED_DIRECTORY_SUFFIX: Final = "-delete"
+_MAX_NAME_BYTES: Final = 255
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetaProperties:
+    """Whose directory it is.
+
+    Attributes:
+        cluster_id: Kafka's form: 22 characters of base64.
+        node_id: Number of the node.
+        directory_id: Tells this directory from others of the node.
+    """
+
+    cluster_id: str
+    node_id: int
+    directory_id: UUID
+
+
+def encode_uuid(value: UUID) -> str:
+    """Kafka's text form of a UUID: 22 characters of URL-safe base64."""
+    return urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def decode_uuid(text: str) -> UUID:
+    """The UUID of Kafka's text form.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    return UUID(bytes=urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+
+
+class PendingCheckpoint:
+    """Checkpoints to be written, in any thread."""
+
+    __slots__ = ("_disk", "_files", "_snapshots")
+
+    def __init__(self, disk: Disk, files: list[tuple[str, bytes]], snapshots: list[CheckpointFiles]) -> None:
+        self._disk: Final = disk
+        self._files: Final = files
+        self._snapshots: Final = snapshots
+
+    def run(self) -> None:
+        """Write them.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        for path, data in self._files:
+            self._disk.write_whole(path, data)
+        for snapshot in self._snapshots:
+            if self._disk.exists(snapshot.path.rpartition("/")[0]):  # else the partition was deleted meanwhile
+                self._disk.remove(snapshot.path)
+                self._disk.open(snapshot.path, create=True).append(snapshot.data)
+            for path in snapshot.removed_paths:
+                self._disk.remove(path)
+
+
+class LogDirectory:
+    """The partitions of one data directory. Made by `open`, filled by `load`.
+
+    Attributes:
+        path: Of the directory.
+        meta: Whose it is.
+        was_clean: Whether the node that used it last stopped in order.
+        logs: The partitions that are open.
+        topic_ids: Of the partitions that are open.
+        high_watermarks: As they were checkpointed.
+        cleaned_offsets: Where compaction had come to, exclusive; changed by the one who compacts.
+    """
+
+    def __init__(self, disk: Disk, path: str, meta: MetaProperties, *, was_clean: bool, tail_cache: TailCache) -> None:
+        self._disk: Final = disk
+        self.path: Final = path
+        self.meta: Final = meta
+        self.was_clean: Final = was_clean
+        self.tail_cache: Final = tail_cache
+        self.logs: Final[dict[TopicPartition, PartitionLog]] = {}
+        self.topic_ids: Final[dict[TopicPartition, UUID]] = {}
+        self._recovery_points = _read_offsets(disk, f"{path}/{RECOVERY_POINTS}")
+        self.high_watermarks = _read_offsets(disk, f"{path}/{HIGH_WATERMARKS}")
+        self._log_starts = _read_offsets(disk, f"{path}/{LOG_STARTS}")
+        self.cleaned_offsets = _read_offsets(disk, f"{path}/{CLEANED_OFFSETS}")
+
+    @classmethod
+    def open(
+        cls, disk: Disk, path: str, *, new_meta: MetaProperties, tail_cache: TailCache | None = None
+    ) -> LogDirectory:
+        """Open a data directory; a new one is made and gets `new_meta`, an old one keeps what it has.
+
+        Raises:
+            StorageError: The machine failed, or the directory belongs to another node.
+        """
+        disk.make_directory(path)
+        meta_path = f"{path}/{META_PROPERTIES}"
+        data = disk.read_bytes(meta_path)
+        if data is None:
+            meta = new_meta
+            disk.write_whole(meta_path, _format_meta(meta))
+        else:
+            meta = _parse_meta(meta_path, data)
+            if meta.node_id != new_meta.node_id:
+                raise StorageError(
+                    f"the data directory belongs to node {meta.node_id}, this is node {new_meta.node_id}: "
+                    "start with that node id or another directory",
+                    path=path,
+                )
+        was_clean = disk.exists(f"{path}/{CLEAN_SHUTDOWN}")
+        if was_clean:
+            disk.remove(f"{path}/{CLEAN_SHUTDOWN}")
+            disk.sync_directory(path)
+        return cls(disk, path, meta, was_clean=was_clean, tail_cache=tail_cache or TailCache(0))
+
+    def load(self, config_of: Callable[[str], LogConfig], *, now_ms: int) -> dict[TopicPartition, PartitionLog]:
+        """Open the logs of all partitions that the directory has, and finish deletions that a stop interrupted.
+
+        Args:
+            config_of: The settings of a topic, by its name.
+            now_ms: Milliseconds since 1970 UTC.
+
+        Raises:
+            StorageError: The machine failed.
+            CorruptBatchError: What was synced is damaged.
+        """
+        for name in self._disk.list(self.path):
+            path = f"{self.path}/{name}"
+            if name.endswith(_DELETED_DIRECTORY_SUFFIX):
+                self._disk.remove_tree(path)
+                continue
+            where = parse_partition_directory(name)
+            if where is not None and name != METADATA_LOG:
+                self._open_log(where, config_of(where.topic), now_ms)
+        return self.logs
+
+    def create(self, where: TopicPartition, topic_id: UUID, config: LogConfig, *, now_ms: int) -> PartitionLog:
+        """Make a partition's directory, with the id of its topic, and open its log.
+
+        Raises:
+            StorageError: The machine failed, or the partition is there with another topic id.
+        """
+        directory = f"{self.path}/{where}"
+        self._disk.make_directory(directory)
+        found = self._read_topic_id(directory)
+        if found is not None and found != topic_id:
+            raise StorageError(
+                f"the directory belongs to topic id {encode_uuid(found)}, not {encode_uuid(topic_id)}", path=directory
+            )
+        if found is None:
+            self._disk.write_whole(
+                f"{directory}/{PARTITION_METADATA}", f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode()
+            )
+            self._disk.sync_directory(self.path)
+        return self._open_log(where, config, now_ms)
+
+    def _open_log(self, where: TopicPartition, config: LogConfig, now_ms: int) -> PartitionLog:
+        directory = f"{self.path}/{where}"
+        log = PartitionLog.open(
+            self._disk,
+            directory,
+            config,
+            now_ms=now_ms,
+            clean=self.was_clean,
+            recovery_point=self._recovery_points.get(where, 0),
+            log_start_offset=self._log_starts.get(where, 0),
+            tail_cache=self.tail_cache,
+        )
+        self.logs[where] = log
+        topic_id = self._read_topic_id(directory)
+        if topic_id is not None:
+            self.topic_ids[where] = topic_id
+        return log
+
+    def _read_topic_id(self, directory: str) -> UUID | None:
+        path = f"{directory}/{PARTITION_METADATA}"
+        data = self._disk.read_bytes(path)
+        if data is None:
+            return None
+        try:
+            fields = dict(line.split(": ", 1) for line in data.decode().splitlines() if line)
+            return decode_uuid(fields["topic_id"])
+        except (ValueError, KeyError) as error:
+            raise StorageError("the file does not say a topic id", path=path) from error
+
+    def delete(self, where: TopicPartition, *, unique: str) -> str:
+        """Take a partition away: its directory is renamed at once, so that the name is free again.
+
+        Args:
+            where: The partition.
+            unique: Some text that no other deletion has, for example 32 hexadecimal digits.
+
+        Returns:
+            Path of the renamed directory, to be given to `Disk.remove_tree` in any thread.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        self.logs.pop(where, None)
+        self.topic_ids.pop(where, None)
+        for offsets in (self._recovery_points, self.high_watermarks, self._log_starts, self.cleaned_offsets):
+            offsets.pop(where, None)
+        tail = f".{unique}{_DELETED_DIRECTORY_SUFFIX}"
+        target = f"{self.path}/{str(where)[: _MAX_NAME_BYTES - len(tail)]}{tail}"
+        self._disk.rename(f"{self.path}/{where}", target)
+        self._disk.sync_directory(self.path)
+        return target
+
+    def prepare_checkpoint(self) -> PendingCheckpoint:
+        """Take note of how far each log has come, to start faster after a crash and to keep the log starts.
+
+        Call it every minute or so, and after `delete_records`, before that is answered.
+        """
+        self._recovery_points = {where: log.synced_end_offset for where, log in self.logs.items()}
+        self.high_watermarks = {where: log.high_watermark for where, log in self.logs.items()}
+        self._log_starts = {where: log.log_start_offset for where, log in self.logs.items() if log.log_start_offset}
+        prepared = [log.prepare_checkpoint() for log in self.logs.values()]
+        snapshots = [snapshot for snapshot in prepared if snapshot is not None]
+        tables: list[tuple[str, Mapping[TopicPartition, Offset]]] = [
+            (RECOVERY_POINTS, self._recovery_points),
+            (HIGH_WATERMARKS, self.high_watermarks),
+            (LOG_STARTS, self._log_starts),
+            (CLEANED_OFFSETS, self.cleaned_offsets),
+        ]
+        files = [(f"{self.path}/{name}", _format_offsets(table)) for name, table in tables]
+        return PendingCheckpoint(self._disk, files, snapshots)
+
+    def close(self, *, now_ms: int) -> list[StorageError]:
+        """Close all logs. Only when that worked for all of them is the stop a clean one.
+
+        Returns:
+            What failed.
+        """
+        errors = []
+        for log in self.logs.values():
+            try:
+                log.close(now_ms=now_ms)
+            except StorageError as error:
+                errors.append(error)
+        try:
+            self.prepare_checkpoint().run()
+            if not errors:
+                self._disk.write_whole(f"{self.path}/{CLEAN_SHUTDOWN}", b'{"version":0,"brokerEpoch":-1}')
+        except StorageError as error:
+            errors.append(error)
+        self.logs.clear()
+        return errors
+
+
+def parse_partition_directory(name: str) -> TopicPartition | None:
+    """Topic and partition of a directory's name, None for other names."""
+    topic, dash, number = name.rpartition("-")
+    if not dash or not topic or not number.isascii() or not number.isdigit():
+        return None
+    return TopicPartition(topic, int(number))
+
+
+def _format_meta(meta: MetaProperties) -> bytes:
+    lines = [
+        f"cluster.id={meta.cluster_id}",
+        f"directory.id={encode_uuid(meta.directory_id)}",
+        f"node.id={meta.node_id}",
+        "version=1",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _parse_meta(path: str, data: bytes) -> MetaProperties:
+    try:
+        lines = [line.strip() for line in data.decode().splitlines()]
+        fields = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+        if fields["version"] != "1":
+            raise StorageError(f"version {fields['version']} of this file is not known, only 1", path=path)
+        return MetaProperties(
+            cluster_id=fields["cluster.id"],
+            node_id=int(fields["node.id"]),
+            directory_id=decode_uuid(fields["directory.id"]),
+        )
+    except (ValueError, KeyError) as error:
+        raise StorageError(f"the file does not say whose directory it is ({error})", path=path) from error
+
+
+def _format_offsets(offsets: Mapping[TopicPartition, Offset]) -> bytes:
+    lines: Iterable[str] = (f"{where.topic} {where.partition} {offset}" for where, offset in sorted(offsets.items()))
+    return ("\n".join(["0", str(len(offsets)), *lines]) + "\n").encode()
+
+
+def _read_offsets(disk: Disk, path: str) -> dict[TopicPartition, Offset]:
+    data = disk.read_bytes(path)
+    if data is None:
+        return {}
+    try:
+        version, count, *lines = data.decode().splitlines()
+        offsets = {}
+        for line in lines:
+            topic, partition, offset = line.split(" ")
+            offsets[TopicPartition(topic, int(partition))] = int(offset)
+        if version != "0" or int(count) != len(offsets):
+            raise StorageError("not a checkpoint of version 0 with as many lines as it says", path=path)
+    except ValueError as error:
+        raise StorageError(f"not a checkpoint ({error})", path=path) from error
+    return offsets

@@ -1,0 +1,76 @@
+"""Aborted transactions of a segment: `.txnindex`.
+
+An entry of 34 bytes: version int16 (0), producer id, first offset, last offset (of the abort marker) and the last
+stable offset when the marker was written, int64 each. An entry stands in the segment of its marker. Most segments
+have none, and then no file.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.log.results import AbortedTransaction
+
+if TYPE_CHECKING:
+    from hailbus_broker.log.disk import Disk, File
+    from hailbus_broker.records import Offset
+
+_ENTRY: Final = Struct(">hqqqq")
+_VERSION: Final = 0
+
+
+class TransactionIndex:
+    """The aborted transactions whose markers lie in one segment, by the markers' offsets."""
+
+    __slots__ = ("_disk", "_entries", "_file", "path")
+
+    def __init__(self, disk: Disk, path: str, *, is_new: bool = False) -> None:
+        self._disk: Final = disk
+        self.path = path
+        self._file: File | None = None
+        self._entries: list[AbortedTransaction] | None = [] if is_new else None
+
+    @property
+    def file(self) -> File | None:
+        """The file, if it was written to."""
+        return self._file
+
+    @property
+    def entries(self) -> list[AbortedTransaction]:
+        """All entries, read when they are first needed."""
+        if self._entries is None:
+            data = self._disk.read_bytes(self.path) or b""
+            whole = len(data) - len(data) % _ENTRY.size
+            self._entries = [AbortedTransaction(*entry[1:]) for entry in _ENTRY.iter_unpack(data[:whole])]
+        return self._entries
+
+    def append(self, aborted: AbortedTransaction) -> File:
+        """Add an entry.
+
+        Returns:
+            The file, to be synced.
+        """
+        entries = self.entries
+        if self._file is None:
+            self._file = self._disk.open(self.path, create=True)
+        self._file.append(_ENTRY.pack(_VERSION, *aborted))
+        entries.append(aborted)
+        return self._file
+
+    def keep_below(self, offset: Offset) -> None:
+        """Drop the entries whose marker is at or after an offset."""
+        kept = [entry for entry in self.entries if entry.last_offset < offset]
+        if self._disk.exists(self.path):
+            self._file = self._disk.open(self.path, create=True)
+            self._file.truncate(len(kept) * _ENTRY.size)
+        self._entries = kept
+
+    def moved(self, path: str) -> None:
+        """The file was renamed."""
+        self.path = path
+        self._file = None
+
+    def release(self) -> None:
+        """Let go of the descriptor."""
+        self._file = None

@@ -1,0 +1,140 @@
+"""What a topic asks of a client's batch, as Kafka's LogValidator does.
+
+The header of every batch is checked. Records are only looked at where a header cannot tell: keys on compacted topics,
+lower timestamp bounds, and a topic's own `compression.type`. That is this broker's one deviation: a header that lies
+about the timestamps of its own records is believed, and so is the claimed number of records, until somebody has to
+read them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.log.config import MAX_LONG, LogConfig
+from hailbus_broker.records import (
+    BatchHeader,
+    BatchView,
+    Compression,
+    InvalidRecordError,
+    InvalidTimestampError,
+    RecordError,
+    TimestampType,
+    UnsupportedCompressionError,
+    iterate_records,
+    rebuild_batch,
+)
+from hailbus_broker.records.batch import CODEC_MASK, CONTROL_BIT, HEADER, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT
+from hailbus_broker.records.building import update_crc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from hailbus_broker.records import Record
+
+_ATTRIBUTES_INDEX: Final = 5
+_MAX_TIMESTAMP_INDEX: Final = 8
+
+
+def check_batch(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+    """Whether a client may append a batch with this header to a topic with these settings.
+
+    Raises:
+        InvalidRecordError: It may not.
+        InvalidTimestampError: Its newest timestamp is too far in the future, or not the producer's own.
+        UnsupportedCompressionError: Its codec does not exist.
+    """
+    (
+        base_offset,
+        _,
+        _,
+        _,
+        _,
+        attributes,
+        offset_delta,
+        _,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        sequence,
+        count,
+    ) = header
+    if count < 1 or offset_delta != count - 1 or base_offset != 0:
+        if base_offset != 0:
+            raise InvalidRecordError(f"a producer's batch begins at offset {base_offset}, which is the log's to give")
+        raise InvalidRecordError(f"a batch with {count} records has a last offset delta of {offset_delta}")
+    if attributes & (CONTROL_BIT | LOG_APPEND_TIME_BIT):
+        if attributes & CONTROL_BIT:
+            raise InvalidRecordError("clients may not write control records")
+        raise InvalidTimestampError("a producer may not say that its timestamps are the log's")
+    if attributes & CODEC_MASK > Compression.ZSTD:
+        raise UnsupportedCompressionError(attributes & CODEC_MASK)
+    if producer_id >= 0:
+        if sequence < 0 or producer_epoch < 0:
+            raise InvalidRecordError(
+                f"producer {producer_id} gives the sequence {sequence} and the epoch {producer_epoch}, "
+                "both must be 0 or more"
+            )
+    elif attributes & TRANSACTIONAL_BIT:
+        raise InvalidRecordError("a transactional batch has no producer id")
+    if (
+        max_timestamp - now_ms > config.message_timestamp_after_max_ms
+        and config.message_timestamp_type is TimestampType.CREATE_TIME
+    ):
+        raise InvalidTimestampError(
+            f"a record is {max_timestamp - now_ms} ms in the future, "
+            f"message.timestamp.after.max.ms allows {config.message_timestamp_after_max_ms}"
+        )
+
+
+def prepare(
+    buffer: bytearray | memoryview, fields: tuple[Any, ...], config: LogConfig, now_ms: int
+) -> bytearray | memoryview | None:
+    """Look into a batch and change it, where the topic's settings make that necessary.
+
+    Returns:
+        The batch to be written instead of the one that came (it may be the same buffer, changed); None when it stays.
+
+    Raises:
+        InvalidRecordError: A record has no key on a compacted topic.
+        InvalidTimestampError: A record is older than `message_timestamp_before_max_ms` allows.
+        CorruptBatchError: The records are not what the header says.
+    """
+    attributes = fields[_ATTRIBUTES_INDEX]
+    is_append_time = config.message_timestamp_type is TimestampType.LOG_APPEND_TIME
+    is_other_codec = config.compression_type is not None and attributes & CODEC_MASK != config.compression_type
+    checks_age = config.message_timestamp_before_max_ms < MAX_LONG and not is_append_time
+    if not (is_append_time or is_other_codec or checks_age or config.is_compacted):
+        return None
+    if is_other_codec or checks_age or config.is_compacted:
+        batch = BatchView(buffer)
+        records = list(iterate_records(batch))
+        oldest = now_ms - config.message_timestamp_before_max_ms if checks_age else -1
+        _check_records(records, needs_key=config.is_compacted, oldest_timestamp=oldest)
+        if is_other_codec:
+            buffer = rebuild_batch(
+                batch.header, records, compression=config.compression_type, compression_level=config.compression_level
+            )
+    if is_append_time:
+        changed = list(HEADER.unpack_from(buffer))
+        changed[_ATTRIBUTES_INDEX] |= LOG_APPEND_TIME_BIT
+        changed[_MAX_TIMESTAMP_INDEX] = now_ms
+        HEADER.pack_into(buffer, 0, *changed)
+        update_crc(buffer)
+    return buffer
+
+
+def _check_records(records: Sequence[Record], *, needs_key: bool, oldest_timestamp: int) -> None:
+    if needs_key:
+        keyless = [number for number, record in enumerate(records) if record.key is None]
+        if keyless:
+            message = "a compacted topic takes no record without key"
+            raise InvalidRecordError(
+                message, record_errors=tuple(RecordError(batch_index=number, message=message) for number in keyless)
+            )
+    too_old = [number for number, record in enumerate(records) if 0 <= record.timestamp < oldest_timestamp]
+    if too_old:
+        message = f"a record is older than message.timestamp.before.max.ms allows: before {oldest_timestamp}"
+        raise InvalidTimestampError(
+            message, record_errors=tuple(RecordError(batch_index=number, message=message) for number in too_old)
+        )

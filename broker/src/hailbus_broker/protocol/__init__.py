@@ -1,0 +1,1 @@
+"""The wire protocol: how bytes become messages and messages bytes."""

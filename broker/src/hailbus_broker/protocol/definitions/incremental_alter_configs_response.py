@@ -1,0 +1,19 @@
+"""IncrementalAlterConfigsResponse. Derived by `derive-protocol`: not edited by hand."""
+
+from hailbus_broker.protocol.schema import Message, Struct, array, int8, int16, int32, string
+
+
+class AlterConfigsResourceResponse(Struct):
+    """Part of IncrementalAlterConfigsResponse."""
+
+    error_code: int = int16("0+")
+    error_message: str | None = string("0+", nullable="0+")
+    resource_type: int = int8("0+")
+    resource_name: str = string("0+")
+
+
+class IncrementalAlterConfigsResponse(Message, versions="0-1", flexible="1+", api_key=44):
+    """IncrementalAlterConfigsResponse, API key 44, versions 0-1, flexible 1+."""
+
+    throttle_time_ms: int = int32("0+")
+    responses: list[AlterConfigsResourceResponse] = array(AlterConfigsResourceResponse, "0+")

@@ -1,0 +1,10 @@
+"""UnregisterBrokerRecord. Derived by `derive-protocol`: not edited by hand."""
+
+from hailbus_broker.protocol.schema import Message, int32, int64
+
+
+class UnregisterBrokerRecord(Message, versions="0", flexible="0+", api_key=1):
+    """UnregisterBrokerRecord, metadata, versions 0, flexible 0+."""
+
+    broker_id: int = int32("0+")
+    broker_epoch: int = int64("0+")

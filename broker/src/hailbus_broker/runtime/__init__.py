@@ -1,0 +1,1 @@
+"""The real world for the code that is decided without touching it: clock, disk, network, threads."""

@@ -1,0 +1,127 @@
+"""Compaction in the background: one log at a time, the dirtiest first, in a thread that is idle half of the time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from hailbus_broker.log import StorageError
+from hailbus_broker.records import RecordsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hailbus_broker.log import CompactionTask, LogDirectory, TopicPartition
+
+log: Any = structlog.get_logger()
+
+BYTES_PER_KEY: Final = 200
+"""What one remembered key costs in Python objects.
+
+`log.cleaner.dedupe.buffer.size` divided by it bounds their number.
+"""
+
+BUSY_SHARE: Final = 0.5
+"""At most this share of the time is worked: the thread shares the interpreter with the requests."""
+
+
+class Cleaner:
+    """Compacts the logs of a data directory.
+
+    Args:
+        logs: The directory.
+        wall_ms: The time, in milliseconds since 1970 UTC.
+        dedupe_buffer_bytes: Memory for the keys of one round.
+        max_bytes_per_second: Read and written together; infinity for as fast as it goes.
+    """
+
+    def __init__(
+        self,
+        logs: LogDirectory,
+        *,
+        wall_ms: Callable[[], int],
+        dedupe_buffer_bytes: int,
+        max_bytes_per_second: float = float("inf"),
+    ) -> None:
+        self._logs: Final = logs
+        self._wall_ms: Final = wall_ms
+        self._max_keys: Final = max(dedupe_buffer_bytes // BYTES_PER_KEY, 1)
+        self._max_bytes_per_second: Final = max_bytes_per_second
+        self._uncleanable: Final[set[TopicPartition]] = set()
+        self._stopping = False
+        self.round_count = 0
+
+    async def run(self, *, backoff_ms: int) -> None:
+        """Compact what needs it, then wait a while, until cancelled."""
+        try:
+            while True:
+                if not await self.clean_one():
+                    await asyncio.sleep(backoff_ms / 1000)
+        finally:
+            self._stopping = True
+
+    async def clean_one(self) -> bool:
+        """Compact the log that needs it most.
+
+        Returns:
+            Whether there was one.
+        """
+        where, task = self._choose()
+        if where is None or task is None:
+            return False
+        loop = asyncio.get_running_loop()
+        partition_log = self._logs.logs[where]
+        try:
+            is_whole = await loop.run_in_executor(None, self._work, task)
+            if not is_whole or self._logs.logs.get(where) is not partition_log:
+                task.discard()
+                return False
+            if not partition_log.finish_compaction(task):
+                return False
+        except (StorageError, RecordsError) as error:
+            # As in Apache Kafka: what cannot be compacted is left as it is, and the others go on.
+            self._uncleanable.add(where)
+            log.error("compaction_failed", partition=str(where), error=str(error))
+            return True
+        self._logs.cleaned_offsets[where] = task.end_offset
+        self.round_count += 1
+        log.info(
+            "log_compacted",
+            partition=str(where),
+            read_bytes=task.read_bytes,
+            written_bytes=task.written_bytes,
+            removed_records=task.removed_record_count,
+            end_offset=task.end_offset,
+        )
+        # No progress means that the first dirty batch has more keys than fit: nothing more can be done for this log.
+        return task.end_offset > task.first_dirty_offset
+
+    def _choose(self) -> tuple[TopicPartition | None, CompactionTask | None]:
+        best: tuple[TopicPartition | None, CompactionTask | None] = (None, None)
+        best_ratio = -1.0
+        for where, partition_log in self._logs.logs.items():
+            if not partition_log.config.is_compacted or where in self._uncleanable:
+                continue
+            task = partition_log.start_compaction(
+                now_ms=self._wall_ms(),
+                first_dirty_offset=self._logs.cleaned_offsets.get(where, 0),
+                max_keys=self._max_keys,
+            )
+            if task is not None and task.dirty_ratio > best_ratio:
+                best, best_ratio = (where, task), task.dirty_ratio
+        return best
+
+    def _work(self, task: CompactionTask) -> bool:
+        """Drive a task, in a thread. False when the node stops meanwhile."""
+        started = time.monotonic()
+        for done_bytes in task.steps():
+            if self._stopping:
+                return False
+            busy_s = time.monotonic() - started
+            wanted_s = max(busy_s / BUSY_SHARE, done_bytes / self._max_bytes_per_second)
+            time.sleep(max(wanted_s - busy_s, 0.0))
+            started = time.monotonic()
+        return True

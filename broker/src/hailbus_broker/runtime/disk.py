@@ -1,0 +1,203 @@
+"""The real disk: POSIX calls, each failure as a `StorageError`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import contextmanager, suppress
+from errno import EIO
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.log.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hailbus_broker.log.disk import Buffer
+
+_IOV_MAX: Final = 1024
+
+
+class RealFile:
+    """A file on the disk; see `log.disk.File`. Its descriptor is closed with the last reference."""
+
+    __slots__ = ("_descriptor", "path")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path: Final = path
+        self._descriptor: Final = descriptor
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self._descriptor)
+
+    def fileno(self) -> int:
+        """The descriptor; valid while the object is held."""
+        return self._descriptor
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        try:
+            return os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise _storage_error("cannot look at the file", self.path, error) from error
+
+    def append(self, data: Buffer) -> None:
+        """Write all of the data at the end."""
+        try:
+            written = os.write(self._descriptor, data)
+            if written != len(data):
+                self._append_rest(memoryview(data)[written:])
+        except OSError as error:
+            raise _storage_error("cannot write", self.path, error) from error
+
+    def _append_rest(self, rest: memoryview) -> None:
+        while rest:
+            written = os.write(self._descriptor, rest)
+            if not written:
+                raise StorageError("a write of the system wrote nothing", path=self.path, errno=EIO)
+            rest = rest[written:]
+
+    def append_all(self, buffers: Sequence[Buffer]) -> None:
+        """Write several buffers at the end, with one call of the system where that is possible."""
+        try:
+            for start in range(0, len(buffers), _IOV_MAX):
+                part = buffers[start : start + _IOV_MAX]
+                written = os.writev(self._descriptor, part)
+                for buffer in part:
+                    if written < len(buffer):
+                        self._append_rest(memoryview(buffer)[written:])
+                        written = 0
+                    else:
+                        written -= len(buffer)
+        except OSError as error:
+            raise _storage_error("cannot write", self.path, error) from error
+
+    def read(self, position: int, length: int) -> bytes:
+        """The bytes from a position, fewer when the file ends."""
+        try:
+            data = os.pread(self._descriptor, length, position)
+            if len(data) == length or not data:
+                return data
+            parts = [data]
+            found = len(data)
+            while found < length:
+                data = os.pread(self._descriptor, length - found, position + found)
+                if not data:
+                    break
+                parts.append(data)
+                found += len(data)
+            return b"".join(parts)
+        except OSError as error:
+            raise _storage_error("cannot read", self.path, error) from error
+
+    def truncate(self, size: int) -> None:
+        """Cut the file."""
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise _storage_error("cannot truncate", self.path, error) from error
+
+    def sync(self) -> None:
+        """fdatasync: the data and, when it has grown, the size."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _storage_error("cannot sync", self.path, error) from error
+
+
+class RealDisk:
+    """The file system of this machine; see `log.disk.Disk`."""
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        """Open a file to read and append."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        with _failing("cannot open", path):
+            return RealFile(path, os.open(path, flags, 0o644))
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """A whole small file, None when there is none."""
+        with _failing("cannot read", path):
+            try:
+                with open(path, "rb") as file:  # noqa: PTH123
+                    return file.read()
+            except FileNotFoundError:
+                return None
+
+    def write_whole(self, path: str, data: bytes) -> None:
+        """Write beside the file, sync, rename over it, sync the directory."""
+        temporary = path + ".tmp"
+        with _failing("cannot write", path):
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)  # noqa: PTH105
+        self.sync_directory(os.path.dirname(path))  # noqa: PTH120
+
+    def list(self, directory: str) -> list[str]:
+        """Names in a directory, sorted."""
+        with _failing("cannot list", directory):
+            try:
+                return sorted(os.listdir(directory))  # noqa: PTH208
+            except FileNotFoundError:
+                return []
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory."""
+        return os.path.exists(path)  # noqa: PTH110
+
+    def size(self, path: str) -> int:
+        """Bytes of a file."""
+        with _failing("cannot look at", path):
+            return os.stat(path).st_size  # noqa: PTH116
+
+    def modified_ms(self, path: str) -> int:
+        """When a file was last written, in ms since 1970."""
+        with _failing("cannot look at", path):
+            return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its parents."""
+        with _failing("cannot create the directory", path):
+            os.makedirs(path, exist_ok=True)  # noqa: PTH103
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file or directory."""
+        with _failing("cannot rename", source):
+            os.replace(source, target)  # noqa: PTH105
+
+    def remove(self, path: str) -> None:
+        """Remove a file; fine when there is none."""
+        with _failing("cannot remove", path), suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all in it."""
+        with _failing("cannot remove", path), suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_directory(self, path: str) -> None:
+        """Fsync of a directory."""
+        with _failing("cannot sync the directory", path):
+            descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def _failing(what: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _storage_error(what, path, error) from error
+
+
+def _storage_error(what: str, path: str, error: OSError) -> StorageError:
+    return StorageError(f"{what} ({error.strerror or error})", path=path, errno=error.errno or EIO)

@@ -1,0 +1,111 @@
+"""Group fsync: one fdatasync per dirty file and round, whatever the number of appends it covers.
+
+The appends of one turn of the loop, and all that come while a sync runs, share the next sync. Files are spread over a
+few lanes, each with one sync round at a time, so that a slow file holds up its own lane only.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.log import StorageError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from hailbus_broker.log import PendingSync
+    from hailbus_broker.runtime.partition import Partition
+
+LANES: Final = 4
+
+
+class GroupSync:
+    """Syncs what was marked as dirty, and tells each partition when it is safe.
+
+    Args:
+        loop: Where appends happen and results arrive.
+        interval_s: Pause before a round, so that it covers more; 0 is the next turn of the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, interval_s: float = 0.0) -> None:
+        self._loop = loop
+        self._interval_s = interval_s
+        self._threads = ThreadPoolExecutor(LANES, thread_name_prefix="sync")
+        self._dirty: list[dict[int, Partition]] = [{} for _ in range(LANES)]
+        self._is_busy = [False] * LANES
+        self._idle_callbacks: list[Callable[[], None]] = []
+        self.round_count = 0
+
+    def mark(self, partition: Partition) -> None:
+        """Sync a partition's log in the next round."""
+        lane = partition.lane
+        self._dirty[lane][id(partition)] = partition
+        if not self._is_busy[lane]:
+            self._is_busy[lane] = True
+            if self._interval_s:
+                self._loop.call_later(self._interval_s, self._start, lane)
+            else:
+                self._loop.call_soon(self._start, lane)
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call a function after a while."""
+        return self._loop.call_later(delay_s, function)
+
+    def _start(self, lane: int) -> None:
+        partitions = list(self._dirty[lane].values())
+        self._dirty[lane].clear()
+        rounds: list[tuple[Partition, PendingSync]] = []
+        for partition in partitions:
+            pending = partition.log.start_sync()
+            if pending is not None:
+                rounds.append((partition, pending))
+            else:
+                partition.synced(None)
+        if not rounds:
+            self._is_busy[lane] = False
+            self._tell_idle()
+            return
+        self.round_count += 1
+        self._threads.submit(self._run, lane, rounds)
+
+    def _run(self, lane: int, rounds: list[tuple[Partition, PendingSync]]) -> None:
+        # In a thread.
+        results: list[tuple[Partition, PendingSync, StorageError | None]] = []
+        for partition, pending in rounds:
+            try:
+                pending.run()
+            except StorageError as error:
+                results.append((partition, pending, error))
+            else:
+                results.append((partition, pending, None))
+        with suppress(RuntimeError):  # the loop is gone when the process ends
+            self._loop.call_soon_threadsafe(self._finish, lane, results)
+
+    def _finish(self, lane: int, results: list[tuple[Partition, PendingSync, StorageError | None]]) -> None:
+        for partition, pending, error in results:
+            partition.synced(pending, error)
+        if self._dirty[lane]:
+            self._start(lane)
+        else:
+            self._is_busy[lane] = False
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        if self._idle_callbacks and not any(self._is_busy):
+            callbacks, self._idle_callbacks = self._idle_callbacks, []
+            for callback in callbacks:
+                callback()
+
+    async def drain(self) -> None:
+        """Wait until nothing is dirty."""
+        if any(self._is_busy):
+            done = self._loop.create_future()
+            self._idle_callbacks.append(lambda: None if done.done() else done.set_result(None))
+            await done
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=True)

@@ -1,0 +1,470 @@
+"""A broker without its network: the logs, the metadata, the coordinators, and what connects them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from hailbus_broker.cluster.controller import PRODUCER_ID_BLOCK, Controller
+from hailbus_broker.cluster.metadata.image import (
+    CLUSTER_METADATA_TOPIC,
+    GROUP_METADATA_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    MetadataImage,
+    ResourceType,
+    TopicState,
+)
+from hailbus_broker.cluster.metadata.records import decode_record, encode_record
+from hailbus_broker.cluster.options import BrokerConfig, topic_value
+from hailbus_broker.log import CleanupPolicy, LogConfig, Origin, StorageError, TailCache
+from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
+from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
+from hailbus_broker.protocol.schema import ZERO_UUID
+from hailbus_broker.records import (
+    Compression,
+    RecordToWrite,
+    TimestampType,
+    build_batch,
+)
+from hailbus_broker.runtime.cleaner import Cleaner
+from hailbus_broker.runtime.clock import Clock, SystemClock
+from hailbus_broker.runtime.data_directory import DataDirectory
+from hailbus_broker.runtime.disk import RealDisk
+from hailbus_broker.runtime.group_coordinator import GroupCoordinator
+from hailbus_broker.runtime.group_sync import GroupSync
+from hailbus_broker.runtime.partition import Partition
+from hailbus_broker.runtime.replay import read_records
+from hailbus_broker.runtime.transaction_coordinator import TransactionCoordinator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hailbus_broker.cluster.metadata.image import PartitionState
+    from hailbus_broker.log import Disk, PartitionLog
+    from hailbus_broker.protocol.schema import Message, Uuid
+
+log: Any = structlog.get_logger()
+
+TAIL_CACHE_BYTES: Final = 32 * 1024 * 1024
+CHECKPOINT_INTERVAL_MS: Final = 60_000
+
+FEATURE_LEVELS: Final = {"group.version": 1, "transaction.version": 2}
+"""Finalised on this node: what is served whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """An address at which clients reach this node, and the one that they are told."""
+
+    name: str
+    host: str
+    port: int
+    advertised_host: str
+    advertised_port: int
+
+
+class Node:
+    """One broker.
+
+    Args:
+        config: Its settings.
+        clock: Where time comes from.
+        chance: For ids.
+        disk: Where data lies; None is the machine's.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        clock: Clock | None = None,
+        chance: random.Random | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self.config = config
+        self.clock: Clock = clock or SystemClock()
+        self.disk: Disk = disk or RealDisk()
+        self.chance = chance or random.SystemRandom()
+        self.node_id: int = config["node.id"] if "node.id" in config.given else config["broker.id"]
+        self.image = MetadataImage()
+        self.listeners: list[Listener] = []
+        self.partitions: dict[str, list[Partition]] = {}
+        self.partitions_by_id: dict[Uuid, list[Partition]] = {}
+        self.broker_epoch = 0
+        self._next_producer_id = 0
+        self._last_producer_id = 0
+        self._reservation: asyncio.Future[None] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    # ------------------------------------------------------------------ start and stop
+
+    async def start(self) -> None:
+        """Open the data directory, replay the metadata and the coordinators' topics.
+
+        Raises:
+            StartError: The directory cannot be used.
+        """
+        self.loop = asyncio.get_running_loop()
+        self.sync = GroupSync(self.loop)
+        self.tail_cache = TailCache(TAIL_CACHE_BYTES)
+        self.data = DataDirectory(
+            self.disk, self.config["log.dirs"], node_id=self.node_id, chance=self.chance, tail_cache=self.tail_cache
+        )
+        self.cluster_id = self.data.cluster_id
+        metadata_log = self.data.open_metadata(LogConfig(retention_ms=-1), now_ms=self.clock.wall_ms())
+        self.metadata = Partition(
+            topic=CLUSTER_METADATA_TOPIC,
+            topic_id=ZERO_UUID,
+            index=0,
+            leader_epoch=0,
+            log=metadata_log,
+            sync=self.sync,
+        )
+        for record in read_records(metadata_log):
+            assert record.value is not None
+            self.image.replay(decode_record(record.value))
+        self._refresh_broker_config()
+        self.controller = Controller(
+            self.image, self.config, node_id=self.node_id, directory_id=self.data.directory_id, chance=self.chance
+        )
+        self.data.load(self.log_config, now_ms=self.clock.wall_ms())
+        topics = list(self.image.topics.values())
+        self.data.set_strays_aside(
+            {(topic.name, state.index): topic.topic_id for topic in topics for state in topic.partitions}
+        )
+        for topic in topics:
+            self._host_all(topic, topic.partitions)
+        self.groups = GroupCoordinator(self)
+        self.groups.load()
+        self.transactions = TransactionCoordinator(self)
+        self.transactions.load()
+        self._finalise_features()
+        self.broker_epoch = self.metadata.log.log_end_offset
+        self.write_metadata(
+            [
+                RegisterBrokerRecord(
+                    broker_id=self.node_id,
+                    incarnation_id=self.chance.randbytes(16),
+                    broker_epoch=self.broker_epoch,
+                    fenced=False,
+                    rack=None,
+                    log_dirs=[self.data.directory_id],
+                )
+            ]
+        )
+        self.every(self.config["offsets.retention.check.interval.ms"], self.groups.expire_offsets)
+        self.every(CHECKPOINT_INTERVAL_MS, self._checkpoint)
+        self.every(self.config["log.retention.check.interval.ms"], self._apply_retention)
+        if self.config["log.cleaner.enable"]:
+            cleaner = Cleaner(
+                self.data.logs,
+                wall_ms=self.clock.wall_ms,
+                dedupe_buffer_bytes=self.config["log.cleaner.dedupe.buffer.size"],
+            )
+            self.spawn(cleaner.run(backoff_ms=self.config["log.cleaner.backoff.ms"]), "cleaner")
+
+    async def stop(self) -> None:
+        """Sync and close all logs and mark the directory as cleanly left."""
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self.groups.close()
+        self.transactions.close()
+        await self.sync.drain()
+        self.sync.close()
+        now_ms = self.clock.wall_ms()
+        self.metadata.log.close(now_ms=now_ms)
+        for error in self.data.close(now_ms=now_ms):
+            log.error("log_not_closed", error=str(error))
+
+    def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
+        """Run something beside the requests until it ends or the node stops."""
+        task = self.loop.create_task(coroutine, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    def every(self, interval_ms: int, work: Any) -> None:
+        """Do something at intervals, until the node stops."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(interval_ms / 1000)
+                try:
+                    work()
+                except Exception:
+                    log.exception("periodic_work_failed", work=work.__name__)
+
+        self.spawn(repeat(), work.__name__)
+
+    # ------------------------------------------------------------------ partitions
+
+    def all_partitions(self) -> Iterator[Partition]:
+        """All partitions of all topics."""
+        for partitions in self.partitions.values():
+            yield from partitions
+
+    def partition(self, topic: str, index: int) -> Partition | None:
+        """A partition by its topic's name."""
+        partitions = self.partitions.get(topic)
+        if partitions is None or not 0 <= index < len(partitions):
+            return None
+        return partitions[index]
+
+    def _host_all(self, topic: TopicState, states: Sequence[PartitionState]) -> None:
+        config, settings = self.log_config(topic.name), self._partition_settings(topic.name)
+        indexes = [state.index for state in states]
+        logs = self.data.host(topic.name, indexes, topic.topic_id, config, now_ms=self.clock.wall_ms())
+        for state, partition_log in zip(states, logs, strict=True):
+            self._host(topic, state, partition_log, settings)
+
+    def _host(
+        self, topic: TopicState, state: PartitionState, partition_log: PartitionLog, settings: Mapping[str, int]
+    ) -> None:
+        partition = Partition(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            index=state.index,
+            leader_epoch=state.leader_epoch,
+            log=partition_log,
+            sync=self.sync,
+            **settings,
+        )
+        partitions = self.partitions.setdefault(topic.name, [])
+        assert len(partitions) == state.index, (topic.name, state.index)
+        partitions.append(partition)
+        self.partitions_by_id[topic.topic_id] = partitions
+
+    def _drop(self, topic: TopicState) -> None:
+        partitions = self.partitions.pop(topic.name)
+        del self.partitions_by_id[topic.topic_id]
+        for partition in partitions:
+            partition.fail(TopicDeletedError(topic.name))
+            folder = self.data.delete(topic.name, partition.index)
+            self.loop.run_in_executor(None, self.data.disk.remove_tree, folder)
+
+    def _overrides(self, topic: str) -> Mapping[str, str]:
+        return self.image.configs(ResourceType.TOPIC, topic)
+
+    def _partition_settings(self, topic: str) -> dict[str, int]:
+        overrides = self._overrides(topic)
+        # What a coordinator or a transaction relies on is never only in memory.
+        is_internal = topic in {GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC}
+        return {
+            "flush_messages": 1 if is_internal else topic_value(overrides, self.config, "flush.messages"),
+            "flush_ms": topic_value(overrides, self.config, "flush.ms"),
+            "min_insync_replicas": topic_value(overrides, self.config, "min.insync.replicas"),
+        }
+
+    def log_config(self, topic: str) -> LogConfig:
+        """What a topic's logs act on: its overrides over the broker's defaults."""
+        overrides = self._overrides(topic)
+
+        def value(name: str) -> Any:
+            return topic_value(overrides, self.config, name)
+
+        codec = value("compression.type")
+        compression = None if codec == "producer" else Compression.from_name(codec)
+        level = None
+        if compression in {Compression.GZIP, Compression.LZ4, Compression.ZSTD}:
+            level = value(f"compression.{compression.name.lower()}.level")
+            if compression is Compression.GZIP and level == -1:
+                level = None
+        timestamp_type = (
+            TimestampType.LOG_APPEND_TIME
+            if value("message.timestamp.type") == "LogAppendTime"
+            else TimestampType.CREATE_TIME
+        )
+        return LogConfig(
+            cleanup_policy=frozenset(CleanupPolicy(item) for item in value("cleanup.policy")),
+            compression_type=compression,
+            compression_level=level,
+            delete_retention_ms=value("delete.retention.ms"),
+            file_delete_delay_ms=value("file.delete.delay.ms"),
+            index_interval_bytes=value("index.interval.bytes"),
+            max_compaction_lag_ms=value("max.compaction.lag.ms"),
+            max_message_bytes=value("max.message.bytes"),
+            message_timestamp_after_max_ms=value("message.timestamp.after.max.ms"),
+            message_timestamp_before_max_ms=value("message.timestamp.before.max.ms"),
+            message_timestamp_type=timestamp_type,
+            min_cleanable_dirty_ratio=value("min.cleanable.dirty.ratio"),
+            min_compaction_lag_ms=value("min.compaction.lag.ms"),
+            producer_id_expiration_ms=self.config["producer.id.expiration.ms"],
+            retention_bytes=value("retention.bytes"),
+            retention_ms=value("retention.ms"),
+            segment_bytes=value("segment.bytes"),
+            segment_index_bytes=value("segment.index.bytes"),
+            segment_jitter_ms=value("segment.jitter.ms"),
+            segment_ms=value("segment.ms"),
+        )
+
+    # ------------------------------------------------------------------ metadata
+
+    def _finalise_features(self) -> None:
+        missing = [
+            FeatureLevelRecord(name=name, feature_level=level)
+            for name, level in sorted(FEATURE_LEVELS.items())
+            if self.image.features.get(name) != level
+        ]
+        if missing:
+            self.write_metadata(missing)
+
+    def write_metadata(self, records: Sequence[Message]) -> asyncio.Future[None]:
+        """Append records to the metadata log and act on them.
+
+        Returns:
+            Done when they are safe; before that nobody may be told of them.
+        """
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        def finish(error: Exception | None) -> None:
+            if done.cancelled():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        if not records:
+            done.set_result(None)
+            return done
+        now_ms = self.clock.wall_ms()
+        batch = build_batch(
+            [RecordToWrite(key=None, value=encode_record(record), timestamp=now_ms) for record in records]
+        )
+        result = self.metadata.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
+        self._apply(records)
+        self.metadata.when_committed(result.last_offset + 1, finish)
+        return done
+
+    def _apply(self, records: Sequence[Message]) -> None:
+        before = dict(self.image.topics_by_id)
+        touched: set[str] = set()
+        is_broker_touched = False
+        for record in records:
+            self.image.replay(record)
+            match getattr(record, "resource_type", None):
+                case ResourceType.TOPIC:
+                    touched.add(record.resource_name)  # type: ignore[attr-defined]  # a ConfigRecord
+                case ResourceType.BROKER:
+                    is_broker_touched = True
+                case _:
+                    pass
+        if is_broker_touched:
+            self._refresh_broker_config()
+            touched.update(self.image.topics)
+        for topic_id, topic in before.items():
+            if topic_id not in self.image.topics_by_id:
+                self._drop(topic)
+                self.groups.forget_topic(topic.name)
+        for record in records:
+            created: Uuid | None = getattr(record, "topic_id", None)
+            if created in self.image.topics_by_id:
+                state = self.image.topics_by_id[created]
+                hosted = len(self.partitions_by_id.get(created, ()))
+                self._host_all(state, state.partitions[hosted:])
+        for name in touched:
+            for partition in self.partitions.get(name, ()):
+                partition.log.config = self.log_config(name)
+                for setting, value in self._partition_settings(name).items():
+                    setattr(partition, setting, value)
+
+    def _refresh_broker_config(self) -> None:
+        cluster_wide = self.image.configs(ResourceType.BROKER, "")
+        own = self.image.configs(ResourceType.BROKER, str(self.node_id))
+        self.config.refresh({**cluster_wide, **own})
+
+    def create_internal_topic(self, name: str) -> asyncio.Future[None] | None:
+        """Create the coordinators' topic if it is missing; None when it is there."""
+        if name in self.image.topics:
+            return None
+        if name == GROUP_METADATA_TOPIC:
+            count, segment_bytes = (
+                self.config["offsets.topic.num.partitions"],
+                self.config["offsets.topic.segment.bytes"],
+            )
+        else:
+            count, segment_bytes = self.config["transaction.state.log.num.partitions"], 104_857_600
+        new = self.controller.create_topic(
+            name,
+            partition_count=count,
+            replication_factor=1,
+            configs={
+                "cleanup.policy": "compact",
+                "compression.type": "producer",
+                "segment.bytes": str(segment_bytes),
+            },
+            is_internal=True,
+        )
+        done = self.write_metadata(new.records)
+        if name == GROUP_METADATA_TOPIC:
+            self.groups.load()
+        else:
+            self.transactions.load()
+        return done
+
+    # ------------------------------------------------------------------ producer ids
+
+    async def reserve_producer_id(self) -> None:
+        """Make sure that `next_producer_id` has one: blocks are taken in the metadata log, ahead of their use."""
+        while self._next_producer_id >= self._last_producer_id:
+            if self._reservation is None or self._reservation.done():
+                first, records = self.controller.allocate_producer_ids()
+                self._reservation = asyncio.ensure_future(self._take_block(first, records))
+            await asyncio.shield(self._reservation)
+
+    async def _take_block(self, first: int, records: list[Message]) -> None:
+        last = first + PRODUCER_ID_BLOCK
+        await self.write_metadata(records)
+        self._next_producer_id, self._last_producer_id = first, last
+
+    def next_producer_id(self) -> int:
+        """A producer id that nobody has; one was reserved before."""
+        assert self._next_producer_id < self._last_producer_id, "no producer id was reserved"
+        self._next_producer_id += 1
+        return self._next_producer_id - 1
+
+    # ------------------------------------------------------------------ housekeeping
+
+    def catch_up(self) -> None:
+        """Do at once what the clock says is due; a test calls it when it has turned the clock."""
+        self.groups.expire_offsets()
+        self.groups.ring()
+        self.transactions.ring()
+        self._apply_retention()
+
+    async def checkpoint(self) -> None:
+        """Write down how far the logs have come.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        await self.loop.run_in_executor(None, self.data.logs.prepare_checkpoint().run)
+
+    def _checkpoint(self) -> None:
+        self.spawn(self._checkpoint_and_log(), "checkpoint")
+
+    async def _checkpoint_and_log(self) -> None:
+        try:
+            await self.checkpoint()
+        except StorageError as error:
+            log.error("checkpoint_failed", error=str(error))
+
+    def _apply_retention(self) -> None:
+        now_ms = self.clock.wall_ms()
+        for partition in list(self.all_partitions()):
+            if partition.error is not None:
+                continue
+            partition.log.expire_producers(now_ms=now_ms)
+            # on a compacted topic, too: deleted records leave segments below the log start
+            deleted = partition.log.apply_retention(now_ms=now_ms)
+            if deleted:
+                log.info("segments_deleted", partition=partition.name, segments=deleted)
+
+
+class TopicDeletedError(Exception):
+    """The topic went away while somebody waited for it."""

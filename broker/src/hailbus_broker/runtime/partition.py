@@ -1,0 +1,195 @@
+"""A partition that this node hosts: its log, its high watermark, and who waits for it to move."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import structlog
+
+from hailbus_broker.log import LogError, Origin, StorageError
+from hailbus_broker.runtime.group_sync import LANES
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from hailbus_broker.log import AppendResult, PartitionLog, PendingSync
+    from hailbus_broker.protocol.schema import Uuid
+    from hailbus_broker.runtime.group_sync import GroupSync
+
+
+log: Any = structlog.get_logger()
+
+NEVER_MS: Final = 2**63 - 1
+
+
+class Reader(Protocol):
+    """A parked fetch."""
+
+    def notify(self) -> None:
+        """Something may have become readable."""
+        ...
+
+
+class Partition:
+    """One replica, which leads: this node is the only one.
+
+    Attributes:
+        flush_messages: Records after which the log is synced; with 1 the high watermark waits for the disk.
+        flush_ms: Time after which it is synced in any case.
+        waiters: (offset, callback) in order of offsets; the callback gets None, or the error that the append ended in.
+        readers: Parked fetches.
+    """
+
+    __slots__ = (
+        "_flush_timer",
+        "_sync",
+        "_unsynced_count",
+        "error",
+        "flush_messages",
+        "flush_ms",
+        "index",
+        "lane",
+        "leader_epoch",
+        "log",
+        "min_insync_replicas",
+        "name",
+        "readers",
+        "topic",
+        "topic_id",
+        "waiters",
+    )
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        topic_id: Uuid,
+        index: int,
+        leader_epoch: int,
+        log: PartitionLog,
+        sync: GroupSync,
+        flush_messages: int = 1,
+        flush_ms: int = NEVER_MS,
+        min_insync_replicas: int = 1,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.name = f"{topic}-{index}"
+        self.leader_epoch = leader_epoch
+        self.log = log
+        self.flush_messages = flush_messages
+        self.flush_ms = flush_ms
+        self._unsynced_count = 0
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self.min_insync_replicas = min_insync_replicas
+        self.lane = sum(self.name.encode()) % LANES
+        self.error: Exception | None = None
+        self.waiters: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
+        self.readers: dict[int, Reader] = {}
+        self._sync = sync
+
+    def append(
+        self,
+        data: bytes | bytearray | memoryview,
+        *,
+        now_ms: int,
+        origin: Origin = Origin.CLIENT,
+        is_verified: bool = True,
+        must_marker_be_newer: bool = False,
+    ) -> AppendResult:
+        """Write batches to the log. Whoever needs them to be safe then calls `when_committed`.
+
+        Raises:
+            LogError: The log refused them, or the machine failed.
+            RecordsError: They are malformed.
+        """
+        if self.error is not None:
+            raise StorageError(f"the partition is offline: {self.error}", path=self.name)
+        was_writable = self.log.failure is None
+        try:
+            result = self.log.append(
+                data,
+                now_ms=now_ms,
+                leader_epoch=self.leader_epoch,
+                origin=origin,
+                is_verified=is_verified,
+                must_marker_be_newer=must_marker_be_newer,
+            )
+        except StorageError as error:
+            if was_writable:
+                # Once, for a person: from now on the partition can be read and not written, until the next start.
+                log.error("partition_not_writable", partition=self.name, error=str(error))
+            raise
+        if self.flush_messages == 1:
+            self._sync.mark(self)
+        else:
+            self._advance(self.log.log_end_offset)
+            self._flush_later(result.last_offset + 1 - result.base_offset)
+        return result
+
+    def _flush_later(self, record_count: int) -> None:
+        """Records were acknowledged and not synced: see to it that they are, when the settings say so."""
+        self._unsynced_count += record_count
+        if self._unsynced_count >= self.flush_messages:
+            self.flush()
+        elif self.flush_ms != NEVER_MS and self._flush_timer is None:
+            self._flush_timer = self._sync.call_later(self.flush_ms / 1000, self.flush)
+
+    def flush(self) -> None:
+        """Sync in the next round."""
+        self._unsynced_count = 0
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self.error is None:
+            self._sync.mark(self)
+
+    def when_committed(self, end_offset: int, callback: Callable[[Exception | None], None]) -> None:
+        """Call back as soon as the high watermark has reached an offset (exclusive); at once if it has already."""
+        if self.log.high_watermark >= end_offset:
+            callback(None)
+        elif self.error is not None:
+            callback(self.error)
+        else:
+            self.waiters.append((end_offset, callback))
+
+    def synced(self, pending: PendingSync | None, error: StorageError | None = None) -> None:
+        """A sync has ended: what it covered is safe, or the partition goes offline."""
+        if pending is None:
+            self._advance(self.log.synced_end_offset)
+            return
+        try:
+            end = self.log.finish_sync(pending, error)
+        except LogError as failure:
+            self.fail(failure)
+            return
+        if error is not None:
+            self.fail(error)
+            return
+        self._advance(end)
+
+    def fail(self, error: Exception) -> None:
+        """The machine failed: nothing of what waits will ever be safe."""
+        self.error = error
+        waiters, self.waiters = self.waiters, deque()
+        for _, callback in waiters:
+            callback(error)
+        self.wake_readers()
+
+    def _advance(self, offset: int) -> None:
+        # One replica is all in-sync replicas: what it holds safely is committed.
+        if not self.log.advance_high_watermark(offset):
+            return
+        waiters = self.waiters
+        while waiters and waiters[0][0] <= offset:
+            waiters.popleft()[1](None)
+        if self.readers:
+            self.wake_readers()
+
+    def wake_readers(self) -> None:
+        """Tell the parked fetches that something has changed."""
+        for reader in list(self.readers.values()):
+            reader.notify()

@@ -1,0 +1,121 @@
+"""Drives the transaction shards: their records, and the markers that end transactions in all partitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from hailbus_broker.coordinators.transaction.shard import TransactionConfig, TransactionOutcome, TransactionShard
+from hailbus_broker.log import InvalidProducerEpochError, LogError, Origin
+from hailbus_broker.records import ControlType, RecordsError, build_control_batch
+from hailbus_broker.runtime.group_coordinator import partition_for
+from hailbus_broker.runtime.replay import read_records
+from hailbus_broker.runtime.shard_driver import ShardDriver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hailbus_broker.coordinators.outcome import Outcome
+    from hailbus_broker.coordinators.transaction.shard import MarkersToWrite
+    from hailbus_broker.runtime.node import Node
+
+log: Any = structlog.get_logger()
+
+
+class TransactionDriver(ShardDriver):
+    """One transaction shard."""
+
+    shard: TransactionShard
+
+    def now_ms(self) -> int:
+        """Transactions remember when they began beyond a restart: they go by the wall clock."""
+        return self.node.clock.wall_ms()
+
+    @staticmethod
+    def _has_to_wait(outcome: Outcome) -> bool:
+        return bool(outcome.replies) or (isinstance(outcome, TransactionOutcome) and bool(outcome.markers))
+
+    def _send(self, outcome: Outcome, error: Exception | None) -> None:
+        if error is None and isinstance(outcome, TransactionOutcome):
+            for markers in outcome.markers:
+                failed = self._write(markers)
+                self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now_ms()))
+        super()._send(outcome, error)
+
+    def _write(self, markers: MarkersToWrite) -> list[tuple[str, int]]:
+        """Append a transaction's markers; returns where that failed and is worth another try."""
+        control_type = ControlType.COMMIT if markers.is_commit else ControlType.ABORT
+        now_ms = self.node.clock.wall_ms()
+        failed = []
+        for topic, index in markers.partitions:
+            partition = self.node.partition(topic, index)
+            if partition is None:
+                continue  # deleted meanwhile, and the transaction's records with it
+            if markers.is_resumed and not partition.log.needs_marker(markers.producer_id, markers.producer_epoch):
+                continue
+            batch = build_control_batch(
+                control_type,
+                producer_id=markers.producer_id,
+                producer_epoch=markers.producer_epoch,
+                coordinator_epoch=markers.coordinator_epoch,
+                timestamp=now_ms,
+            )
+            try:
+                partition.append(
+                    batch, now_ms=now_ms, origin=Origin.COORDINATOR, must_marker_be_newer=markers.must_be_newer
+                )
+            except InvalidProducerEpochError:
+                continue  # a newer one stands there: this one was written, and the producer went on
+            except (LogError, RecordsError) as error:
+                log.error("transaction_marker_failed", partition=partition.name, error=str(error))
+                failed.append((topic, index))
+                continue
+            if topic == GROUP_METADATA_TOPIC:
+                self.node.groups.transaction_ended(index, markers.producer_id, is_commit=markers.is_commit)
+        return failed
+
+
+class TransactionCoordinator:
+    """All transaction shards of the node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.drivers: list[TransactionDriver] = []
+
+    def load(self) -> None:
+        """Replay the partitions of `__transaction_state`, if they exist, and go on with what a stop interrupted."""
+        config = TransactionConfig(
+            max_timeout_ms=self.node.config["transaction.max.timeout.ms"],
+            id_expiration_ms=self.node.config["transactional.id.expiration.ms"],
+        )
+        now_ms = self.node.clock.wall_ms()
+        for partition in self.node.partitions.get(TRANSACTION_STATE_TOPIC, [])[len(self.drivers) :]:
+            shard = TransactionShard(config, coordinator_epoch=partition.leader_epoch)
+            for record in read_records(partition.log):
+                if record.key is not None:
+                    shard.replay(bytes(record.key), record.value, now_ms=now_ms)
+            driver = TransactionDriver(self.node, partition, shard)
+            self.drivers.append(driver)
+            driver.run(shard.resume(now_ms=now_ms))
+
+    def driver(self, transactional_id: str) -> TransactionDriver | None:
+        """Who is responsible for a transactional id; None before `__transaction_state` exists."""
+        if not self.drivers:
+            return None
+        return self.drivers[partition_for(transactional_id, len(self.drivers))]
+
+    def shards(self) -> Iterator[TransactionShard]:
+        """All shards."""
+        return (driver.shard for driver in self.drivers)
+
+    def ring(self) -> None:
+        """Let all shards do what is due."""
+        for driver in self.drivers:
+            driver.ring()
+
+    def close(self) -> None:
+        """Stop all timers."""
+        for driver in self.drivers:
+            driver.close()

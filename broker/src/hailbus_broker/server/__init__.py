@@ -1,0 +1,1 @@
+"""Requests from clients: connections in, responses out."""

@@ -1,0 +1,188 @@
+"""API key → handler. ApiVersions is computed from this table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from hailbus_broker.log import LogError
+from hailbus_broker.protocol import codec
+from hailbus_broker.protocol.api import APIS, ApiKey, request_class
+from hailbus_broker.protocol.errors import ApiError, ErrorCode, ProtocolError
+from hailbus_broker.records import RecordsError
+
+if TYPE_CHECKING:
+    from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.runtime.node import Node
+    from hailbus_broker.server.connection import Connection
+    from hailbus_broker.server.request import Request
+
+log: Any = structlog.get_logger()
+
+Handle = Callable[[Any, Any, Any], Any]
+"""(dispatcher, request, message) → response, None if it follows by `request.respond…`, or an awaitable of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """How an API is served.
+
+    Attributes:
+        is_raw: The handler reads the frame itself; `message` is None.
+        first: Lowest version served; None is the protocol's.
+        last: Highest version served; None is the protocol's.
+    """
+
+    handle: Handle
+    is_raw: bool = False
+    first: int | None = None
+    last: int | None = None
+
+
+class Dispatcher:
+    """Hands requests to their handlers and turns what goes wrong into what a client understands."""
+
+    def __init__(self, node: Node) -> None:
+        from hailbus_broker.server.handlers.table import HANDLERS
+
+        self.node = node
+        self.connections: set[Connection] = set()
+        self.handlers: Final = HANDLERS
+        self.ranges: Final = {
+            key: (
+                handler.first if handler.first is not None else APIS[key].first,
+                handler.last if handler.last is not None else APIS[key].last,
+            )
+            for key, handler in HANDLERS.items()
+        }
+        from hailbus_broker.server.fetch_sessions import FetchSessions
+
+        self.fetch_sessions = FetchSessions(node.config["max.incremental.fetch.session.cache.slots"], node.chance)
+        self.metadata_cache: dict[tuple[str, int, bytes], bytes] = {}
+        self.metadata_cache_version = -1
+        self.bytes_in_work = 0
+        self._max_bytes_in_work: int = node.config["queued.max.request.bytes"]
+        self._waiting: set[Connection] = set()
+        self.disturb: Callable[[Request, Callable[[Request], None]], bool] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, request: Request) -> None:
+        """Serve one request, or let it go wrong where a test asks for that."""
+        if self.disturb is None or not self.disturb(request, self.serve):
+            self.serve(request)
+
+    def serve(self, request: Request) -> None:
+        """Serve one request; its answer may come later."""
+        handler = self.handlers.get(request.api_key)  # type: ignore[call-overload]  # an int that may be no ApiKey
+        if handler is None:
+            request.connection.abort(
+                f"a request for the unknown API {request.api_key} v{request.version} from client {request.client_id!r}"
+            )
+            return
+        first, last = self.ranges[request.api_key]  # type: ignore[index]  # as above
+        if not first <= request.version <= last:
+            if request.api_key == ApiKey.API_VERSIONS:
+                # Clients probe from above: they read this one answer in its first format.
+                from hailbus_broker.server.handlers.cluster import unsupported_api_versions
+
+                request.respond(unsupported_api_versions(self), version=0)
+                return
+            request.connection.abort(
+                f"{APIS[request.api_key].name} v{request.version} is not served (v{first} to v{last} are), "
+                f"asked for by client {request.client_id!r}"
+            )
+            return
+        try:
+            if handler.is_raw:
+                result = handler.handle(self, request, None)
+            else:
+                message = codec.decode(
+                    request_class(request.api_key), request.frame, request.version, position=request.position
+                )
+                request.message = message
+                result = handler.handle(self, request, message)
+            if result is None:
+                return
+            if isinstance(result, Awaitable):
+                task = asyncio.ensure_future(self._finish(request, result))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return
+            request.respond(result)
+        except Exception as error:  # noqa: BLE001 - every one has its meaning, or is our mistake and is logged as such
+            self._failed(request, error)
+
+    async def _finish(self, request: Request, result: Awaitable[Message | None]) -> None:
+        try:
+            response = await result
+            if response is not None:
+                request.respond(response)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(request, error)
+
+    def _failed(self, request: Request, error: Exception) -> None:
+        if isinstance(error, ProtocolError):
+            request.connection.abort(f"{APIS[request.api_key].name} v{request.version}: {error}")
+            return
+        code = error_code(error)
+        if code is ErrorCode.UNKNOWN_SERVER_ERROR:
+            log.error(
+                "request_failed",
+                api=APIS[request.api_key].name,
+                version=request.version,
+                client_id=request.client_id,
+                peer=request.connection.peer,
+                exc_info=error,
+            )
+        try:
+            request.respond_error(code)
+        except Exception:
+            log.exception("error_response_failed", api=APIS[request.api_key].name)
+            request.connection.close()
+
+    def has_too_much(self, connection: Connection) -> bool:
+        """Whether a connection must wait until other requests are done; it is told when."""
+        if self.bytes_in_work <= self._max_bytes_in_work:
+            return False
+        self._waiting.add(connection)
+        return True
+
+    def finished(self, byte_count: int) -> None:
+        """Requests of so many bytes are done."""
+        self.bytes_in_work -= byte_count
+        if self._waiting and self.bytes_in_work <= self._max_bytes_in_work:
+            waiting, self._waiting = self._waiting, set()
+            for connection in waiting:
+                connection.look_again()
+
+    def close_idle_connections(self) -> None:
+        """Close connections over which nothing has come since the last call."""
+        for connection in list(self.connections):
+            connection.close_if_idle()
+
+    def disconnected(self, in_work: list[Request]) -> None:
+        """A connection is gone: what waits for it need not wait any longer."""
+        for request in in_work:
+            if request.on_disconnect is not None:
+                request.on_disconnect()
+
+    async def close(self) -> None:
+        """Close all connections and wait for what is in work."""
+        for connection in list(self.connections):
+            connection.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def error_code(error: BaseException) -> ErrorCode:
+    """What a client is told of an exception."""
+    if isinstance(error, ApiError):
+        return error.code
+    if isinstance(error, (LogError, RecordsError)):
+        return ErrorCode[error.error_name]
+    return ErrorCode.UNKNOWN_SERVER_ERROR

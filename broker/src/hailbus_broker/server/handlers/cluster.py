@@ -1,0 +1,303 @@
+"""What the cluster consists of: ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from hailbus_broker.protocol import codec
+from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.protocol.definitions.api_versions_response import (
+    ApiVersion,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
+from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
+from hailbus_broker.protocol.definitions.metadata_response import (
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
+from hailbus_broker.protocol.schema import ZERO_UUID
+
+if TYPE_CHECKING:
+    from hailbus_broker.cluster.metadata.image import TopicState
+    from hailbus_broker.protocol.definitions.describe_cluster_response import DescribeClusterResponse
+    from hailbus_broker.protocol.definitions.describe_topic_partitions_request import DescribeTopicPartitionsRequest
+    from hailbus_broker.protocol.definitions.describe_topic_partitions_response import DescribeTopicPartitionsResponse
+    from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
+    from hailbus_broker.protocol.definitions.find_coordinator_response import FindCoordinatorResponse
+    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.server.request import Request
+
+METADATA_CACHE_ENTRIES: Final = 1_000
+GROUP_KEY: Final = 0
+TRANSACTION_KEY: Final = 1
+
+# name → lowest and highest level: what is listed here is served whole
+FEATURES: Final[dict[str, tuple[int, int]]] = {"group.version": (0, 1), "transaction.version": (0, 2)}
+
+
+def _versions(dispatcher: Dispatcher) -> list[ApiVersion]:
+    found = []
+    for key, (first, last) in sorted(dispatcher.ranges.items()):
+        # Old librdkafka takes a high lowest version of Produce for an ancient broker: it is listed as 0 (KAFKA-18659).
+        found.append(ApiVersion(api_key=key, min_version=0 if key == ApiKey.PRODUCE else first, max_version=last))
+    return found
+
+
+def unsupported_api_versions(dispatcher: Dispatcher) -> ApiVersionsResponse:
+    """The answer to a version of ApiVersions that is too new; sent as version 0."""
+    versions = [entry for entry in _versions(dispatcher) if entry.api_key == ApiKey.API_VERSIONS]
+    return ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=versions)
+
+
+def api_versions(dispatcher: Dispatcher, request: Request, message: Any) -> ApiVersionsResponse:
+    """ApiVersions v0-4. Features are listed when they are served."""
+    if request.version >= 3:
+        name, version = message.client_software_name, message.client_software_version
+        if not (_is_software_name(name) and _is_software_name(version)):
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        request.connection.client_software = f"{name} {version}"
+    finalized = dispatcher.node.image.features
+    return ApiVersionsResponse(
+        api_keys=_versions(dispatcher),
+        supported_features=[
+            SupportedFeatureKey(name=name, min_version=low, max_version=high)
+            for name, (low, high) in sorted(FEATURES.items())
+            # v3 clients cannot read a lowest level of 0 (KAFKA-17011).
+            if low > 0 or request.version >= 4
+        ],
+        finalized_features_epoch=dispatcher.node.image.version,
+        finalized_features=[
+            FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in sorted(finalized.items())
+        ],
+    )
+
+
+def _is_software_name(text: str) -> bool:
+    return (
+        bool(text) and all(char.isalnum() or char in ".-" for char in text) and text[0].isalnum() and text[-1].isalnum()
+    )
+
+
+def metadata(dispatcher: Dispatcher, request: Request, _: Any) -> Any:
+    """Metadata v0-13, encoded once per image, listener and question."""
+    node = dispatcher.node
+    if dispatcher.metadata_cache_version != node.image.version:
+        dispatcher.metadata_cache.clear()
+        dispatcher.metadata_cache_version = node.image.version
+    question = (request.listener.name, request.version, bytes(request.frame[request.position :]))
+    body = dispatcher.metadata_cache.get(question)
+    if body is None:
+        message = codec.decode(MetadataRequest, request.frame, request.version, position=request.position)
+        request.message = message
+        response, is_final = _metadata(dispatcher, request, message)
+        body = bytes(codec.encode(response, request.version))
+        if is_final and len(dispatcher.metadata_cache) < METADATA_CACHE_ENTRIES:
+            dispatcher.metadata_cache[question] = body
+    request.respond_parts(request.response_head(), [body], len(body))
+
+
+def _metadata(dispatcher: Dispatcher, request: Request, message: MetadataRequest) -> tuple[MetadataResponse, bool]:
+    node = dispatcher.node
+    image = node.image
+    topics: list[MetadataResponseTopic] = []
+    is_final = True
+    asks_all = message.topics is None or (request.version == 0 and not message.topics)
+    if asks_all:
+        topics = [describe_topic(image.topics[name]) for name in sorted(image.topics)]
+    else:
+        assert message.topics is not None
+        for asked in message.topics:
+            if asked.topic_id != ZERO_UUID:
+                found = image.topics_by_id.get(asked.topic_id)
+                if found is None:
+                    is_final = False
+                    topics.append(
+                        MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=asked.topic_id)
+                    )
+                else:
+                    topics.append(describe_topic(found))
+                continue
+            name = asked.name or ""
+            found = image.topics.get(name)
+            if found is not None:
+                topics.append(describe_topic(found))
+                continue
+            is_final = False
+            creates = message.allow_auto_topic_creation and node.config["auto.create.topics.enable"]
+            code = _create(dispatcher, name) if creates else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            topics.append(MetadataResponseTopic(error_code=code, name=name))
+    listener = request.listener
+    return (
+        MetadataResponse(
+            brokers=[
+                MetadataResponseBroker(
+                    node_id=node.node_id, host=listener.advertised_host, port=listener.advertised_port, rack=None
+                )
+            ],
+            cluster_id=node.cluster_id,
+            controller_id=node.node_id,
+            topics=topics,
+        ),
+        is_final,
+    )
+
+
+def _create(dispatcher: Dispatcher, name: str) -> ErrorCode:
+    """Create a topic because somebody asked for it: it is there when the client asks again."""
+    node = dispatcher.node
+    try:
+        if name in {GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC}:
+            node.create_internal_topic(name)
+        else:
+            node.write_metadata(node.controller.create_topic(name).records)
+    except ApiError as error:
+        return error.code
+    return ErrorCode.LEADER_NOT_AVAILABLE
+
+
+def describe_topic(topic: TopicState) -> MetadataResponseTopic:
+    """A topic as Metadata shows it."""
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=[
+            MetadataResponsePartition(
+                partition_index=state.index,
+                leader_id=state.leader,
+                leader_epoch=state.leader_epoch,
+                replica_nodes=state.replicas,
+                isr_nodes=state.isr,
+            )
+            for state in topic.partitions
+        ],
+    )
+
+
+def describe_cluster(dispatcher: Dispatcher, request: Request, message: Any) -> DescribeClusterResponse:
+    """DescribeCluster v0-2; the controller has no listener of its own."""
+    from hailbus_broker.protocol.definitions.describe_cluster_response import (
+        DescribeClusterBroker,
+        DescribeClusterResponse,
+    )
+
+    node, listener = dispatcher.node, request.listener
+    if message.endpoint_type != 1:
+        return DescribeClusterResponse(
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+            error_message="The request was sent to an endpoint of the wrong type: this one is a broker's.",
+            endpoint_type=1,
+        )
+    return DescribeClusterResponse(
+        cluster_id=node.cluster_id,
+        controller_id=node.node_id,
+        brokers=[
+            DescribeClusterBroker(
+                broker_id=node.node_id, host=listener.advertised_host, port=listener.advertised_port, rack=None
+            )
+        ],
+    )
+
+
+def describe_topic_partitions(
+    dispatcher: Dispatcher, _: Request, message: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """DescribeTopicPartitions v0: in pages, by topic name and partition."""
+    from hailbus_broker.protocol.definitions.describe_topic_partitions_response import (
+        Cursor,
+        DescribeTopicPartitionsResponse,
+        DescribeTopicPartitionsResponsePartition,
+        DescribeTopicPartitionsResponseTopic,
+    )
+
+    image = dispatcher.node.image
+    names = sorted({topic.name for topic in message.topics}) if message.topics else sorted(image.topics)
+    cursor = message.cursor
+    first_partition = 0
+    if cursor is not None:
+        if cursor.partition_index < 0:
+            raise ApiError(ErrorCode.INVALID_REQUEST)
+        names = [name for name in names if name >= cursor.topic_name]
+        if names and names[0] == cursor.topic_name:
+            first_partition = cursor.partition_index
+    left = max(1, min(message.response_partition_limit, 2_000))
+    response = DescribeTopicPartitionsResponse()
+    for name in names:
+        topic = image.topics.get(name)
+        if topic is None:
+            response.topics.append(
+                DescribeTopicPartitionsResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+            )
+            continue
+        if left <= 0:
+            response.next_cursor = Cursor(topic_name=name, partition_index=0)
+            break
+        states = topic.partitions[first_partition : first_partition + left]
+        response.topics.append(
+            DescribeTopicPartitionsResponseTopic(
+                name=name,
+                topic_id=topic.topic_id,
+                is_internal=topic.is_internal,
+                partitions=[
+                    DescribeTopicPartitionsResponsePartition(
+                        partition_index=state.index,
+                        leader_id=state.leader,
+                        leader_epoch=state.leader_epoch,
+                        replica_nodes=state.replicas,
+                        isr_nodes=state.isr,
+                        eligible_leader_replicas=[],
+                        last_known_elr=[],
+                    )
+                    for state in states
+                ],
+            )
+        )
+        left -= len(states)
+        end = first_partition + len(states)
+        first_partition = 0
+        if end < len(topic.partitions):
+            response.next_cursor = Cursor(topic_name=name, partition_index=end)
+            break
+    return response
+
+
+async def find_coordinator(
+    dispatcher: Dispatcher, request: Request, message: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    """FindCoordinator v0-6; the coordinators' topics are created when they are first asked for."""
+    from hailbus_broker.protocol.definitions.find_coordinator_response import (
+        Coordinator,
+        FindCoordinatorResponse,
+    )
+
+    node, listener = dispatcher.node, request.listener
+    code, text = ErrorCode.NONE, ""
+    topic = {GROUP_KEY: GROUP_METADATA_TOPIC, TRANSACTION_KEY: TRANSACTION_STATE_TOPIC}.get(message.key_type)
+    served = topic == GROUP_METADATA_TOPIC or ApiKey.END_TXN in dispatcher.handlers
+    if topic is None or not served:
+        code, text = ErrorCode.INVALID_REQUEST, f"There is no coordinator for keys of type {message.key_type}."
+    else:
+        done = node.create_internal_topic(topic)
+        if done is not None:
+            await done
+    is_found = code is ErrorCode.NONE
+    node_id = node.node_id if is_found else -1
+    host = listener.advertised_host if is_found else ""
+    port = listener.advertised_port if is_found else -1
+    if request.version < 4:
+        return FindCoordinatorResponse(
+            error_code=code, error_message=text or None, node_id=node_id, host=host, port=port
+        )
+    return FindCoordinatorResponse(
+        coordinators=[
+            Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=text)
+            for key in message.coordinator_keys
+        ]
+    )

@@ -1,0 +1,298 @@
+"""DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from hailbus_broker.cluster.metadata.image import ResourceType
+from hailbus_broker.cluster.options import BROKER_OPTIONS, GROUP_OPTIONS, TOPIC_OPTIONS, Option, OptionType, to_text
+from hailbus_broker.protocol.definitions.describe_configs_response import (
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hailbus_broker.protocol.definitions.describe_configs_request import DescribeConfigsRequest
+    from hailbus_broker.runtime.node import Node
+    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.server.request import Request
+
+
+class Source(IntEnum):
+    """Where a value comes from, as DescribeConfigs numbers it."""
+
+    TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_GROUP = 8
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does to a value."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+def _broker_synonyms(node: Node, option: Option) -> list[DescribeConfigsSynonym]:
+    """Where a broker's option has values, the one that holds first."""
+    found = []
+    own = node.image.configs(ResourceType.BROKER, str(node.node_id))
+    everywhere = node.image.configs(ResourceType.BROKER, "")
+    for values, source in (
+        (own, Source.DYNAMIC_BROKER),
+        (everywhere, Source.DYNAMIC_DEFAULT_BROKER),
+        (node.config.given, Source.STATIC_BROKER),
+    ):
+        if option.name in values:
+            found.append(DescribeConfigsSynonym(name=option.name, value=values[option.name], source=source))
+    if option.default is not None:
+        found.append(DescribeConfigsSynonym(name=option.name, value=option.default, source=Source.DEFAULT))
+    return found
+
+
+def _describe(
+    option: Option, synonyms: list[DescribeConfigsSynonym], value: str | None, *, read_only: bool
+) -> DescribeConfigsResourceResult:
+    return DescribeConfigsResourceResult(
+        name=option.name,
+        value=value,
+        read_only=read_only,
+        config_source=synonyms[0].source if synonyms else Source.DEFAULT,
+        synonyms=synonyms,
+        config_type=option.type,
+        documentation=option.doc,
+    )
+
+
+def topic_configs(node: Node, overrides: Mapping[str, str]) -> list[DescribeConfigsResourceResult]:
+    """All of a topic's settings with their sources."""
+    results = []
+    for name, option in sorted(TOPIC_OPTIONS.items()):
+        assert option.broker_name is not None
+        broker_option = BROKER_OPTIONS[option.broker_name]
+        synonyms = _broker_synonyms(node, broker_option)
+        value = node.config.text(option.broker_name)
+        if synonyms == [] or synonyms[0].source == Source.DEFAULT:
+            # log.retention.hours and the like stand for log.retention.ms.
+            synonyms = [DescribeConfigsSynonym(name=option.broker_name, value=value, source=Source.DEFAULT)]
+        if name in overrides:
+            value = to_text(option.parse(overrides[name]))
+            synonyms.insert(0, DescribeConfigsSynonym(name=name, value=value, source=Source.TOPIC))
+        results.append(_describe(option, synonyms, value, read_only=False))
+    return results
+
+
+def _broker_configs(node: Node) -> list[DescribeConfigsResourceResult]:
+    return [
+        _describe(option, _broker_synonyms(node, option), node.config.text(name), read_only=not option.is_dynamic)
+        for name, option in sorted(BROKER_OPTIONS.items())
+    ]
+
+
+def _group_configs(node: Node, group: str) -> list[DescribeConfigsResourceResult]:
+    overrides = node.image.configs(ResourceType.GROUP, group)
+    results = []
+    for name, option in sorted(GROUP_OPTIONS.items()):
+        assert option.broker_name is not None
+        synonyms = _broker_synonyms(node, BROKER_OPTIONS[option.broker_name])
+        value = node.config.text(option.broker_name)
+        if name in overrides:
+            value = overrides[name]
+            synonyms.insert(0, DescribeConfigsSynonym(name=name, value=value, source=Source.DYNAMIC_GROUP))
+        results.append(_describe(option, synonyms, value, read_only=False))
+    return results
+
+
+def describe_configs(dispatcher: Dispatcher, _: Request, message: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    """DescribeConfigs v1-4 for topics, the broker and groups, with sources, types and synonyms."""
+    node = dispatcher.node
+    results = []
+    for resource in message.resources:
+        result = DescribeConfigsResult(
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+        )
+        results.append(result)
+        try:
+            match resource.resource_type:
+                case ResourceType.TOPIC:
+                    if resource.resource_name not in node.image.topics:
+                        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
+                    entries = topic_configs(node, node.image.configs(ResourceType.TOPIC, resource.resource_name))
+                case ResourceType.BROKER:
+                    if resource.resource_name == "":
+                        overrides = node.image.configs(ResourceType.BROKER, "")
+                        entries = [entry for entry in _broker_configs(node) if entry.name in overrides]
+                    elif resource.resource_name == str(node.node_id):
+                        entries = _broker_configs(node)
+                    else:
+                        raise ApiError(
+                            ErrorCode.INVALID_REQUEST,
+                            f"Unexpected broker id, expected {node.node_id} or empty string, but received "
+                            f"{resource.resource_name}",
+                        )
+                case ResourceType.GROUP:
+                    if not resource.resource_name:
+                        raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+                    entries = _group_configs(node, resource.resource_name)
+                case ResourceType.BROKER_LOGGER | ResourceType.CLIENT_METRICS:
+                    entries = []
+                case _:
+                    raise ApiError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.resource_type}")
+        except ApiError as error:
+            result.error_code, result.error_message = error.code, error.message
+            continue
+        keys = resource.configuration_keys
+        if keys:
+            entries = [entry for entry in entries if entry.name in keys]
+        for entry in entries:
+            if not message.include_synonyms:
+                entry.synonyms = []
+            if not message.include_documentation:
+                entry.documentation = None
+        result.configs = entries
+    return DescribeConfigsResponse(results=results)
+
+
+async def incremental_alter_configs(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """IncrementalAlterConfigs v0-1: set, delete, and for lists append and subtract."""
+    from hailbus_broker.protocol.definitions.incremental_alter_configs_response import (
+        AlterConfigsResourceResponse,
+        IncrementalAlterConfigsResponse,
+    )
+
+    node = dispatcher.node
+    results = []
+    pending = []
+    for resource in message.resources:
+        result = AlterConfigsResourceResponse(
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+        )
+        results.append(result)
+        try:
+            names = [entry.name for entry in resource.configs]
+            if len(set(names)) != len(names):
+                raise ApiError(ErrorCode.INVALID_REQUEST, "A config is named twice.")
+            changes = {
+                entry.name: _changed(node, resource.resource_type, resource.resource_name, entry)
+                for entry in resource.configs
+            }
+            records = node.controller.alter_configs(
+                _resource_type(resource.resource_type), resource.resource_name, changes
+            )
+        except ApiError as error:
+            result.error_code, result.error_message = error.code, error.message
+            continue
+        if not message.validate_only:
+            pending.append(node.write_metadata(records))
+    for done in pending:
+        await done
+    return IncrementalAlterConfigsResponse(responses=results)
+
+
+def _resource_type(number: int) -> ResourceType:
+    try:
+        return ResourceType(number)
+    except ValueError:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {number}") from None
+
+
+def _changed(node: Node, resource_type: int, name: str, entry: Any) -> str | None:
+    operation = entry.config_operation
+    if operation == Operation.DELETE:
+        return None
+    if entry.value is None:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {entry.name}")
+    if operation == Operation.SET:
+        text: str = entry.value
+        return text
+    if operation not in {Operation.APPEND, Operation.SUBTRACT}:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation}")
+    tables = {ResourceType.TOPIC: TOPIC_OPTIONS, ResourceType.BROKER: BROKER_OPTIONS, ResourceType.GROUP: GROUP_OPTIONS}
+    option = tables.get(_resource_type(resource_type), {}).get(entry.name)
+    if option is None or option.type is not OptionType.LIST:
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG,
+            f"Can't {Operation(operation).name} to key {entry.name} because its type is not LIST.",
+        )
+    current = node.image.configs(_resource_type(resource_type), name).get(entry.name)
+    if current is None:
+        current = node.config.text(option.broker_name or option.name) or ""
+    items = [item for item in current.split(",") if item]
+    given = [item.strip() for item in entry.value.split(",") if item.strip()]
+    if operation == Operation.APPEND:
+        items += [item for item in given if item not in items]
+    else:
+        items = [item for item in items if item not in given]
+    return ",".join(items)
+
+
+async def alter_configs(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """AlterConfigs v0-2: what is not named goes back to its default. Deprecated in Kafka, still sent by old clients."""
+    from hailbus_broker.protocol.definitions.alter_configs_response import (
+        AlterConfigsResourceResponse,
+        AlterConfigsResponse,
+    )
+
+    node = dispatcher.node
+    results = []
+    pending = []
+    for resource in message.resources:
+        result = AlterConfigsResourceResponse(
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+        )
+        results.append(result)
+        try:
+            kind = _resource_type(resource.resource_type)
+            changes: dict[str, str | None] = dict.fromkeys(node.image.configs(kind, resource.resource_name))
+            for entry in resource.configs:
+                if entry.value is None:
+                    raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {entry.name}")
+                changes[entry.name] = entry.value
+            records = node.controller.alter_configs(kind, resource.resource_name, changes)
+        except ApiError as error:
+            result.error_code, result.error_message = error.code, error.message
+            continue
+        if not message.validate_only:
+            pending.append(node.write_metadata(records))
+    for done in pending:
+        await done
+    return AlterConfigsResponse(responses=results)
+
+
+def list_config_resources(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+    """ListConfigResources v0-1: everything that has settings. v0 asks for client metrics, of which there are none."""
+    from hailbus_broker.protocol.definitions.list_config_resources_response import (
+        ConfigResource,
+        ListConfigResourcesResponse,
+    )
+
+    node = dispatcher.node
+    kinds: Sequence[int] = (
+        message.resource_types or list(ResourceType) if request.version >= 1 else [ResourceType.CLIENT_METRICS]
+    )
+    names: dict[int, list[str]] = {
+        ResourceType.TOPIC: sorted(node.image.topics),
+        ResourceType.BROKER: [str(node.node_id)],
+        ResourceType.BROKER_LOGGER: [],
+        ResourceType.CLIENT_METRICS: [],
+        ResourceType.GROUP: node.image.config_resources(ResourceType.GROUP),
+    }
+    known = [kind for kind in kinds if kind != ResourceType.UNKNOWN]
+    if any(kind not in names for kind in known):
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    return ListConfigResourcesResponse(
+        config_resources=[
+            ConfigResource(resource_name=name, resource_type=kind) for kind in known for name in names[kind]
+        ]
+    )

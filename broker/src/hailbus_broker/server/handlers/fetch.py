@@ -1,0 +1,422 @@
+"""Fetch v4-18: long poll, sessions (KIP-227), isolation levels, byte limits (KIP-74), leader epochs (KIP-320).
+
+Deviations: no follower, no tiered storage and no preferred replica, so the fields for these keep their defaults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final
+
+from hailbus_broker.log import Isolation, LogError, ReadResult
+from hailbus_broker.protocol import codec
+from hailbus_broker.protocol.codec import write_uvarint
+from hailbus_broker.protocol.definitions.fetch_request import FetchRequest
+from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.protocol.schema import ZERO_UUID
+from hailbus_broker.server.dispatch import error_code
+from hailbus_broker.server.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchEntry, FetchSession
+
+if TYPE_CHECKING:
+    from hailbus_broker.log import FileSlice
+    from hailbus_broker.protocol.definitions.fetch_request import FetchTopic
+    from hailbus_broker.runtime.partition import Partition
+    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.server.request import Part, Request
+
+FIRST_FLEXIBLE: Final = 12
+FIRST_WITH_IDS: Final = 13
+FIRST_WITH_SESSIONS: Final = 7
+
+_SHORT: Final = Struct(">h")
+_INT: Final = Struct(">i")
+_PARTITION_V4: Final = Struct(">ihqq")
+_PARTITION_V5: Final = Struct(">ihqqq")
+_ABORTED: Final = Struct(">qq")
+
+
+class _Answer:
+    """What one partition answers."""
+
+    __slots__ = ("code", "diverging", "entry", "log_start", "partition", "read")
+
+    def __init__(self, entry: FetchEntry, partition: Partition | None) -> None:
+        self.entry = entry
+        self.partition = partition
+        self.code = ErrorCode.NONE
+        self.read: ReadResult | None = None
+        self.log_start = -1
+        self.diverging: tuple[int, int] | None = None
+
+
+class ParkedFetch:
+    """A fetch that waits for more bytes or for its time to be over."""
+
+    __slots__ = (
+        "dispatcher",
+        "entries",
+        "is_full",
+        "is_scheduled",
+        "isolation",
+        "message",
+        "partitions",
+        "request",
+        "session",
+        "sessions_error",
+        "timer",
+    )
+
+    def __init__(self, dispatcher: Dispatcher, request: Request, message: FetchRequest) -> None:
+        self.dispatcher = dispatcher
+        self.request = request
+        self.message = message
+        self.session: FetchSession | None = None
+        self.is_full = True
+        self.entries: list[FetchEntry] = []
+        self.partitions: list[Partition | None] = []
+        self.isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_scheduled = False
+
+    def start(self) -> None:
+        """Answer at once if there is enough, else wait."""
+        answers, size, must_answer = self.read()
+        message = self.message
+        if must_answer or size >= message.min_bytes or message.max_wait_ms <= 0 or not self.entries:
+            self.answer(answers)
+            return
+        for partition in self.partitions:
+            if partition is not None:
+                partition.readers[id(self)] = self
+        self.request.on_disconnect = self.cancel
+        self.timer = self.dispatcher.node.loop.call_later(message.max_wait_ms / 1000, self.expire)
+
+    def notify(self) -> None:
+        """A partition has more: look once, after this turn of the loop."""
+        if not self.is_scheduled:
+            self.is_scheduled = True
+            self.dispatcher.node.loop.call_soon(self.look)
+
+    def look(self) -> None:
+        """Answer if there is enough now."""
+        self.is_scheduled = False
+        if self.timer is None:
+            return
+        answers, size, must_answer = self.read()
+        if must_answer or size >= self.message.min_bytes:
+            self.cancel()
+            self.answer(answers)
+
+    def expire(self) -> None:
+        """The time is over: answer with what there is."""
+        if self.timer is None:
+            return
+        self.cancel()
+        self.answer(self.read()[0])
+
+    def cancel(self) -> None:
+        """Stop waiting."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        key = id(self)
+        for partition in self.partitions:
+            if partition is not None:
+                partition.readers.pop(key, None)
+
+    def read(self) -> tuple[list[_Answer], int, bool]:
+        """What each partition has: answers, their bytes, and whether they must be sent whatever their size."""
+        left = min(self.message.max_bytes, self.dispatcher.node.config["fetch.max.bytes"])
+        total = 0
+        must_answer = False
+        answers = []
+        for entry, partition in zip(self.entries, self.partitions, strict=True):
+            answer = _Answer(entry, partition)
+            answers.append(answer)
+            if partition is None:
+                answer.code = self._unknown()
+                must_answer = True
+                continue
+            try:
+                if entry.current_leader_epoch >= 0 and entry.current_leader_epoch != partition.leader_epoch:
+                    is_older = entry.current_leader_epoch < partition.leader_epoch
+                    answer.code = ErrorCode.FENCED_LEADER_EPOCH if is_older else ErrorCode.UNKNOWN_LEADER_EPOCH
+                    must_answer = True
+                    continue
+                if partition.error is not None:
+                    answer.code = (
+                        ErrorCode.KAFKA_STORAGE_ERROR if isinstance(partition.error, LogError) else self._unknown()
+                    )
+                    must_answer = True
+                    continue
+                if entry.last_fetched_epoch >= 0:
+                    epoch, end = partition.log.end_offset_for_epoch(entry.last_fetched_epoch)
+                    if end >= 0 and (epoch < entry.last_fetched_epoch or end < entry.offset):
+                        answer.diverging = (epoch, end)
+                        must_answer = True
+                        continue
+                read = partition.log.read(
+                    entry.offset,
+                    max(0, min(entry.max_bytes, left)),
+                    isolation=self.isolation,
+                    min_one_batch=total == 0,
+                )
+            except LogError as error:
+                answer.code = error_code(error)
+                answer.log_start = partition.log.log_start_offset
+                must_answer = True
+                continue
+            answer.read = read
+            total += read.length
+            left -= read.length
+        return answers, total, must_answer
+
+    def _unknown(self) -> ErrorCode:
+        return (
+            ErrorCode.UNKNOWN_TOPIC_ID
+            if self.request.version >= FIRST_WITH_IDS
+            else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        )
+
+    def answer(self, answers: list[_Answer]) -> None:
+        """Send the answers; those that lie in cold files are read in a thread first."""
+        if not self.is_full:
+            answers = [answer for answer in answers if _has_news(answer)]
+        if self.session is not None:
+            for answer in answers:
+                _remember(answer)
+        slices: list[FileSlice] = []
+        blocks: dict[int, Part] = {}
+        for number, answer in enumerate(answers):
+            piece = answer.read.file_slice if answer.read is not None else None
+            if piece is not None:
+                block = read_without_waiting(piece)
+                if block is None:
+                    slices.append(piece)
+                else:
+                    blocks[number] = block
+        if not slices:
+            self._send(answers, blocks)
+            return
+        loop = self.dispatcher.node.loop
+        future = loop.run_in_executor(None, lambda: [piece.file.read(piece.position, piece.length) for piece in slices])
+
+        def done(result: asyncio.Future[list[bytes]]) -> None:
+            if result.cancelled():
+                return
+            error = result.exception()
+            if error is not None:
+                self.request.respond_error(error_code(error))
+                return
+            found = iter(result.result())
+            for number, answer in enumerate(answers):
+                if number not in blocks and answer.read is not None and answer.read.file_slice is not None:
+                    blocks[number] = next(found)
+            self._send(answers, blocks)
+
+        future.add_done_callback(done)
+
+    def _send(self, answers: list[_Answer], blocks: dict[int, Part]) -> None:
+        request = self.request
+        session_id = 0 if self.session is None else self.session.session_id
+        parts, size = encode_response(request.version, ErrorCode.NONE, session_id, answers, blocks)
+        request.respond_parts(request.response_head(), parts, size)
+
+
+def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
+    """Answer with what there is, or wait for it."""
+    message = codec.decode(FetchRequest, request.frame, request.version, position=request.position)
+    fetch = ParkedFetch(dispatcher, request, message)
+    code = _resolve(dispatcher, request, message, fetch)
+    if code:
+        parts, size = encode_response(request.version, code, 0, [], {})
+        request.respond_parts(request.response_head(), parts, size)
+        return
+    node = dispatcher.node
+    if request.version >= FIRST_WITH_IDS:
+        by_id = node.partitions_by_id
+        for entry in fetch.entries:
+            partitions = by_id.get(entry.topic_id, ())
+            fetch.partitions.append(partitions[entry.index] if 0 <= entry.index < len(partitions) else None)
+    else:
+        for entry in fetch.entries:
+            fetch.partitions.append(node.partition(entry.topic, entry.index))
+    fetch.start()
+
+
+def _resolve(dispatcher: Dispatcher, request: Request, message: FetchRequest, fetch: ParkedFetch) -> ErrorCode:
+    """Find out what is fetched: the request's partitions, or a session's with the request's changes."""
+    entries = [entry for topic in message.topics for entry in _entries(topic)]
+    if request.version < FIRST_WITH_SESSIONS:
+        fetch.entries = entries
+        return ErrorCode.NONE
+    sessions = dispatcher.fetch_sessions
+    uses_ids = request.version >= FIRST_WITH_IDS
+    if message.session_epoch in {INITIAL_EPOCH, FINAL_EPOCH}:
+        if message.session_id:
+            sessions.close(message.session_id)
+        fetch.entries = entries
+        if message.session_epoch == INITIAL_EPOCH:
+            fetch.session = sessions.open(entries, uses_ids=uses_ids)
+        return ErrorCode.NONE
+    session = sessions.get(message.session_id)
+    if session is None:
+        return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    if session.uses_ids != uses_ids:
+        return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+    if session.epoch != message.session_epoch:
+        return ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    session.epoch = 1 if session.epoch == 2**31 - 1 else session.epoch + 1
+    for entry in entries:
+        key = (entry.topic, entry.topic_id, entry.index)
+        old = session.entries.get(key)
+        if old is None:
+            session.entries[key] = entry
+        else:
+            old.offset = entry.offset
+            old.max_bytes = entry.max_bytes
+            old.current_leader_epoch = entry.current_leader_epoch
+            old.last_fetched_epoch = entry.last_fetched_epoch
+    for forgotten in message.forgotten_topics_data:
+        for index in forgotten.partitions:
+            session.entries.pop((forgotten.topic, forgotten.topic_id, index), None)
+    fetch.session = session
+    fetch.is_full = False
+    fetch.entries = list(session.entries.values())
+    return ErrorCode.NONE
+
+
+def _entries(topic: FetchTopic) -> list[FetchEntry]:
+    name, topic_id = topic.topic, topic.topic_id
+    return [
+        FetchEntry(
+            name,
+            topic_id,
+            data.partition,
+            data.fetch_offset,
+            data.partition_max_bytes,
+            data.current_leader_epoch,
+            data.last_fetched_epoch,
+        )
+        for data in topic.partitions
+    ]
+
+
+def _has_news(answer: _Answer) -> bool:
+    entry, read = answer.entry, answer.read
+    if read is None or read.length or answer.code or entry.had_error:
+        return True
+    return (
+        entry.high_watermark != read.high_watermark
+        or entry.last_stable_offset != read.last_stable_offset
+        or entry.log_start_offset != read.log_start_offset
+    )
+
+
+def _remember(answer: _Answer) -> None:
+    entry, read = answer.entry, answer.read
+    entry.had_error = bool(answer.code)
+    if read is not None:
+        entry.high_watermark = read.high_watermark
+        entry.last_stable_offset = read.last_stable_offset
+        entry.log_start_offset = read.log_start_offset
+
+
+def read_without_waiting(piece: FileSlice) -> Part | None:
+    """The bytes of a file if the page cache has them all; None if the disk would have to be asked."""
+    buffer = bytearray(piece.length)
+    try:
+        count = os.preadv(piece.file.fileno(), [buffer], piece.position, os.RWF_NOWAIT)
+    except OSError:
+        return None
+    return buffer if count == piece.length else None
+
+
+def encode_response(
+    version: int, code: int, session_id: int, answers: list[_Answer], blocks: dict[int, Part]
+) -> tuple[list[Part], int]:
+    """The body as parts to be written one after another, and their bytes in all.
+
+    Written out by hand: records must not be copied, and nothing is sent more often.
+    """
+    is_flexible = version >= FIRST_FLEXIBLE
+    parts: list[Part] = []
+    size = 0
+    out = bytearray(4)  # throttle time
+    if version >= FIRST_WITH_SESSIONS:
+        out += _SHORT.pack(code)
+        out += _INT.pack(session_id)
+    topics: dict[tuple[str, bytes], list[int]] = {}
+    for number, answer in enumerate(answers):
+        topics.setdefault((answer.entry.topic, answer.entry.topic_id), []).append(number)
+    _write_count(len(topics), out, is_flexible=is_flexible)
+    for (topic, topic_id), numbers in topics.items():
+        if version >= FIRST_WITH_IDS:
+            out += topic_id or ZERO_UUID
+        else:
+            name = topic.encode()
+            if is_flexible:
+                write_uvarint(len(name) + 1, out)
+            else:
+                out += _SHORT.pack(len(name))
+            out += name
+        _write_count(len(numbers), out, is_flexible=is_flexible)
+        for number in numbers:
+            answer = answers[number]
+            read = answer.read
+            if read is None:
+                high_watermark = last_stable = -1
+                log_start, aborted, length = answer.log_start, None, 0
+            else:
+                _, _, length, high_watermark, last_stable, log_start, aborted = read
+            if version >= 5:
+                out += _PARTITION_V5.pack(answer.entry.index, answer.code, high_watermark, last_stable, log_start)
+            else:
+                out += _PARTITION_V4.pack(answer.entry.index, answer.code, high_watermark, last_stable)
+            if aborted is None:
+                if is_flexible:
+                    out.append(0)
+                else:
+                    out += b"\xff\xff\xff\xff"
+            else:
+                _write_count(len(aborted), out, is_flexible=is_flexible)
+                for transaction in aborted:
+                    out += _ABORTED.pack(transaction.producer_id, transaction.first_offset)
+                    if is_flexible:
+                        out.append(0)
+            if version >= 11:
+                out += b"\xff\xff\xff\xff"
+            if is_flexible:
+                write_uvarint(length + 1, out)
+            else:
+                out += _INT.pack(length)
+            if length:
+                assert read is not None
+                parts.append(out)
+                size += len(out) + length
+                if read.file_slice is not None:
+                    parts.append(blocks[number])
+                else:
+                    parts += read.buffers
+                out = bytearray()
+            if is_flexible:
+                if answer.diverging is None:
+                    out.append(0)
+                else:
+                    epoch, end = answer.diverging
+                    out += b"\x01\x00\x0d" + _INT.pack(epoch) + end.to_bytes(8, "big", signed=True) + b"\x00"
+        if is_flexible:
+            out.append(0)
+    if is_flexible:
+        out.append(0)
+    parts.append(out)
+    return parts, size + len(out)
+
+
+def _write_count(count: int, out: bytearray, *, is_flexible: bool) -> None:
+    if is_flexible:
+        write_uvarint(count + 1, out)
+    else:
+        out += _INT.pack(count)

@@ -1,0 +1,51 @@
+"""Which function serves which API. What is not here is not listed by ApiVersions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.server.dispatch import Handler
+from hailbus_broker.server.handlers import cluster, configs, fetch, groups, offsets, produce, topics, transactions
+
+HANDLERS: Final[dict[ApiKey, Handler]] = {
+    ApiKey.PRODUCE: Handler(produce.handle, is_raw=True),
+    ApiKey.FETCH: Handler(fetch.handle, is_raw=True),
+    ApiKey.LIST_OFFSETS: Handler(offsets.list_offsets),
+    ApiKey.METADATA: Handler(cluster.metadata, is_raw=True),
+    ApiKey.OFFSET_COMMIT: Handler(groups.offset_commit),
+    ApiKey.OFFSET_FETCH: Handler(groups.offset_fetch),
+    ApiKey.FIND_COORDINATOR: Handler(cluster.find_coordinator),
+    ApiKey.JOIN_GROUP: Handler(groups.join_group),
+    ApiKey.HEARTBEAT: Handler(groups.heartbeat),
+    ApiKey.LEAVE_GROUP: Handler(groups.leave_group),
+    ApiKey.SYNC_GROUP: Handler(groups.sync_group),
+    ApiKey.DESCRIBE_GROUPS: Handler(groups.describe_groups),
+    ApiKey.LIST_GROUPS: Handler(groups.list_groups),
+    ApiKey.API_VERSIONS: Handler(cluster.api_versions),
+    ApiKey.CREATE_TOPICS: Handler(topics.create_topics),
+    ApiKey.DELETE_TOPICS: Handler(topics.delete_topics),
+    ApiKey.DELETE_RECORDS: Handler(offsets.delete_records),
+    ApiKey.INIT_PRODUCER_ID: Handler(transactions.init_producer_id, last=5),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: Handler(offsets.offset_for_leader_epoch),
+    ApiKey.ADD_PARTITIONS_TO_TXN: Handler(transactions.add_partitions_to_txn, last=3),
+    ApiKey.ADD_OFFSETS_TO_TXN: Handler(transactions.add_offsets_to_txn),
+    ApiKey.END_TXN: Handler(transactions.end_txn),
+    ApiKey.TXN_OFFSET_COMMIT: Handler(transactions.txn_offset_commit),
+    ApiKey.DESCRIBE_TRANSACTIONS: Handler(transactions.describe_transactions),
+    ApiKey.LIST_TRANSACTIONS: Handler(transactions.list_transactions),
+    ApiKey.DESCRIBE_CONFIGS: Handler(configs.describe_configs),
+    ApiKey.ALTER_CONFIGS: Handler(configs.alter_configs),
+    ApiKey.DESCRIBE_LOG_DIRS: Handler(offsets.describe_log_dirs),
+    ApiKey.CREATE_PARTITIONS: Handler(topics.create_partitions),
+    ApiKey.DELETE_GROUPS: Handler(groups.delete_groups),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: Handler(configs.incremental_alter_configs),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: Handler(topics.list_partition_reassignments),
+    ApiKey.OFFSET_DELETE: Handler(groups.offset_delete),
+    ApiKey.DESCRIBE_CLUSTER: Handler(cluster.describe_cluster),
+    ApiKey.DESCRIBE_PRODUCERS: Handler(offsets.describe_producers),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: Handler(groups.consumer_group_heartbeat),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: Handler(groups.consumer_group_describe),
+    ApiKey.LIST_CONFIG_RESOURCES: Handler(configs.list_config_resources),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: Handler(cluster.describe_topic_partitions),
+}

@@ -1,0 +1,167 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, ListPartitionReassignments, ElectLeaders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from hailbus_broker.cluster.controller import is_protected
+from hailbus_broker.protocol.definitions.create_partitions_response import (
+    CreatePartitionsResponse,
+    CreatePartitionsTopicResult,
+)
+from hailbus_broker.protocol.definitions.create_topics_response import (
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsResponse,
+)
+from hailbus_broker.protocol.definitions.delete_topics_response import DeletableTopicResult, DeleteTopicsResponse
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
+from hailbus_broker.protocol.schema import ZERO_UUID
+from hailbus_broker.server.handlers.configs import topic_configs
+
+if TYPE_CHECKING:
+    from hailbus_broker.protocol.definitions.create_partitions_request import CreatePartitionsRequest
+    from hailbus_broker.protocol.definitions.create_topics_request import CreatableTopic, CreateTopicsRequest
+    from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
+    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.server.request import Request
+
+
+async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopicsRequest) -> CreateTopicsResponse:
+    """CreateTopics v2-7: each topic succeeds or fails by itself."""
+    node = dispatcher.node
+    names = Counter(topic.name for topic in message.topics)
+    results: list[CreatableTopicResult] = []
+    pending = []
+    for topic in message.topics:
+        result = CreatableTopicResult(name=topic.name, error_message=None)
+        if names[topic.name] > 1:
+            if any(other.name == topic.name for other in results):
+                continue
+            result.error_code = ErrorCode.INVALID_REQUEST
+            result.error_message = "Duplicate topic name."
+            results.append(result)
+            continue
+        results.append(result)
+        try:
+            new = node.controller.create_topic(
+                topic.name,
+                partition_count=topic.num_partitions,
+                replication_factor=topic.replication_factor,
+                assignments=_assignments(topic),
+                configs=_configs(topic),
+            )
+        except ApiError as error:
+            result.error_code = error.code
+            result.error_message = error.message
+            continue
+        overrides = {entry.name: entry.value for entry in topic.configs if entry.value is not None}
+        if not message.validate_only:
+            result.topic_id = new.topic_id
+            pending.append(node.write_metadata(new.records))
+        result.num_partitions = new.partition_count
+        result.replication_factor = new.replication_factor
+        result.configs = [
+            CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.config_source)
+            for entry in topic_configs(node, overrides)
+        ]
+    for done in pending:
+        await done
+    return CreateTopicsResponse(topics=results)
+
+
+def _assignments(topic: CreatableTopic) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for entry in topic.assignments:
+        if entry.partition_index in found:
+            raise ApiError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Found multiple manual partition assignments for partition {entry.partition_index}",
+            )
+        found[entry.partition_index] = entry.broker_ids
+    return found
+
+
+def _configs(topic: CreatableTopic) -> dict[str, str | None]:
+    return {entry.name: entry.value for entry in topic.configs}
+
+
+async def delete_topics(dispatcher: Dispatcher, request: Request, message: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    """DeleteTopics v1-6, by name or by id."""
+    node = dispatcher.node
+    asked: list[tuple[str | None, bytes]]
+    if request.version >= 6:
+        asked = [(topic.name, topic.topic_id) for topic in message.topics]
+    else:
+        asked = [(name, ZERO_UUID) for name in message.topic_names]
+    counts = Counter(asked)
+    results = []
+    pending = []
+    for name, topic_id in counts:
+        result = DeletableTopicResult(name=name, topic_id=topic_id)
+        results.append(result)
+        try:
+            if counts[name, topic_id] > 1:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic.")
+            if name is not None and topic_id != ZERO_UUID:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+            if name is None:
+                topic = node.image.topics_by_id.get(topic_id)
+                if topic is None:
+                    raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+            else:
+                topic = node.image.topics.get(name)
+                if topic is None:
+                    raise ApiError(
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
+                    )
+            if is_protected(topic.name):
+                raise ApiError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is the broker's own and cannot be deleted."
+                )
+            records = node.controller.delete_topic(topic)
+        except ApiError as error:
+            result.error_code = error.code
+            result.error_message = error.message
+            continue
+        result.name, result.topic_id = topic.name, topic.topic_id
+        pending.append(node.write_metadata(records))
+    for done in pending:
+        await done
+    return DeleteTopicsResponse(responses=results)
+
+
+async def create_partitions(
+    dispatcher: Dispatcher, _: Request, message: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    """CreatePartitions v0-3: more, never fewer."""
+    node = dispatcher.node
+    counts = Counter(topic.name for topic in message.topics)
+    results: dict[str, CreatePartitionsTopicResult] = {}
+    pending = []
+    for topic in message.topics:
+        result = results.setdefault(topic.name, CreatePartitionsTopicResult(name=topic.name))
+        try:
+            if counts[topic.name] > 1:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            assignments = None if topic.assignments is None else [entry.broker_ids for entry in topic.assignments]
+            records = node.controller.create_partitions(topic.name, topic.count, assignments=assignments)
+        except ApiError as error:
+            result.error_code = error.code
+            result.error_message = error.message
+            continue
+        if not message.validate_only:
+            pending.append(node.write_metadata(records))
+    for done in pending:
+        await done
+    return CreatePartitionsResponse(results=list(results.values()))
+
+
+def list_partition_reassignments(_: Dispatcher, __: Request, ___: Any) -> Any:
+    """ListPartitionReassignments v0: with one node there are none."""
+    from hailbus_broker.protocol.definitions.list_partition_reassignments_response import (
+        ListPartitionReassignmentsResponse,
+    )
+
+    return ListPartitionReassignmentsResponse()

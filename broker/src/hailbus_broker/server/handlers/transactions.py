@@ -1,0 +1,299 @@
+"""Transactions: what producers ask of their coordinator, and what can be seen of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC
+from hailbus_broker.coordinators.group.offsets import OffsetToCommit
+from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
+from hailbus_broker.runtime.group_coordinator import partition_for
+from hailbus_broker.server.handlers.groups import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hailbus_broker.coordinators.transaction.shard import TransactionShard
+    from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
+    from hailbus_broker.runtime.transaction_coordinator import TransactionDriver
+    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.server.request import Request
+
+
+class CodeReply:
+    """A token for a coordinator whose answer is a code for the broker itself."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[ErrorCode], None]) -> None:
+        self.callback = callback
+
+    def respond(self, message: AddOffsetsToTxnResponse) -> None:
+        """The coordinator's answer."""
+        self.callback(ErrorCode(message.error_code))
+
+    def respond_error(self, code: ErrorCode) -> None:
+        """The coordinator could not answer."""
+        self.callback(code)
+
+
+def code_response(code: ErrorCode) -> AddOffsetsToTxnResponse:
+    """A code as a message, for `CodeReply`."""
+    return AddOffsetsToTxnResponse(error_code=code)
+
+
+def _driver(dispatcher: Dispatcher, transactional_id: str) -> TransactionDriver:
+    driver = dispatcher.node.transactions.driver(transactional_id)
+    if driver is None:
+        raise ApiError(ErrorCode.NOT_COORDINATOR)
+    return driver
+
+
+def _older(request: Request, since: int) -> Callable[[Any], Any]:
+    """PRODUCER_FENCED came with some version; before that the code is INVALID_PRODUCER_EPOCH (KIP-588)."""
+
+    def shape(response: Any) -> Any:
+        if request.version < since and response.error_code == ErrorCode.PRODUCER_FENCED:
+            response.error_code = ErrorCode.INVALID_PRODUCER_EPOCH
+        return response
+
+    return shape
+
+
+async def init_producer_id(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+    """InitProducerId v0-5. Two-phase commit (v6, KIP-939) is not served."""
+    from hailbus_broker.protocol.definitions.init_producer_id_response import InitProducerIdResponse
+
+    node = dispatcher.node
+    await node.reserve_producer_id()
+    if message.transactional_id is None:
+        return InitProducerIdResponse(producer_id=node.next_producer_id(), producer_epoch=0)
+    driver = _driver(dispatcher, message.transactional_id)
+    driver.run(
+        driver.shard.init_producer_id(
+            message.transactional_id,
+            message.transaction_timeout_ms,
+            message.producer_id,
+            message.producer_epoch,
+            Reply(request, _older(request, 4)),
+            new_producer_id=node.next_producer_id,
+            now_ms=driver.now_ms(),
+        )
+    )
+    return None
+
+
+def add_partitions_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+    """AddPartitionsToTxn v0-3, which clients send; v4 and newer go between brokers."""
+    from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import (
+        AddPartitionsToTxnPartitionResult,
+        AddPartitionsToTxnResponse,
+        AddPartitionsToTxnTopicResult,
+    )
+
+    node = dispatcher.node
+    asked = [(topic.name, index) for topic in message.v3_and_below_topics for index in topic.partitions]
+    missing = {place for place in asked if node.partition(*place) is None}
+
+    def respond(code: ErrorCode) -> None:
+        if code is ErrorCode.PRODUCER_FENCED and request.version < 2:
+            code = ErrorCode.INVALID_PRODUCER_EPOCH
+        topics: dict[str, AddPartitionsToTxnTopicResult] = {}
+        for name, index in asked:
+            topic = topics.setdefault(name, AddPartitionsToTxnTopicResult(name=name))
+            own = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if (name, index) in missing else code
+            topic.results_by_partition.append(
+                AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=own)
+            )
+        request.respond(AddPartitionsToTxnResponse(results_by_topic_v3_and_below=list(topics.values())))
+
+    if missing:
+        respond(ErrorCode.OPERATION_NOT_ATTEMPTED)
+        return
+    driver = _driver(dispatcher, message.v3_and_below_transactional_id)
+    driver.run(
+        driver.shard.add_partitions(
+            message.v3_and_below_transactional_id,
+            message.v3_and_below_producer_id,
+            message.v3_and_below_producer_epoch,
+            asked,
+            CodeReply(respond),
+            code_response,
+            now_ms=driver.now_ms(),
+        )
+    )
+
+
+def add_offsets_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+    """AddOffsetsToTxn v0-4: the group's partition of `__consumer_offsets` becomes part of the transaction."""
+    if not message.group_id:
+        return AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    place = _offsets_partition(dispatcher, message.group_id)
+    driver = _driver(dispatcher, message.transactional_id)
+    driver.run(
+        driver.shard.add_partitions(
+            message.transactional_id,
+            message.producer_id,
+            message.producer_epoch,
+            [place],
+            Reply(request, _older(request, 2)),
+            code_response,
+            now_ms=driver.now_ms(),
+        )
+    )
+    return None
+
+
+def _offsets_partition(dispatcher: Dispatcher, group_id: str) -> tuple[str, int]:
+    node = dispatcher.node
+    node.create_internal_topic(GROUP_METADATA_TOPIC)
+    return GROUP_METADATA_TOPIC, partition_for(group_id, len(node.groups.drivers))
+
+
+async def end_txn(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+    """EndTxn v0-5; from v5 on the answer holds the epoch of the next transaction (KIP-890).
+
+    Deviation: the answer waits until the markers are written.
+    """
+    node = dispatcher.node
+    await node.reserve_producer_id()
+    driver = _driver(dispatcher, message.transactional_id)
+    driver.run(
+        driver.shard.end(
+            message.transactional_id,
+            message.producer_id,
+            message.producer_epoch,
+            message.committed,
+            Reply(request, _older(request, 2)),
+            is_v2=request.version >= 5,
+            new_producer_id=node.next_producer_id,
+            now_ms=driver.now_ms(),
+        )
+    )
+
+
+def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: TxnOffsetCommitRequest) -> None:
+    """TxnOffsetCommit v0-5; v5 makes the offsets part of the transaction by itself."""
+    node = dispatcher.node
+    entries = []
+    for topic in message.topics:
+        known = node.image.topics.get(topic.name)
+        for part in topic.partitions:
+            is_known = known is not None and 0 <= part.partition_index < len(known.partitions)
+            entries.append(
+                OffsetToCommit(
+                    topic=topic.name,
+                    topic_id=b"" if known is None else known.topic_id,
+                    partition=part.partition_index,
+                    offset=part.committed_offset,
+                    leader_epoch=part.committed_leader_epoch,
+                    metadata=part.committed_metadata or "",
+                    refusal=ErrorCode.NONE if is_known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                )
+            )
+    if not message.group_id:
+        raise ApiError(ErrorCode.INVALID_GROUP_ID)
+    place = _offsets_partition(dispatcher, message.group_id)
+    groups = node.groups.driver(message.group_id)
+    assert groups is not None
+
+    def commit(code: ErrorCode) -> None:
+        if code:
+            request.respond_error(code)
+        else:
+            groups.run(groups.shard.commit_in_transaction(message, entries, request, now_ms=groups.now_ms()))
+
+    if request.version >= 5:
+        add_then(dispatcher, message.transactional_id, message.producer_id, message.producer_epoch, [place], commit)
+        return
+    if groups.partition.log.has_open_transaction(message.producer_id, message.producer_epoch):
+        commit(ErrorCode.NONE)
+        return
+    driver = _driver(dispatcher, message.transactional_id)
+    code = driver.shard.verify(message.transactional_id, message.producer_id, message.producer_epoch, *place)
+    if code is ErrorCode.PRODUCER_FENCED:
+        code = ErrorCode.INVALID_PRODUCER_EPOCH
+    commit(code)
+
+
+def add_then(
+    dispatcher: Dispatcher,
+    transactional_id: str,
+    producer_id: int,
+    producer_epoch: int,
+    places: Iterable[tuple[str, int]],
+    callback: Callable[[ErrorCode], None],
+) -> None:
+    """Make partitions part of a transaction v2, then call back: no data may be written before that is safe."""
+    driver = _driver(dispatcher, transactional_id)
+    driver.run(
+        driver.shard.add_partitions(
+            transactional_id,
+            producer_id,
+            producer_epoch,
+            places,
+            CodeReply(callback),
+            code_response,
+            is_v2=True,
+            now_ms=driver.now_ms(),
+        )
+    )
+
+
+def verify(
+    dispatcher: Dispatcher, transactional_id: str, producer_id: int, producer_epoch: int, place: tuple[str, int]
+) -> ErrorCode:
+    """Whether a partition is part of a transaction v1 (KIP-890, part 1)."""
+    driver = dispatcher.node.transactions.driver(transactional_id)
+    if driver is None:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    return driver.shard.verify(transactional_id, producer_id, producer_epoch, *place)
+
+
+def describe_transactions(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """DescribeTransactions v0."""
+    from hailbus_broker.protocol.definitions.describe_transactions_response import (
+        DescribeTransactionsResponse,
+        TransactionState,
+    )
+
+    states = []
+    for transactional_id in message.transactional_ids:
+        driver = dispatcher.node.transactions.driver(transactional_id)
+        states.append(
+            TransactionState(error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id)
+            if driver is None
+            else driver.shard.describe(transactional_id)
+        )
+    return DescribeTransactionsResponse(transaction_states=states)
+
+
+def list_transactions(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """ListTransactions v0-2."""
+    from hailbus_broker.coordinators.transaction.state import State
+    from hailbus_broker.protocol.definitions.list_transactions_response import ListTransactionsResponse
+
+    known = {state.label for state in State}
+    unknown = [state for state in message.state_filters if state not in known]
+    states = [state for state in message.state_filters if state in known]
+    response = ListTransactionsResponse(unknown_state_filters=unknown)
+    if message.state_filters and not states:
+        return response
+    now_ms = dispatcher.node.clock.wall_ms()
+    shards: Iterable[TransactionShard] = dispatcher.node.transactions.shards()
+    try:
+        response.transaction_states = [
+            entry
+            for shard in shards
+            for entry in shard.list(
+                states,
+                message.producer_id_filters,
+                message.duration_filter,
+                message.transactional_id_pattern,
+                now_ms=now_ms,
+            )
+        ]
+    except ValueError:
+        response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
+    return response

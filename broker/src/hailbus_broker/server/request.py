@@ -1,0 +1,133 @@
+"""One request on its way through the broker, and its place in the order of answers."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.protocol import codec
+from hailbus_broker.protocol.api import APIS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hailbus_broker.protocol.errors import ErrorCode
+    from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.runtime.node import Listener
+    from hailbus_broker.server.connection import Connection
+
+Part = bytes | bytearray | memoryview
+
+HEAD: Final = Struct(">ii")
+
+
+class Request:
+    """A request; answered exactly once, by `respond`, `respond_parts`, `respond_error` or `respond_nothing`.
+
+    Attributes:
+        frame: All bytes of the request, without its length.
+        position: Where the body begins.
+        message: The decoded body, once somebody has decoded it.
+        loses_answer: The connection closes instead of the answer; for tests.
+        on_disconnect: Called when the connection is lost before the answer.
+    """
+
+    __slots__ = (
+        "api_key",
+        "client_id",
+        "connection",
+        "correlation_id",
+        "frame",
+        "is_done",
+        "loses_answer",
+        "message",
+        "on_disconnect",
+        "parts",
+        "position",
+        "version",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        frame: memoryview,
+        api_key: int,
+        version: int,
+        correlation_id: int,
+        client_id: str | None,
+        position: int,
+    ) -> None:
+        self.connection = connection
+        self.frame = frame
+        self.api_key = api_key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
+        self.position = position
+        self.message: Message | None = None
+        self.is_done = False
+        self.loses_answer = False
+        self.on_disconnect: Callable[[], None] | None = None
+        self.parts: list[Part] = []
+
+    @property
+    def client_host(self) -> str:
+        """Where the request came from, as group members are shown with it."""
+        return "/" + self.connection.peer_host
+
+    @property
+    def listener(self) -> Listener:
+        """The listener that the connection came in by."""
+        return self.connection.listener
+
+    def response_head(self) -> bytearray:
+        """Length (to be filled in), correlation id and, where the version has them, no tags."""
+        out = bytearray(8)
+        HEAD.pack_into(out, 0, 0, self.correlation_id)
+        # ApiVersions answers without tags whatever the version: a client has to read it before it knows anything.
+        if self.api_key != 18 and self.version >= APIS[self.api_key].flexible_since:
+            out.append(0)
+        return out
+
+    def respond(self, message: Message, *, version: int | None = None) -> None:
+        """Send a message."""
+        out = self.response_head()
+        codec.encode(message, self.version if version is None else version, out)
+        HEAD.pack_into(out, 0, len(out) - 4, self.correlation_id)
+        self._finish([out])
+
+    def respond_parts(self, head: bytearray, parts: list[Part], size: int) -> None:
+        """Send what was encoded already.
+
+        Args:
+            head: From `response_head`.
+            parts: What follows it.
+            size: Bytes in the parts.
+        """
+        HEAD.pack_into(head, 0, len(head) - 4 + size, self.correlation_id)
+        self._finish([head, *parts])
+
+    def respond_error(self, code: ErrorCode) -> None:
+        """Send the response that this API gives when nothing worked."""
+        from hailbus_broker.server.error_responses import error_response
+
+        message = self.message
+        if message is None:
+            from hailbus_broker.protocol.api import request_class
+
+            message = codec.decode(request_class(self.api_key), self.frame, self.version, position=self.position)
+        self.respond(error_response(self.api_key, self.version, message, code))
+
+    def respond_nothing(self) -> None:
+        """The client does not want an answer (acks=0)."""
+        self._finish([])
+
+    def _finish(self, parts: list[Part]) -> None:
+        if self.is_done:
+            return
+        self.is_done = True
+        if self.loses_answer:
+            self.connection.close()
+            return
+        self.parts = parts
+        self.connection.answered()

@@ -1,0 +1,285 @@
+"""A disk in memory that forgets what was not synced, tears what was being written, and fails on request.
+
+What it assumes of a real one: data lasts after `File.sync`, names after `Disk.sync_directory`; of what was not synced
+any prefix may have arrived, and the last sectors of it may hold anything; changes of names in one directory arrive in
+order.
+"""
+
+from __future__ import annotations
+
+from errno import ENOENT, ENOSPC
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.log.errors import StorageError
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from hailbus_broker.log.disk import Buffer
+
+SECTOR_BYTES: Final = 512
+
+
+class SimulatedCrashError(BaseException):
+    """The machine stopped. Not an Exception, so that nothing handles it by mistake."""
+
+
+class _Inode:
+    __slots__ = ("data", "modified_ms", "synced")
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.synced = b""
+        self.modified_ms = 0
+
+
+class SimulatedFile:
+    """A file of a `SimulatedDisk`; see `log.disk.File`."""
+
+    def __init__(self, disk: SimulatedDisk, path: str, inode: _Inode) -> None:
+        self._disk: Final = disk
+        self.path: Final = path
+        self._inode: Final = inode
+
+    def fileno(self) -> int:
+        """There is no descriptor to send from."""
+        raise NotImplementedError("a simulated file has no descriptor: read it")
+
+    def size(self) -> int:
+        """Bytes in the file."""
+        return len(self._inode.data)
+
+    def append(self, data: Buffer) -> None:
+        """Write at the end; a crash or a full disk leaves any part of it."""
+        inode, disk = self._inode, self._disk
+        written = bytes(data)
+        room = disk.capacity_bytes - disk.used_bytes()
+        if len(written) > room:
+            inode.data += written[:room]
+            raise StorageError("no space left on the simulated disk", path=self.path, errno=ENOSPC)
+        disk.step(self.path, "append", torn=lambda: inode.data.extend(written[: disk.cut(len(written))]))
+        inode.data += written
+        inode.modified_ms = disk.now_ms
+
+    def append_all(self, buffers: Sequence[Buffer]) -> None:
+        """As one append."""
+        self.append(b"".join(buffers))
+
+    def read(self, position: int, length: int) -> bytes:
+        """The bytes from a position."""
+        self._disk.check(self.path, "read")
+        return bytes(self._inode.data[position : position + length])
+
+    def truncate(self, size: int) -> None:
+        """Cut the file."""
+        self._disk.step(self.path, "truncate")
+        data = self._inode.data
+        del data[size:]
+        data.extend(bytes(size - len(data)))
+
+    def sync(self) -> None:
+        """From now on the data lasts."""
+        self._disk.step(self.path, "sync")
+        self._inode.synced = bytes(self._inode.data)
+
+
+class SimulatedDisk:
+    """Files in memory; see `log.disk.Disk`.
+
+    Args:
+        chance: Decides what a crash leaves.
+        crash_at_step: The disk stops before its n-th change, counted from 0; None never.
+
+    Attributes:
+        step_count: Changes so far.
+        failing: Called with path and operation before each; may raise a StorageError.
+        capacity_bytes: Writing beyond it fails with ENOSPC.
+        now_ms: What files say they were modified at.
+    """
+
+    def __init__(self, chance: random.Random, *, crash_at_step: int | None = None) -> None:
+        self.chance: Final = chance
+        self.crash_at_step = crash_at_step
+        self.step_count = 0
+        self.failing: Callable[[str, str], None] | None = None
+        self.capacity_bytes = 2**62
+        self.now_ms = 0
+        self.has_crashed = False
+        self._names: dict[str, _Inode] = {}
+        self._durable_names: dict[str, _Inode] = {}
+        self._pending_names: dict[str, list[Callable[[dict[str, _Inode]], None]]] = {}
+        self._directories: set[str] = {""}
+
+    # ---- faults
+
+    def check(self, path: str, operation: str) -> None:
+        """Fail if this operation is to fail."""
+        if self.has_crashed:
+            raise SimulatedCrashError
+        if self.failing is not None:
+            self.failing(path, operation)
+
+    def step(self, path: str, operation: str, torn: Callable[[], object] | None = None) -> None:
+        """One change of the disk: fails or crashes here when it is its turn."""
+        self.check(path, operation)
+        if self.step_count == self.crash_at_step:
+            if torn is not None:
+                torn()
+            self.has_crashed = True
+            raise SimulatedCrashError
+        self.step_count += 1
+
+    def cut(self, length: int) -> int:
+        """How much of a write has arrived."""
+        return self.chance.randint(0, length)
+
+    def used_bytes(self) -> int:
+        """Bytes in all files."""
+        return sum(len(inode.data) for inode in self._names.values())
+
+    def kill_process(self) -> None:
+        """SIGKILL: what was written stays, in the page cache of the system."""
+        self.has_crashed = False
+        self.crash_at_step = None
+
+    def cut_power(self) -> None:
+        """What was not synced is gone, or arrived in part, or as garbage."""
+        names = dict(self._durable_names)
+        for pending in self._pending_names.values():
+            for change in pending[: self.chance.randint(0, len(pending))]:
+                change(names)
+        self._pending_names.clear()
+        for inode in set(self._names.values()) | set(names.values()):
+            inode.data = self._after_power_cut(inode)
+            inode.synced = bytes(inode.data)
+        self._names = names
+        self._durable_names = dict(names)
+        self.kill_process()
+
+    def _after_power_cut(self, inode: _Inode) -> bytearray:
+        current, synced = inode.data, inode.synced
+        if self.chance.random() < 0.3:
+            return bytearray(synced)
+        common = 0
+        for common in range(min(len(current), len(synced)), -1, -1):
+            if current[:common] == synced[:common]:
+                break
+        if len(current) <= common:  # a truncation: it happened or it did not
+            return bytearray(current if self.chance.random() < 0.5 else synced)
+        left = bytearray(current[: self.chance.randint(common, len(current))])
+        sector = max(len(left) - 1 - self.chance.randint(0, 4 * SECTOR_BYTES), common) // SECTOR_BYTES * SECTOR_BYTES
+        start, end = max(sector, common), min(sector + SECTOR_BYTES, len(left))
+        match self.chance.randint(0, 2):
+            case 0 if end > start:
+                left[start:end] = bytes(end - start)  # allocated, never written
+            case 1 if end > start:
+                left[start:end] = self.chance.randbytes(end - start)
+            case _:
+                pass
+        return left
+
+    # ---- the port
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        """Open a file."""
+        self.check(path, "open")
+        inode = self._names.get(path)
+        if inode is None:
+            if not create:
+                raise StorageError("no such file on the simulated disk", path=path, errno=ENOENT)
+            self.step(path, "create")
+            inode = _Inode()
+            inode.modified_ms = self.now_ms
+            self._change_names(path, lambda names, made=inode: names.__setitem__(path, made))  # type: ignore[misc]
+        return SimulatedFile(self, path, inode)
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """A whole file."""
+        self.check(path, "read")
+        inode = self._names.get(path)
+        return None if inode is None else bytes(inode.data)
+
+    def write_whole(self, path: str, data: bytes) -> None:
+        """Replace a file at once."""
+        self.step(path, "write_whole")
+        inode = _Inode()
+        inode.data = bytearray(data)
+        inode.synced = bytes(data)
+        inode.modified_ms = self.now_ms
+        self._change_names(path, lambda names: names.__setitem__(path, inode))
+        self._sync_names(path.rpartition("/")[0])
+
+    def list(self, directory: str) -> list[str]:
+        """Names in a directory."""
+        self.check(directory, "list")
+        start = directory + "/"
+        paths = [*self._names, *self._directories]
+        return sorted({path[len(start) :].partition("/")[0] for path in paths if path.startswith(start)})
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory."""
+        self.check(path, "exists")
+        return path in self._names or path in self._directories
+
+    def size(self, path: str) -> int:
+        """Bytes of a file."""
+        return self.open(path).size()
+
+    def modified_ms(self, path: str) -> int:
+        """When a file was last written."""
+        self.open(path)
+        return self._names[path].modified_ms
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory; that lasts at once, for simplicity."""
+        self.check(path, "make_directory")
+        parts = path.split("/")
+        self._directories.update("/".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename a file or a directory."""
+        self.step(source, "rename")
+        moved = [path for path in self._names if path == source or path.startswith(source + "/")]
+        if not moved and source not in self._directories:
+            raise StorageError("no such file on the simulated disk", path=source, errno=ENOENT)
+        if source in self._directories:
+            self._directories = {
+                target + name[len(source) :] if name.startswith(source) else name for name in self._directories
+            }
+
+        def change(names: dict[str, _Inode]) -> None:
+            for path in moved:
+                if path in names:
+                    names[target + path[len(source) :]] = names.pop(path)
+
+        self._change_names(source, change)
+
+    def remove(self, path: str) -> None:
+        """Remove a file; fine when there is none."""
+        self.check(path, "remove")
+        if path in self._names:
+            self.step(path, "remove")
+            self._change_names(path, lambda names: names.pop(path, None))
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all in it."""
+        for name in [name for name in self._names if name.startswith(path + "/")]:
+            self.remove(name)
+        self._directories = {name for name in self._directories if name != path and not name.startswith(path + "/")}
+
+    def sync_directory(self, path: str) -> None:
+        """From now on the names in a directory last."""
+        self.step(path, "sync_directory")
+        self._sync_names(path)
+
+    def _change_names(self, path: str, change: Callable[[dict[str, _Inode]], object]) -> None:
+        def apply(names: dict[str, _Inode]) -> None:
+            change(names)
+
+        apply(self._names)
+        self._pending_names.setdefault(path.rpartition("/")[0], []).append(apply)
+
+    def _sync_names(self, directory: str) -> None:
+        for change in self._pending_names.pop(directory, []):
+            change(self._durable_names)
