@@ -1,0 +1,247 @@
+"""What the SDK needs of a Kafka client: the ports. `_transport.kafka` and `hailbus.testing` stand behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, NamedTuple, Protocol
+
+from hailbus.event import Topic
+from hailbus.partitioner import Partitioner
+
+__all__ = [
+    "Admin",
+    "Bus",
+    "Consumer",
+    "Outgoing",
+    "Producer",
+    "RebalanceListener",
+    "Received",
+    "Start",
+    "TopicDescription",
+    "TopicPartition",
+    "TransportBrokenError",
+]
+
+Start = Literal["earliest", "latest"]
+"""Where a group begins that has no committed offset."""
+
+Outgoing = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]]]
+"""Key, value and headers of a record to write."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition. Equal to any other named tuple of the same two values, whatever library it is from."""
+
+    topic: str
+    partition: int
+
+
+class Received(Protocol):
+    """A record as it was read."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def timestamp_type(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes]]: ...
+
+
+class TransportBrokenError(Exception):
+    """This consumer or producer cannot go on; a new one may."""
+
+
+class Producer(Protocol):
+    """Writes records. Retries what can be retried for as long as it is awaited."""
+
+    async def start(self) -> None:
+        """Connect. Raises `BrokerUnreachableError` after the bus's connect timeout."""
+        ...
+
+    async def stop(self) -> None:
+        """Send what is buffered and disconnect."""
+        ...
+
+    def known_partition_count(self, topic: str) -> int | None:
+        """The topic's partition count if it has been looked up already."""
+        ...
+
+    async def partition_count(self, topic: str) -> int:
+        """The topic's partition count. Raises `TopicMissingError`."""
+        ...
+
+    async def send(self, topic: str, partition: int, records: Sequence[Outgoing]) -> Sequence[int]:
+        """Write records in this order and return their offsets, once they are acknowledged.
+
+        Raises:
+            DeliveryError: It cannot be done; the records before the failing one may have been written.
+        """
+        ...
+
+    async def begin(self) -> None:
+        """Begin a transaction."""
+        ...
+
+    async def send_offsets(self, offsets: Mapping[TopicPartition, int], group: str) -> None:
+        """Make a group's offsets part of the open transaction."""
+        ...
+
+    async def commit(self) -> None:
+        """Commit the open transaction. Raises `ProducerFencedError`."""
+        ...
+
+    async def abort(self) -> None:
+        """Abort the open transaction."""
+        ...
+
+
+class RebalanceListener(Protocol):
+    """Told about partitions before they go and when they have come."""
+
+    async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """These partitions are about to go; offsets can still be committed."""
+        ...
+
+    async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """These partitions have come."""
+        ...
+
+
+class Consumer(Protocol):
+    """Reads records as a member of a group, or without one after `assign`."""
+
+    async def start(self) -> None:
+        """Connect and join. Raises `BrokerUnreachableError` after the bus's connect timeout."""
+        ...
+
+    async def stop(self) -> None:
+        """Leave the group and disconnect. Commits nothing."""
+        ...
+
+    async def poll(self, *, timeout_s: float, max_records: int) -> Mapping[TopicPartition, Sequence[Received]]:
+        """The next records of partitions that are not paused, none after the timeout.
+
+        Raises:
+            TransportBrokenError: Stop this consumer and make another.
+        """
+        ...
+
+    def pause(self, partition: TopicPartition) -> None:
+        """Hand out no more records of a partition."""
+        ...
+
+    def resume(self, partition: TopicPartition) -> None:
+        """Undo `pause`."""
+        ...
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that this consumer reads."""
+        ...
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
+        """Commit the next offset to read per partition; False when a rebalance came first."""
+        ...
+
+    async def positions(self) -> Mapping[TopicPartition, int]:
+        """The next offset to read of each partition, past the markers of transactions."""
+        ...
+
+    async def seek(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read on from these offsets."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription:
+    """What a cluster says about a topic."""
+
+    name: str
+    partition_count: int
+    replication_factor: int
+    leaders: Mapping[int, int]
+    replicas: Mapping[int, Sequence[int]]
+    isr: Mapping[int, Sequence[int]]
+
+
+class Admin(Protocol):
+    """Looks after topics and offsets."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def create(self, topics: Sequence[Topic], *, replication_factor: int | None = None) -> frozenset[str]:
+        """Create the topics that are missing; the names of those created.
+
+        Without a replication factor there are as many replicas as brokers, at the most three.
+        """
+        ...
+
+    async def describe(self, topics: Sequence[str] | None = None) -> Mapping[str, TopicDescription]:
+        """Existing topics by name; all but internal ones when none are named."""
+        ...
+
+    async def start_offsets(self, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
+        """First readable offset of each partition."""
+        ...
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
+        """High watermark of each partition."""
+        ...
+
+    async def offsets_at(self, topics: Sequence[str], moment: datetime) -> Mapping[TopicPartition, int]:
+        """First offset with a timestamp from this moment on; the high watermark where there is none."""
+        ...
+
+    async def committed(self, group: str) -> Mapping[TopicPartition, int]:
+        """Committed offsets of a group."""
+        ...
+
+    async def groups(self) -> Sequence[str]:
+        """Group ids, sorted."""
+        ...
+
+
+class Bus(Protocol):
+    """A way to a cluster: makes producers, consumers and admins. Immutable; connects nothing itself."""
+
+    @property
+    def address(self) -> str:
+        """For log lines and errors."""
+        ...
+
+    @property
+    def partitioner(self) -> Partitioner:
+        """The partitioner of all producers of this bus."""
+        ...
+
+    def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:
+        """A new producer, not started."""
+        ...
+
+    def consumer(
+        self,
+        *,
+        client_id: str,
+        group: str | None,
+        topics: Sequence[str],
+        start: Start,
+        listener: RebalanceListener | None = None,
+        read_committed: bool = True,
+    ) -> Consumer:
+        """A new consumer, not started. Without a group it reads every partition of the topics."""
+        ...
+
+    def admin(self, *, client_id: str) -> Admin:
+        """A new admin, not started."""
+        ...

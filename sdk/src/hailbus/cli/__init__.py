@@ -1,0 +1,5 @@
+"""The command `hailbus`."""
+
+from hailbus.cli.main import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,560 @@
+"""Topics, records, groups and configs of any Kafka-protocol cluster, with the flag names of Kafka's own tools."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from hailbus._transport import Outgoing, Received, TopicPartition, TransportBrokenError
+from hailbus._transport.kafka import KafkaAdmin
+from hailbus.admin import ClusterAdmin
+from hailbus.cli.common import Bootstrap, Json, bus_at, out, run, table
+from hailbus.errors import ConfigurationError, TopicMissingError
+from hailbus.event import Topic
+
+__all__ = ["configs", "consume", "groups", "produce", "topics"]
+
+
+@asynccontextmanager
+async def admin_at(bootstrap: str) -> AsyncIterator[KafkaAdmin]:
+    """A connected admin."""
+    admin = bus_at(bootstrap).admin(client_id="hailbus-cli")
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.stop()
+
+
+def _pairs(settings: list[str], option: str) -> dict[str, str]:
+    found = {}
+    for setting in settings:
+        for part in setting.split(",") if option == "--add-config" else [setting]:
+            name, equals, value = part.partition("=")
+            if not equals or not name:
+                message = f"{option} {part!r} is not like 'name=value'"
+                raise ConfigurationError(message)
+            found[name.strip()] = value.strip()
+    return found
+
+
+def _one_of(**flags: bool) -> str:
+    chosen = [name for name, is_set in flags.items() if is_set]
+    if len(chosen) != 1:
+        message = f"give exactly one of {', '.join('--' + name.replace('_', '-') for name in flags)}"
+        raise ConfigurationError(message)
+    return chosen[0]
+
+
+def _needed(value: str | None, option: str) -> str:
+    if not value:
+        message = f"{option} is needed here"
+        raise ConfigurationError(message)
+    return value
+
+
+def topics(
+    bootstrap_server: Bootstrap,
+    list_: Annotated[bool, typer.Option("--list", help="Names of all topics.")] = False,
+    describe: Annotated[bool, typer.Option("--describe", help="Partitions, leaders, replicas, configs.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create a topic.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete a topic.")] = False,
+    alter: Annotated[bool, typer.Option("--alter", help="Raise the number of partitions.")] = False,
+    topic: Annotated[str | None, typer.Option("--topic", help="Name of the topic.")] = None,
+    partitions: Annotated[int | None, typer.Option("--partitions", help="With --create and --alter.")] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option("--replication-factor", min=1, help="With --create.")
+    ] = None,
+    config: Annotated[list[str] | None, typer.Option("--config", help="name=value, with --create.")] = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="With --create.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="With --delete, --alter and --describe.")] = False,
+    json: Json = False,
+) -> None:
+    """List, describe, create, delete or alter topics."""
+
+    async def main() -> None:
+        action = _one_of(list=list_, describe=describe, create=create, delete=delete, alter=alter)
+        async with admin_at(bootstrap_server) as admin:
+            match action:
+                case "list":
+                    for name in sorted(await admin.describe()):
+                        out({"topic": name}) if json else typer.echo(name)
+                case "describe":
+                    found = await admin.describe([topic] if topic else None)
+                    if topic and topic not in found and not if_exists:
+                        raise TopicMissingError(topic=topic)
+                    for name, description in sorted(found.items()):
+                        settings = {e.name: e.value for e in await admin.configs("topic", name) if not e.is_default}
+                        if json:
+                            out(
+                                {
+                                    "topic": name,
+                                    "partition_count": description.partition_count,
+                                    "replication_factor": description.replication_factor,
+                                    "configs": settings,
+                                    "partitions": [
+                                        {
+                                            "partition": p,
+                                            "leader": description.leaders[p],
+                                            "replicas": description.replicas[p],
+                                            "isr": description.isr[p],
+                                        }
+                                        for p in sorted(description.leaders)
+                                    ],
+                                }
+                            )
+                            continue
+                        text = ",".join(f"{key}={value}" for key, value in settings.items())
+                        typer.echo(
+                            f"Topic: {name}\tPartitionCount: {description.partition_count}\t"
+                            f"ReplicationFactor: {description.replication_factor}\tConfigs: {text}"
+                        )
+                        for p in sorted(description.leaders):
+                            replicas = ",".join(map(str, description.replicas[p]))
+                            isr = ",".join(map(str, description.isr[p]))
+                            typer.echo(
+                                f"\tTopic: {name}\tPartition: {p}\tLeader: {description.leaders[p]}\t"
+                                f"Replicas: {replicas}\tIsr: {isr}"
+                            )
+                case "create":
+                    name = _needed(topic, "--topic")
+                    created = await admin.create(
+                        [
+                            Topic(
+                                name,
+                                partitions=partitions or 1,
+                                config=_pairs(config or [], "--config"),
+                            )
+                        ],
+                        replication_factor=replication_factor,
+                    )
+                    if not created and not if_not_exists:
+                        message = f"topic {name!r} exists already; --if-not-exists accepts that"
+                        raise ConfigurationError(message)
+                    if created:
+                        typer.echo(f"Created topic {name}.")
+                case "delete":
+                    name = _needed(topic, "--topic")
+                    if name not in await admin.describe([name]):
+                        if if_exists:
+                            return
+                        raise TopicMissingError(topic=name)
+                    await admin.delete([name])
+                case _:
+                    name = _needed(topic, "--topic")
+                    if partitions is None:
+                        message = "--alter changes the number of partitions: give --partitions"
+                        raise ConfigurationError(message)
+                    if if_exists and name not in await admin.describe([name]):
+                        return
+                    await admin.add_partitions(name, partitions)
+
+    run(main())
+
+
+def produce(
+    bootstrap_server: Bootstrap,
+    topic: Annotated[str, typer.Option("--topic", help="Where to.")],
+    property_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property",
+            "--reader-property",
+            help="parse.key=true, key.separator, parse.headers=true, headers.delimiter, headers.separator, "
+            "headers.key.separator, null.marker.",
+        ),
+    ] = None,
+    command_property: Annotated[
+        list[str] | None,
+        typer.Option("--command-property", "--producer-property", help="acks=all, 1 or 0."),
+    ] = None,
+    request_required_acks: Annotated[str, typer.Option("--request-required-acks", help="all, 1 or 0.")] = "all",
+    partition: Annotated[int | None, typer.Option("--partition", help="All lines to this partition.")] = None,
+) -> None:
+    """Write lines of standard input as records; keys go where Java's default partitioner puts them."""
+
+    async def main() -> None:
+        known = {
+            "parse.key": "false",
+            "key.separator": "\t",
+            "parse.headers": "false",
+            "headers.delimiter": "\t",
+            "headers.separator": ",",
+            "headers.key.separator": ":",
+            "null.marker": "",
+        }
+        properties = known | _checked_properties(property_ or [], known)
+        client = {"acks": request_required_acks}
+        client |= _checked_properties(command_property or [], client, option="--command-property")
+        acks: Any = {"all": "all", "-1": "all", "1": 1, "0": 0}.get(client["acks"])
+        if acks is None:
+            message = f"acks={client['acks']} is not all, 1 or 0"
+            raise ConfigurationError(message)
+        base = bus_at(bootstrap_server)
+        from dataclasses import replace
+
+        bus = replace(base, acks=acks, idempotent=acks == "all")
+        producer = bus.producer(client_id="hailbus-produce")
+        await producer.start()
+        try:
+            count = await producer.partition_count(topic)
+            if partition is not None and not 0 <= partition < count:
+                message = f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
+                raise ConfigurationError(message)
+            pending: dict[int, list[Outgoing]] = {}
+
+            async def send() -> None:
+                await asyncio.gather(*(producer.send(topic, p, records) for p, records in pending.items()))
+                pending.clear()
+
+            waiting = 0
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                key, value, headers = _parsed(line.rstrip("\n"), properties)
+                place = partition if partition is not None else bus.partitioner(topic, key, count)
+                pending.setdefault(place, []).append((key, value, headers))
+                waiting += 1
+                if waiting == 1000 or sys.stdin.isatty():
+                    await send()
+                    waiting = 0
+            await send()
+        finally:
+            await producer.stop()
+
+    run(main())
+
+
+def _checked_properties(settings: list[str], known: dict[str, str], option: str = "--property") -> dict[str, str]:
+    found = _pairs(settings, option)
+    for name in found:
+        if name not in known:
+            message = f"{option} {name!r} is not known; known are {', '.join(sorted(known))}"
+            raise ConfigurationError(message)
+    return {name: value.encode().decode("unicode_escape") for name, value in found.items()}
+
+
+def _parsed(line: str, properties: dict[str, str]) -> Outgoing:
+    headers: list[tuple[str, bytes]] = []
+    key: bytes | None = None
+    if properties["parse.headers"] == "true":
+        text, found, line = line.partition(properties["headers.delimiter"])
+        if not found:
+            message = f"no headers delimiter {properties['headers.delimiter']!r} in line {text[:60]!r}"
+            raise ConfigurationError(message)
+        for pair in text.split(properties["headers.separator"]) if text else ():
+            name, _, content = pair.partition(properties["headers.key.separator"])
+            headers.append((name, content.encode()))
+    if properties["parse.key"] == "true":
+        text, found, line = line.partition(properties["key.separator"])
+        if not found:
+            message = f"no key separator {properties['key.separator']!r} in line {text[:60]!r}"
+            raise ConfigurationError(message)
+        key = None if properties["null.marker"] and text == properties["null.marker"] else text.encode()
+    is_null = bool(properties["null.marker"]) and line == properties["null.marker"]
+    return key, None if is_null else line.encode(), headers
+
+
+def consume(
+    bootstrap_server: Bootstrap,
+    topic: Annotated[str, typer.Option("--topic", help="What to read.")],
+    from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Not only what comes from now on.")] = False,
+    group: Annotated[str | None, typer.Option("--group", help="Read as a member of this group, and commit.")] = None,
+    max_messages: Annotated[int | None, typer.Option("--max-messages", help="Stop after so many.")] = None,
+    timeout_ms: Annotated[int | None, typer.Option("--timeout-ms", help="Stop when nothing came for so long.")] = None,
+    partition: Annotated[int | None, typer.Option("--partition", help="Only this partition.")] = None,
+    offset: Annotated[str, typer.Option("--offset", help="With --partition: a number, earliest or latest.")] = "latest",
+    property_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--property",
+            "--formatter-property",
+            help="print.key, print.value, print.partition, print.offset, print.timestamp, print.headers, "
+            "key.separator, line.separator, headers.separator, null.literal.",
+        ),
+    ] = None,
+    isolation_level: Annotated[
+        str, typer.Option("--isolation-level", help="read_committed or read_uncommitted.")
+    ] = "read_uncommitted",
+    json: Json = False,
+) -> None:
+    """Print records as lines."""
+
+    async def main() -> None:
+        known = {
+            "print.key": "false",
+            "print.value": "true",
+            "print.partition": "false",
+            "print.offset": "false",
+            "print.timestamp": "false",
+            "print.headers": "false",
+            "key.separator": "\t",
+            "line.separator": "\n",
+            "headers.separator": ",",
+            "null.literal": "null",
+        }
+        properties = known | _checked_properties(property_ or [], known)
+        bus = bus_at(bootstrap_server)
+        async with admin_at(bootstrap_server) as admin:
+            if topic not in await admin.describe([topic]):
+                raise TopicMissingError(topic=topic)
+            starts = await admin.start_offsets([topic])
+            ends = await admin.end_offsets([topic])
+        consumer = bus.consumer(
+            client_id="hailbus-consume",
+            group=group,
+            topics=[topic],
+            start="earliest" if from_beginning else "latest",
+            read_committed=isolation_level == "read_committed",
+        )
+        await consumer.start()
+        printed = 0
+        try:
+            if group is None:
+                positions = dict(starts if from_beginning else ends)
+                if partition is not None:
+                    place = TopicPartition(topic, partition)
+                    if place not in ends:
+                        message = f"topic {topic!r} has partitions 0 to {len(ends) - 1}, not {partition}"
+                        raise ConfigurationError(message)
+                    if not from_beginning:
+                        positions[place] = {"earliest": starts[place], "latest": ends[place]}.get(offset, -1)
+                        if positions[place] < 0:
+                            if not offset.isdigit():
+                                message = f"--offset {offset!r} is not a number, earliest or latest"
+                                raise ConfigurationError(message)
+                            positions[place] = int(offset)
+                    for other in positions:
+                        if other != place:
+                            consumer.pause(other)
+                await consumer.seek(positions)
+            loop = asyncio.get_running_loop()
+            last_s = loop.time()
+            while max_messages is None or printed < max_messages:
+                left = 1000 if max_messages is None else max_messages - printed
+                wait_s = 0.25 if timeout_ms is None else max(min(0.25, last_s + timeout_ms / 1000 - loop.time()), 0)
+                found = await consumer.poll(timeout_s=wait_s, max_records=left)
+                done: dict[TopicPartition, int] = {}
+                for place, records in found.items():
+                    for record in records:
+                        sys.stdout.write(_line(record, properties, json=json))
+                        done[TopicPartition(*place)] = record.offset + 1
+                        printed += 1
+                if done:
+                    sys.stdout.flush()
+                    last_s = loop.time()
+                    if group is not None:
+                        await consumer.commit(done)
+                elif timeout_ms is not None and loop.time() - last_s >= timeout_ms / 1000:
+                    break
+        except TransportBrokenError as error:
+            raise ConfigurationError(str(error)) from error
+        finally:
+            await consumer.stop()
+            typer.echo(f"Processed a total of {printed} messages", err=True)
+
+    run(main())
+
+
+def _line(record: Received, properties: dict[str, str], *, json: bool) -> str:
+    def text(value: bytes | None) -> str:
+        return properties["null.literal"] if value is None else value.decode("utf-8", "replace")
+
+    if json:
+        import json as encoder
+
+        return (
+            encoder.dumps(
+                {
+                    "topic": record.topic,
+                    "partition": record.partition,
+                    "offset": record.offset,
+                    "timestamp": record.timestamp,
+                    "key": None if record.key is None else record.key.decode("utf-8", "backslashreplace"),
+                    "value": None if record.value is None else record.value.decode("utf-8", "backslashreplace"),
+                    "headers": [
+                        [n, None if v is None else v.decode("utf-8", "backslashreplace")] for n, v in record.headers
+                    ],
+                },
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
+    parts = []
+    if properties["print.timestamp"] == "true":
+        parts.append(f"{'CreateTime' if record.timestamp_type == 0 else 'LogAppendTime'}:{record.timestamp}")
+    if properties["print.partition"] == "true":
+        parts.append(f"Partition:{record.partition}")
+    if properties["print.offset"] == "true":
+        parts.append(f"Offset:{record.offset}")
+    if properties["print.headers"] == "true":
+        pairs = [f"{name}:{text(value)}" for name, value in record.headers]
+        parts.append(properties["headers.separator"].join(pairs) or "NO_HEADERS")
+    if properties["print.key"] == "true":
+        parts.append(text(record.key))
+    if properties["print.value"] == "true":
+        parts.append(text(record.value))
+    return properties["key.separator"].join(parts) + properties["line.separator"]
+
+
+def groups(
+    bootstrap_server: Bootstrap,
+    list_: Annotated[bool, typer.Option("--list", help="Ids of all groups.")] = False,
+    describe: Annotated[bool, typer.Option("--describe", help="Offsets, lag and members.")] = False,
+    reset_offsets: Annotated[bool, typer.Option("--reset-offsets", help="Move a group without members.")] = False,
+    group: Annotated[str | None, typer.Option("--group", help="Id of the group.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="Topics to reset; all committed ones else.")
+    ] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest")] = False,
+    to_offset: Annotated[int | None, typer.Option("--to-offset")] = None,
+    shift_by: Annotated[int | None, typer.Option("--shift-by")] = None,
+    to_datetime: Annotated[str | None, typer.Option("--to-datetime", help="ISO 8601, UTC without zone.")] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Without it the plan is only shown.")] = False,
+    json: Json = False,
+) -> None:
+    """List, describe or reset consumer groups."""
+
+    async def main() -> None:
+        action = _one_of(list=list_, describe=describe, reset_offsets=reset_offsets)
+        async with admin_at(bootstrap_server) as admin, ClusterAdmin(bus_at(bootstrap_server)) as cluster:
+            if action == "list":
+                for name in await admin.groups():
+                    out({"group": name}) if json else typer.echo(name)
+                return
+            name = _needed(group, "--group")
+            if action == "describe":
+                description = await admin.describe_group(name)
+                lags = await cluster.lag(name)
+                if description.state == "Dead" and not lags:
+                    message = f"group {name!r} does not exist; --list shows those that do"
+                    raise ConfigurationError(message)
+                owners = {tp: member for member in description.members for tp in member.partitions}
+                rows: list[list[object]] = []
+                for lag in lags:
+                    member = owners.get(TopicPartition(lag.topic, lag.partition))
+                    committed = "-" if lag.committed_offset is None else lag.committed_offset
+                    if json:
+                        out(
+                            {
+                                "group": name,
+                                "state": description.state,
+                                "topic": lag.topic,
+                                "partition": lag.partition,
+                                "current_offset": lag.committed_offset,
+                                "log_end_offset": lag.end_offset,
+                                "lag": lag.lag,
+                                "member_id": member.member_id if member else None,
+                                "client_id": member.client_id if member else None,
+                            }
+                        )
+                    rows.append(
+                        [
+                            name,
+                            lag.topic,
+                            lag.partition,
+                            committed,
+                            lag.end_offset,
+                            lag.lag,
+                            member.member_id if member else "-",
+                            member.host if member else "-",
+                            member.client_id if member else "-",
+                        ]
+                    )
+                if not json:
+                    columns = "GROUP TOPIC PARTITION CURRENT-OFFSET LOG-END-OFFSET LAG CONSUMER-ID HOST CLIENT-ID"
+                    table(columns.split(), rows)
+                return
+            committed_now = await admin.committed(name)
+            names = topic or sorted({tp.topic for tp in committed_now})
+            if not names:
+                message = f"group {name!r} has committed nothing; say which topics by --topic"
+                raise ConfigurationError(message)
+            starts, ends = await admin.start_offsets(names), await admin.end_offsets(names)
+            chosen = _one_of(
+                to_earliest=to_earliest,
+                to_latest=to_latest,
+                to_offset=to_offset is not None,
+                shift_by=shift_by is not None,
+                to_datetime=to_datetime is not None,
+            )
+            match chosen:
+                case "to_earliest":
+                    target = dict(starts)
+                case "to_latest":
+                    target = dict(ends)
+                case "to_offset":
+                    target = dict.fromkeys(ends, to_offset or 0)
+                case "shift_by":
+                    target = {tp: committed_now.get(tp, starts[tp]) + (shift_by or 0) for tp in ends}
+                case _:
+                    try:
+                        moment = datetime.fromisoformat(to_datetime or "")
+                    except ValueError as error:
+                        message = f"--to-datetime {to_datetime!r} is not like 2024-05-01T12:00:00"
+                        raise ConfigurationError(message) from error
+                    from datetime import UTC
+
+                    target = dict(await admin.offsets_at(names, moment.replace(tzinfo=moment.tzinfo or UTC)))
+            target = {tp: min(max(found, starts[tp]), ends[tp]) for tp, found in target.items()}
+            if execute:
+                await admin.set_offsets(name, target)
+            rows = [[name, tp.topic, tp.partition, found] for tp, found in sorted(target.items())]
+            if json:
+                for row in rows:
+                    out(dict(zip(["group", "topic", "partition", "new_offset"], row, strict=True)))
+            else:
+                table(["GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"], rows)
+                if not execute:
+                    typer.echo("Only shown; --execute sets them.", err=True)
+
+    run(main())
+
+
+def configs(
+    bootstrap_server: Bootstrap,
+    entity_type: Annotated[str, typer.Option("--entity-type", help="topics or brokers.")],
+    entity_name: Annotated[str, typer.Option("--entity-name", help="Topic name or broker id.")],
+    describe: Annotated[bool, typer.Option("--describe")] = False,
+    alter: Annotated[bool, typer.Option("--alter")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="With --describe: defaults too.")] = False,
+    add_config: Annotated[list[str] | None, typer.Option("--add-config", help="name=value,name=value.")] = None,
+    delete_config: Annotated[list[str] | None, typer.Option("--delete-config", help="name,name.")] = None,
+    json: Json = False,
+) -> None:
+    """Describe or alter the configuration of a topic or broker."""
+
+    async def main() -> None:
+        action = _one_of(describe=describe, alter=alter)
+        kind: Any = {"topics": "topic", "brokers": "broker"}.get(entity_type)
+        if kind is None:
+            message = f"--entity-type {entity_type!r} is not topics or brokers"
+            raise ConfigurationError(message)
+        async with admin_at(bootstrap_server) as admin:
+            if action == "alter":
+                if kind != "topic":
+                    message = "only topics can be altered here; set broker options where the broker is started"
+                    raise ConfigurationError(message)
+                add = _pairs(add_config or [], "--add-config")
+                remove = [name for names in delete_config or [] for name in names.split(",")]
+                if not add and not remove:
+                    message = "--alter needs --add-config or --delete-config"
+                    raise ConfigurationError(message)
+                await admin.set_configs(entity_name, add, remove)
+                typer.echo(f"Completed updating config for {kind} {entity_name}.")
+                return
+            if not json:
+                typer.echo(f"{'All' if all_ else 'Dynamic'} configs for {kind} {entity_name} are:")
+            for entry in await admin.configs(kind, entity_name):
+                if all_ or not entry.is_default:
+                    if json:
+                        out({"name": entry.name, "value": entry.value, "default": entry.is_default})
+                    else:
+                        typer.echo(f"  {entry.name}={entry.value}")
+
+    run(main())

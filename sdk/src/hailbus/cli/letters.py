@@ -1,0 +1,213 @@
+"""`hailbus dlq` and `hailbus parked`: what could not be handled, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hailbus.admin import ClusterAdmin
+from hailbus.cli.common import Bootstrap, Json, bus_at, out, run, table
+from hailbus.database import create_engine
+from hailbus.dead_letter_queue import DeadLetterQueue
+from hailbus.errors import ConfigurationError
+from hailbus.parking import ParkingLot
+
+__all__ = ["dlq", "parked"]
+
+dlq = typer.Typer(help="Dead letters: list, show, replay, drop.", no_args_is_help=True)
+parked = typer.Typer(help="Parked keys: list, show, edit, release, drop.", no_args_is_help=True)
+
+Queue = Annotated[str, typer.Argument(help="The dead letter topic, <topic>.<group>-dlt.")]
+Places = Annotated[list[str] | None, typer.Argument(help="<partition>@<offset>, as `ls` shows them.")]
+Database = Annotated[
+    str, typer.Option("--database", envvar="HAILBUS_DATABASE_URL", help="URL of the service's database.")
+]
+Consumer = Annotated[str, typer.Option("--group", help="The consumer group.")]
+
+
+@dlq.command("ls")
+def dlq_list(
+    bootstrap_server: Bootstrap,
+    queue: Annotated[str | None, typer.Argument(help="A dead letter topic; all of them when left out.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Those dealt with, too.")] = False,
+    json: Json = False,
+) -> None:
+    """List dead letters, oldest first."""
+
+    async def main() -> None:
+        bus = bus_at(bootstrap_server)
+        async with ClusterAdmin(bus) as admin:
+            names = [queue] if queue else sorted(name for name in await admin.topics() if name.endswith("-dlt"))
+        rows: list[list[object]] = []
+        for name in names:
+            for letter in await DeadLetterQueue(bus, name).letters():
+                if letter.status != "waiting" and not all_:
+                    continue
+                facts = letter.facts
+                if json:
+                    out(letter.as_json())
+                rows.append(
+                    [
+                        name,
+                        letter.place,
+                        letter.status,
+                        facts.get("ce_type", "?"),
+                        facts.get("sdk-attempt", "?"),
+                        facts.get("exception-message", "")[:80],
+                    ]
+                )
+        if not json:
+            table(["QUEUE", "PLACE", "STATUS", "TYPE", "ATTEMPTS", "REASON"], rows)
+
+    run(main())
+
+
+@dlq.command("show")
+def dlq_show(bootstrap_server: Bootstrap, queue: Queue, places: Places = None) -> None:
+    """Show dead letters with their headers and values, as JSON."""
+
+    async def main() -> None:
+        for letter in await DeadLetterQueue(bus_at(bootstrap_server), queue).letters():
+            if not places or letter.place in places:
+                out(letter.as_json(with_value=True))
+
+    run(main())
+
+
+@dlq.command("replay")
+def dlq_replay(
+    bootstrap_server: Bootstrap,
+    queue: Queue,
+    places: Places = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every letter that waits.")] = False,
+    value_file: Annotated[Path | None, typer.Option("--value-file", help="A corrected value for one letter.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Those replayed or dropped before, too.")] = False,
+) -> None:
+    """Publish dead letters to where they came from. The event ids stay, so a second replay changes nothing."""
+
+    async def main() -> None:
+        if bool(places) == all_:
+            message = "name places, or give --all"
+            raise ConfigurationError(message)
+        if value_file is not None and not value_file.is_file():
+            message = f"there is no file {value_file}"
+            raise ConfigurationError(message)
+        value = value_file.read_bytes() if value_file is not None else None
+        done = await DeadLetterQueue(bus_at(bootstrap_server), queue).replay(places or None, value=value, force=force)
+        typer.echo(f"Replayed {len(done)} dead letters of {queue}.")
+
+    run(main())
+
+
+@dlq.command("drop")
+def dlq_drop(bootstrap_server: Bootstrap, queue: Queue, places: Annotated[list[str], typer.Argument()]) -> None:
+    """Mark dead letters as dealt with, without publishing them."""
+
+    async def main() -> None:
+        done = await DeadLetterQueue(bus_at(bootstrap_server), queue).drop(places)
+        typer.echo(f"Dropped {len(done)} dead letters of {queue}.")
+
+    run(main())
+
+
+@parked.command("ls")
+def parked_list(database: Database, group: Consumer, json: Json = False) -> None:
+    """List parked keys, oldest first."""
+
+    async def main() -> None:
+        engine = create_engine(database)
+        lot = ParkingLot(engine)
+        await lot.create_tables()
+        rows: list[list[object]] = []
+        for key in await lot.keys(group):
+            text = key.key.decode("utf-8", "backslashreplace")
+            if json:
+                out(
+                    {
+                        "topic": key.topic,
+                        "partition": key.partition,
+                        "key": text,
+                        "waiting": key.waiting_count,
+                        "parked_at": key.parked_at.isoformat(),
+                        "released": key.is_released,
+                        "reason": key.reason,
+                    }
+                )
+            rows.append([key.topic, text, key.waiting_count, key.parked_at.isoformat(), key.is_released, key.reason])
+        if not json:
+            table(["TOPIC", "KEY", "WAITING", "PARKED AT", "RELEASED", "REASON"], rows)
+        await engine.dispose()
+
+    run(main())
+
+
+@parked.command("show")
+def parked_show(database: Database, group: Consumer, topic: str, key: str) -> None:
+    """Show the waiting records of a key, as JSON, oldest first."""
+
+    async def main() -> None:
+        engine = create_engine(database)
+        for record in await ParkingLot(engine).records(group, topic, key.encode()):
+            out(
+                {
+                    "position": record.position,
+                    "place": f"{record.topic}-{record.partition}@{record.offset}",
+                    "attempts": record.attempts,
+                    "reason": record.reason,
+                    "headers": [[n, v.decode("utf-8", "backslashreplace")] for n, v in record.headers],
+                    "value": None if record.value is None else record.value.decode("utf-8", "backslashreplace"),
+                }
+            )
+        await engine.dispose()
+
+    run(main())
+
+
+@parked.command("edit")
+def parked_edit(database: Database, position: int, value_file: Annotated[Path, typer.Option("--value-file")]) -> None:
+    """Replace the value of a waiting record."""
+
+    async def main() -> None:
+        if not value_file.is_file():
+            message = f"there is no file {value_file}"
+            raise ConfigurationError(message)
+        engine = create_engine(database)
+        done = await ParkingLot(engine).edit(position, value_file.read_bytes())
+        await engine.dispose()
+        if not done:
+            message = f"no record waits at position {position}; `hailbus parked show` shows positions"
+            raise ConfigurationError(message)
+        typer.echo(f"Edited the record at position {position}.")
+
+    run(main())
+
+
+@parked.command("release")
+def parked_release(database: Database, group: Consumer, topic: str, key: str) -> None:
+    """Let the running service handle the waiting records of a key, in order."""
+
+    async def main() -> None:
+        engine = create_engine(database)
+        count = await ParkingLot(engine).release(group, topic, key.encode())
+        await engine.dispose()
+        if not count:
+            message = f"nothing is parked for key {key!r} of topic {topic!r} and group {group!r}"
+            raise ConfigurationError(message)
+        typer.echo(f"Released {count} records of key {key}.")
+
+    run(main())
+
+
+@parked.command("drop")
+def parked_drop(database: Database, positions: Annotated[list[int], typer.Argument()]) -> None:
+    """Drop waiting records by position; later ones of the key stay parked until released."""
+
+    async def main() -> None:
+        engine = create_engine(database)
+        count = await ParkingLot(engine).remove(positions)
+        await engine.dispose()
+        typer.echo(f"Dropped {count} records.")
+
+    run(main())

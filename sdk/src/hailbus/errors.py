@@ -1,0 +1,240 @@
+"""Every error that hailbus raises. Errors carry attributes; nobody needs to parse their text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "BrokerUnreachableError",
+    "ConfigurationError",
+    "ContractError",
+    "DeliveryError",
+    "DeliveryTimeoutError",
+    "DuplicateEventTypeError",
+    "HailbusError",
+    "HeaderError",
+    "InvalidPayloadError",
+    "MissingHeaderError",
+    "MissingKeyError",
+    "NotInContractError",
+    "ProducerFencedError",
+    "RecordTooLargeError",
+    "TombstoneError",
+    "TopicMismatchError",
+    "TopicMissingError",
+    "UnknownEventError",
+    "UnsupportedVersionError",
+]
+
+
+class HailbusError(Exception):
+    """Base of everything that hailbus raises on purpose."""
+
+
+# ------------------------------------------------------------------------------------------------ configuration
+
+
+class ConfigurationError(HailbusError):
+    """The program is put together wrongly: an event class, a subscription or a setting. Raised at import or start."""
+
+
+class DuplicateEventTypeError(ConfigurationError):
+    """Two event classes claim the same type and version."""
+
+    def __init__(self, *, type: str, version: int, first: type, second: type) -> None:  # noqa: A002
+        self.type = type
+        self.version = version
+        self.first = first
+        self.second = second
+        super().__init__(
+            f"{first.__module__}.{first.__qualname__} and {second.__module__}.{second.__qualname__} both claim "
+            f"{type!r} version {version}; give one of them another type or version"
+        )
+
+
+class TopicMissingError(ConfigurationError):
+    """The cluster does not have a topic that the service declares."""
+
+    def __init__(self, *, topic: str) -> None:
+        self.topic = topic
+        super().__init__(f"topic {topic!r} does not exist on the cluster; provision it or start with provision=True")
+
+
+class TopicMismatchError(ConfigurationError):
+    """A topic exists, but not as it is declared. Topics are never shrunk or rewritten by hailbus."""
+
+    def __init__(self, *, topic: str, differences: Sequence[str]) -> None:
+        self.topic = topic
+        self.differences = tuple(differences)
+        super().__init__(
+            f"topic {topic!r} differs from its declaration ({'; '.join(differences)}); "
+            "change the declaration, or the topic with `hailbus topics --alter`"
+        )
+
+
+class BrokerUnreachableError(ConfigurationError):
+    """No broker answered at the bootstrap address within the time allowed."""
+
+    def __init__(self, *, bootstrap: str, waited_s: float, reason: str = "") -> None:
+        self.bootstrap = bootstrap
+        self.waited_s = waited_s
+        self.reason = reason
+        super().__init__(
+            f"no Kafka broker answers at {bootstrap} (waited {waited_s:.0f} s{': ' + reason if reason else ''}); "
+            "start the broker or correct the bootstrap address"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ contract
+
+
+class ContractError(HailbusError):
+    """A record or an event does not keep the contract. `topic`, `partition` and `offset` are None when not known."""
+
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+
+class MissingHeaderError(ContractError):
+    """A record lacks a header that every event carries."""
+
+    def __init__(self, *, header: str, topic: str | None = None) -> None:
+        self.header = header
+        self.topic = topic
+        super().__init__(f"a record on topic {topic!r} has no {header!r} header, so it is not a CloudEvent")
+
+
+class HeaderError(ContractError):
+    """A CloudEvents header holds bytes that are not what the specification asks for."""
+
+    def __init__(self, *, header: str, value: bytes, reason: str, topic: str | None = None) -> None:
+        self.header = header
+        self.value = value
+        self.reason = reason
+        self.topic = topic
+        super().__init__(f"header {header!r} on topic {topic!r} is {value[:60]!r}: {reason}")
+
+
+class UnknownEventError(ContractError):
+    """The record's type is in no catalogue of this process."""
+
+    def __init__(self, *, type: str, version: int | None = None, topic: str | None = None) -> None:  # noqa: A002
+        self.type = type
+        self.version = version
+        self.topic = topic
+        super().__init__(f"event type {type!r} on topic {topic!r} is not in the catalogue; add its class or skip it")
+
+
+class UnsupportedVersionError(ContractError):
+    """The type is known, but neither this version nor a way up from it."""
+
+    def __init__(self, *, type: str, version: int, known: Sequence[int], topic: str | None = None) -> None:  # noqa: A002
+        self.type = type
+        self.version = version
+        self.known = tuple(sorted(known))
+        self.topic = topic
+        super().__init__(
+            f"event type {type!r} has version {version} on topic {topic!r}, known are {list(self.known)}; "
+            "upgrade the event package or add an upcaster"
+        )
+
+
+class InvalidPayloadError(ContractError):
+    """The value is not what the event class of its type and version says."""
+
+    def __init__(self, *, type: str, version: int, reason: str, topic: str | None = None) -> None:  # noqa: A002
+        self.type = type
+        self.version = version
+        self.reason = reason
+        self.topic = topic
+        super().__init__(f"the value of {type!r} version {version} on topic {topic!r} is invalid: {reason}")
+
+
+class TombstoneError(ContractError):
+    """The record has no value: it deletes its key on a compacted topic, there is no event to read."""
+
+    def __init__(self, *, type: str | None, topic: str | None, key: bytes | None) -> None:  # noqa: A002
+        self.type = type
+        self.topic = topic
+        self.key = key
+        super().__init__(f"the record with key {key!r} on topic {topic!r} is a tombstone, not an event")
+
+
+class MissingKeyError(ContractError):
+    """An event of a keyed class has no usable key value."""
+
+    def __init__(self, *, type: str, field: str) -> None:  # noqa: A002
+        self.type = type
+        self.field = field
+        super().__init__(f"event {type!r} is keyed by field {field!r}, which is empty; give it a value")
+
+
+class NotInContractError(ContractError):
+    """A publisher was given an event that it did not declare."""
+
+    def __init__(self, *, event: type, allowed: Sequence[type]) -> None:
+        self.event = event
+        self.allowed = tuple(allowed)
+        names = ", ".join(sorted(cls.__name__ for cls in allowed))
+        super().__init__(f"this publisher may publish {names}, not {event.__name__}; add it to publishes(...)")
+
+
+# ------------------------------------------------------------------------------------------------ delivery
+
+
+class DeliveryError(HailbusError):
+    """A record could not be written.
+
+    Attributes:
+        topic: Topic that it was meant for.
+        partition: Partition that it was meant for, or None when it was not chosen yet.
+        retriable: Whether the same call may succeed later.
+    """
+
+    def __init__(self, message: str, *, topic: str, partition: int | None = None, retriable: bool = False) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.retriable = retriable
+        super().__init__(message)
+
+
+class DeliveryTimeoutError(DeliveryError):
+    """No acknowledgement in time. The outcome is unknown: the record may be in the log."""
+
+    def __init__(self, *, topic: str, partition: int | None = None, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        super().__init__(
+            f"no acknowledgement for a record on topic {topic!r} within {timeout_s:g} s; it may have been written, "
+            "so publish it again with the same id",
+            topic=topic,
+            partition=partition,
+            retriable=True,
+        )
+
+
+class RecordTooLargeError(DeliveryError):
+    """The record is larger than the producer or the topic allows."""
+
+    def __init__(self, *, topic: str, size_bytes: int, limit_bytes: int | None = None) -> None:
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        limit = f", the limit is {limit_bytes}" if limit_bytes is not None else ", more than the topic allows"
+        super().__init__(
+            f"a record of {size_bytes} bytes for topic {topic!r} is too large{limit}; "
+            "store the bulk elsewhere and publish a reference",
+            topic=topic,
+        )
+
+
+class ProducerFencedError(DeliveryError):
+    """Another producer with the same transactional id has taken over."""
+
+    def __init__(self, *, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        super().__init__(
+            f"another producer took over the transactional id {transactional_id!r}; stop this one", topic=""
+        )

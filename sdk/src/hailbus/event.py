@@ -1,0 +1,238 @@
+"""Events are past facts. An event class owns its type, version, topic and key, so that no caller repeats them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard
+
+from pydantic import BaseModel, ConfigDict
+
+from hailbus.errors import ConfigurationError, MissingKeyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Event", "EventInfo", "Topic", "event_info", "is_event", "key_of"]
+
+CleanupPolicy = Literal["delete", "compact", "compact,delete"]
+_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+_EVENT_TYPE = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One Kafka topic, declared once by the module that owns its events.
+
+    Args:
+        name: Legal Kafka name, for example `rides.v1`.
+        partitions: Partition count at creation. Keys move when it changes, so hailbus never changes it.
+        cleanup_policy: As Kafka's `cleanup.policy`.
+        retention: How long records are kept, None for the broker's default.
+        config: Further topic configuration in Kafka's own names, for example `{"max.message.bytes": "2097152"}`.
+        description: One sentence for the catalogue and the AsyncAPI document.
+    """
+
+    name: str
+    _: KW_ONLY
+    partitions: int = 6
+    cleanup_policy: CleanupPolicy = "delete"
+    retention: timedelta | None = None
+    config: Mapping[str, str] = field(default_factory=dict, hash=False)
+    description: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not _TOPIC_NAME.match(self.name) or self.name in {".", ".."}:
+            message = f"{self.name!r} is not a legal topic name: 1 to 249 of letters, digits, '.', '_' and '-'"
+            raise ConfigurationError(message)
+        if self.partitions < 1:
+            message = f"topic {self.name!r} needs at least one partition, not {self.partitions}"
+            raise ConfigurationError(message)
+        if self.cleanup_policy not in {"delete", "compact", "compact,delete"}:
+            message = f"topic {self.name!r}: cleanup_policy is 'delete', 'compact' or 'compact,delete'"
+            raise ConfigurationError(message)
+        object.__setattr__(self, "config", MappingProxyType(dict(self.config)))
+
+    def kafka_config(self) -> dict[str, str]:
+        """The topic configuration in Kafka's names, as CreateTopics takes it."""
+        configs: dict[str, str] = {"cleanup.policy": self.cleanup_policy}
+        if self.retention is not None:
+            configs["retention.ms"] = str(int(self.retention / timedelta(milliseconds=1)))
+        return configs | dict(self.config)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy does not pickle
+        return _rebuild_topic, (
+            self.name,
+            self.partitions,
+            self.cleanup_policy,
+            self.retention,
+            dict(self.config),
+            self.description,
+        )
+
+
+def _rebuild_topic(
+    name: str,
+    partitions: int,
+    cleanup_policy: Any,  # one of three literals, checked by the constructor
+    retention: timedelta | None,
+    config: dict[str, str],
+    description: str,
+) -> Topic:
+    return Topic(
+        name,
+        partitions=partitions,
+        cleanup_policy=cleanup_policy,
+        retention=retention,
+        config=config,
+        description=description,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventInfo:
+    """What an event class says about itself.
+
+    Attributes:
+        type: CloudEvents type, for example `ride.requested`.
+        version: Counts up from 1 with each breaking change.
+        topic: The topic that it is published to.
+        key_field: The field whose value is the record key, None for records without a key.
+    """
+
+    type: str
+    version: int
+    topic: Topic
+    key_field: str | None
+
+    @property
+    def dataschema(self) -> str:
+        """The `ce_dataschema` of this class."""
+        return f"hailbus:{self.type}/v{self.version}"
+
+
+class Event(BaseModel):
+    """Base class of all events: a frozen pydantic model with class keywords.
+
+    A subclass without `type=` is an abstract base that hands `topic` and `key` down::
+
+        RIDES = Topic("rides.v1", partitions=6)
+
+        class RideEvent(Event, topic=RIDES, key="ride_id"):
+            ride_id: str
+
+        class RideRequested(RideEvent, type="ride.requested", version=1):
+            rider_id: str
+
+    Readers ignore fields that they do not know, so a producer may add some. What the class says about itself stands in
+    `event_info(cls)`, where it cannot clash with a field.
+
+    Raises:
+        ConfigurationError: At class creation, when the keywords do not fit together.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        ser_json_timedelta="iso8601",
+        validate_by_name=True,
+        # Writers always write fields that have a default: the schema says so.
+        json_schema_serialization_defaults_required=True,
+    )
+
+    __event_topic__: ClassVar[Topic | None] = None
+    __event_key__: ClassVar[str | None] = None
+    __event_info__: ClassVar[EventInfo | None] = None
+    __event_upcast__: ClassVar[Any] = None  # the next version and the way there, set by hailbus.upcast
+    __event_predecessors__: ClassVar[tuple[Any, ...]] = ()
+
+    def __init_subclass__(
+        cls,
+        *,
+        topic: Topic | None = None,
+        key: str | None = None,
+        type: str | None = None,  # noqa: A002
+        version: int = 1,
+        **config: Any,  # the rest of pydantic's class keywords
+    ) -> None:
+        # What is left in `config` is a misspelt keyword: the other hook says so, with the class complete.
+        super().__init_subclass__()
+
+    @classmethod
+    def __pydantic_init_subclass__(
+        cls,
+        *,
+        topic: Any = None,
+        key: Any = None,
+        type: Any = None,  # noqa: A002 class keywords are unchecked by mypy under a metaclass, so check here
+        version: Any = 1,
+        **config: Any,  # pydantic hands the same keywords to both hooks; this one sees the fields
+    ) -> None:
+        super().__pydantic_init_subclass__()
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        if config:
+            message = f"{name}: unknown class keywords {sorted(config)}; known are topic, key, type and version"
+            raise ConfigurationError(message)
+        if topic is not None:
+            if not isinstance(topic, Topic):
+                message = f"{name}: topic= takes a hailbus.Topic, not {topic!r}"
+                raise ConfigurationError(message)
+            cls.__event_topic__ = topic
+        if key is not None:
+            cls.__event_key__ = key
+        cls.__event_info__ = None
+        if type is None:
+            # A parametrised generic (`Changed[Ride]`) is created by pydantic without our keywords: it stays abstract.
+            return
+        if not isinstance(type, str) or not _EVENT_TYPE.match(type):
+            message = f"{name}: type={type!r} is not like 'ride.requested': lower case words joined by dots"
+            raise ConfigurationError(message)
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            message = f"{name}: version={version!r} must be a whole number from 1 up"
+            raise ConfigurationError(message)
+        if cls.__event_topic__ is None:
+            message = f"{name}: an event with a type needs a topic; add topic= here or on its base class"
+            raise ConfigurationError(message)
+        if cls.__event_key__ is not None and cls.__event_key__ not in cls.model_fields:
+            message = f"{name}: key={cls.__event_key__!r} is not one of its fields {sorted(cls.model_fields)}"
+            raise ConfigurationError(message)
+        cls.__event_info__ = EventInfo(
+            type=type, version=version, topic=cls.__event_topic__, key_field=cls.__event_key__
+        )
+
+
+def is_event(cls: object) -> TypeGuard[type[Event]]:
+    """Whether this is a concrete event class, one with a type."""
+    return isinstance(cls, type) and issubclass(cls, Event) and cls.__event_info__ is not None
+
+
+def event_info(event: type[Event] | Event) -> EventInfo:
+    """What an event class, or the class of an event, says about itself.
+
+    Raises:
+        ConfigurationError: The class is an abstract base.
+    """
+    info = event.__event_info__
+    if info is None:
+        cls = event if isinstance(event, type) else type(event)
+        message = f"{cls.__module__}.{cls.__qualname__} has no type=, so it cannot be published or handled"
+        raise ConfigurationError(message)
+    return info
+
+
+def key_of(event: Event) -> bytes | None:
+    """The record key of an event: the text of its key field in UTF-8, None for a class without key.
+
+    Raises:
+        MissingKeyError: The key field is None or empty.
+    """
+    info = event_info(event)
+    if info.key_field is None:
+        return None
+    value: object = getattr(event, info.key_field)
+    text = value if type(value) is str else "" if value is None else str(value)
+    if not text:
+        raise MissingKeyError(type=info.type, field=info.key_field)
+    return text.encode()

@@ -1,0 +1,164 @@
+"""The inbox: which events a consumer has applied, kept in the same database transaction as what they changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    delete,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+from hailbus.clock import Clock, utc_now
+from hailbus.context import Context, Delivery
+from hailbus.database import READ_ONLY
+from hailbus.errors import ConfigurationError
+from hailbus.outbox import _micros
+
+__all__ = ["Inbox", "inbox_table"]
+
+metadata = MetaData()
+inbox_table = Table(
+    "hailbus_inbox",
+    metadata,
+    Column("consumer", String(249), primary_key=True),
+    Column("source", String(255), primary_key=True),
+    Column("event_id", String(255), primary_key=True),
+    Column("topic", String(249), nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("offset_", BigInteger, nullable=False),
+    Column("seen_count", Integer, nullable=False),
+    Column("applied_at", BigInteger, nullable=False),  # microseconds since the epoch
+    sqlite_with_rowid=False,
+)
+Index("hailbus_inbox_applied", inbox_table.c.consumer, inbox_table.c.applied_at)
+
+# One parameter for the whole batch, so that one prepared statement serves any size.
+_CLAIM = {
+    "sqlite": text(
+        """
+        INSERT INTO hailbus_inbox (consumer, source, event_id, topic, "partition", offset_, seen_count, applied_at)
+        SELECT :consumer, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+               json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'), :now
+        FROM json_each(:rows) WHERE true
+        ON CONFLICT (consumer, source, event_id) DO UPDATE SET seen_count = seen_count + excluded.seen_count
+        RETURNING source, event_id, seen_count
+        """
+    ),
+    "postgresql": text(
+        """
+        INSERT INTO hailbus_inbox AS i (consumer, source, event_id, topic, "partition", offset_, seen_count, applied_at)
+        SELECT CAST(:consumer AS varchar), r->>0, r->>1, r->>2, CAST(r->>3 AS integer), CAST(r->>4 AS bigint),
+               CAST(r->>5 AS integer), CAST(:now AS bigint)
+        FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS r
+        ORDER BY 2, 3
+        ON CONFLICT (consumer, source, event_id) DO UPDATE SET seen_count = i.seen_count + excluded.seen_count
+        RETURNING source, event_id, seen_count
+        """
+    ),
+}
+
+
+class Inbox:
+    """What one consumer has applied, one row per event: the row and the effect are committed together or not at all.
+
+    ::
+
+        async with sessions.begin() as tx:
+            fresh = await inbox.claim(tx, batch.items)
+            for item in batch.items:
+                if item.ctx.envelope.id in fresh:
+                    ...                                   # apply once
+
+    Args:
+        engine: Made by `hailbus.database.create_engine`.
+        consumer: Name of the consumer, by convention its group.
+    """
+
+    def __init__(self, engine: AsyncEngine, consumer: str, *, clock: Clock = utc_now) -> None:
+        if engine.dialect.name not in _CLAIM:
+            message = f"the inbox supports sqlite and postgresql, not {engine.dialect.name!r}"
+            raise ConfigurationError(message)
+        self.engine = engine
+        self.consumer = consumer
+        self._clock = clock
+        self._claim = _CLAIM[engine.dialect.name]
+
+    async def create_tables(self) -> None:
+        """Create table and index where they are missing."""
+        async with self.engine.begin() as connection:
+            await connection.run_sync(_create)
+
+    async def claim(
+        self, tx: AsyncSession | AsyncConnection, deliveries: Iterable[Delivery[Any] | Context]
+    ) -> set[str]:
+        """Record events in the caller's transaction; the ids of those that were never applied before.
+
+        An id that comes twice in one call is in the answer once: apply it once. Events that were applied before get
+        their `seen_count` raised.
+        """
+        counts: dict[tuple[str, str], list[Any]] = {}
+        for delivery in deliveries:
+            ctx = delivery if isinstance(delivery, Context) else delivery.ctx
+            envelope = ctx.envelope
+            row = counts.get((envelope.source, envelope.id))
+            if row is None:
+                counts[envelope.source, envelope.id] = [
+                    envelope.source,
+                    envelope.id,
+                    ctx.topic,
+                    ctx.partition,
+                    ctx.offset,
+                    1,
+                ]
+            else:
+                row[5] += 1
+        if not counts:
+            return set()
+        result = await tx.execute(
+            self._claim,
+            {"consumer": self.consumer, "now": _micros(self._clock()), "rows": json.dumps(list(counts.values()))},
+        )
+        # A row that existed before has counted higher than what this call added.
+        return {event_id for source, event_id, seen in result.all() if seen == counts[source, event_id][5]}
+
+    async def counts(self) -> tuple[int, int]:
+        """Events applied, and events seen (repetitions included), by this consumer."""
+        async with self.engine.connect() as connection:
+            await connection.execution_options(**READ_ONLY)
+            applied, seen = (
+                await connection.execute(
+                    select(func.count(), func.coalesce(func.sum(inbox_table.c.seen_count), 0)).where(
+                        inbox_table.c.consumer == self.consumer
+                    )
+                )
+            ).one()
+        return int(applied), int(seen)
+
+    async def prune(self, keep: timedelta) -> int:
+        """Forget events that were applied longer ago than this; how many. A repetition after that is applied again."""
+        async with self.engine.begin() as connection:
+            result = await connection.execute(
+                delete(inbox_table).where(
+                    inbox_table.c.consumer == self.consumer, inbox_table.c.applied_at < _micros(self._clock() - keep)
+                )
+            )
+        return int(result.rowcount)
+
+
+def _create(connection: Connection) -> None:
+    metadata.create_all(connection, checkfirst=True)

@@ -1,0 +1,668 @@
+"""Publishing: a bounded buffer per service, one pump per partition, and the typed publishers that feed it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from hailbus._transport import Bus, Outgoing, Producer
+from hailbus.clock import Clock
+from hailbus.codec import encode, envelope_for
+from hailbus.context import Context
+from hailbus.envelope import CONTENT_TYPE, SPECVERSION, Envelope, Headers, new_id, time_text
+from hailbus.errors import ConfigurationError, DeliveryError, DeliveryTimeoutError, MissingKeyError, NotInContractError
+from hailbus.event import Event, event_info, key_of
+from hailbus.transaction import current_transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+    from hailbus.outbox import Outbox
+    from hailbus.tracing import Tracing
+
+__all__ = ["Publisher", "PublisherSettings", "Receipt"]
+
+log = logging.getLogger("hailbus.publisher")
+E_contra = TypeVar("E_contra", bound=Event, contravariant=True)
+
+
+class Receipt(NamedTuple):
+    """Where an event went.
+
+    Attributes:
+        id: The event's id (`ce_id`).
+        topic: Its topic.
+        partition: Where it is in the log; None when it was stored in the outbox.
+        offset: Where in the partition; None when it was stored in the outbox or waits for the end of a transaction.
+    """
+
+    id: str
+    topic: str
+    partition: int | None
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherSettings:
+    """Bounds of a service's publishing.
+
+    Args:
+        delivery_timeout: From the call to the acknowledgement; then `DeliveryTimeoutError`, outcome unknown.
+        max_buffered_records, max_buffered_bytes: When reached, publishing waits.
+        max_batch_records: At most so many records go into one send.
+    """
+
+    delivery_timeout: timedelta = timedelta(seconds=120)
+    max_buffered_records: int = 50_000
+    max_buffered_bytes: int = 64 * 1024 * 1024
+    max_batch_records: int = 2_000
+
+
+Settled = Callable[[int, int, DeliveryError | None], None]
+"""Told partition, offset and error of one record."""
+
+
+class _Pending(NamedTuple):
+    record: Outgoing
+    settled: Settled
+    deadline_s: float
+    size_bytes: int
+
+
+class PublishBuffer:
+    """Records on their way: one queue and one pump per partition, in order, one send in flight for each."""
+
+    def __init__(self, bus: Bus, settings: PublisherSettings, *, client_id: str) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._client_id = client_id
+        self._timeout_s = settings.delivery_timeout.total_seconds()
+        self._producer: Producer | None = None
+        self._queues: dict[tuple[str, int], deque[_Pending]] = {}
+        self._pumps: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._buffered_records = 0
+        self._buffered_bytes = 0
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def start(self) -> None:
+        """Connect."""
+        self._loop = asyncio.get_running_loop()
+        producer = self._bus.producer(client_id=self._client_id)
+        await producer.start()
+        self._producer = producer
+
+    async def stop(self, *, flush_timeout_s: float) -> bool:
+        """Send what is buffered, within a time, and disconnect; False when something had to be given up."""
+        if self._producer is None:
+            return True
+        flushed = True
+        try:
+            async with asyncio.timeout(flush_timeout_s):
+                await self.flush()
+        except TimeoutError:
+            flushed = False
+        pumps = tuple(self._pumps.values())
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        producer, self._producer = self._producer, None
+        await producer.stop()
+        return flushed
+
+    @property
+    def producer(self) -> Producer:
+        """The started producer.
+
+        Raises:
+            ConfigurationError: The service does not run.
+        """
+        if self._producer is None:
+            message = "nothing can be published before the service runs; enter svc.running(bus) or its lifespan first"
+            raise ConfigurationError(message)
+        return self._producer
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that this buffer runs in."""
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def buffered_count(self) -> int:
+        """Records accepted and not decided."""
+        return self._buffered_records
+
+    @property
+    def full(self) -> bool:
+        """Whether publishing must wait."""
+        settings = self._settings
+        return (
+            self._buffered_records >= settings.max_buffered_records
+            or self._buffered_bytes >= settings.max_buffered_bytes
+        )
+
+    async def until_room(self) -> None:
+        """Wait until the buffer takes another record; first come, first served."""
+        while self.full:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self._room.append(waiter)
+            await waiter
+
+    async def flush(self) -> None:
+        """Wait until everything accepted so far is acknowledged or has failed."""
+        if self._buffered_records:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    def add(self, topic: str, partition: int, record: Outgoing, settled: Settled) -> None:
+        """Take one record. `settled` is called once, from the event loop."""
+        place = (topic, partition)
+        value = record[1]
+        size_bytes = 64 + (len(value) if value is not None else 0)
+        queue = self._queues.get(place)
+        if queue is None:
+            queue = self._queues[place] = deque()
+        queue.append(_Pending(record, settled, self.loop.time() + self._timeout_s, size_bytes))
+        self._buffered_records += 1
+        self._buffered_bytes += size_bytes
+        if place not in self._pumps:
+            self._pumps[place] = self.loop.create_task(
+                self._pump(place, queue), name=f"hailbus-pump-{topic}-{partition}"
+            )
+
+    async def _pump(self, place: tuple[str, int], queue: deque[_Pending]) -> None:
+        topic, partition = place
+        most = self._settings.max_batch_records
+        try:
+            while queue:
+                batch = [queue.popleft() for _ in range(min(len(queue), most))]
+                try:
+                    left_s = batch[0].deadline_s - self.loop.time()
+                    async with asyncio.timeout(max(left_s, 0.0)):
+                        offsets = await self.producer.send(topic, partition, [pending.record for pending in batch])
+                except TimeoutError:
+                    for pending in batch:
+                        pending.settled(
+                            partition,
+                            -1,
+                            DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s),
+                        )
+                except asyncio.CancelledError:
+                    for pending in (*batch, *queue):
+                        pending.settled(
+                            partition,
+                            -1,
+                            DeliveryError("publishing was cancelled", topic=topic, partition=partition, retriable=True),
+                        )
+                    raise
+                except DeliveryError as error:
+                    if len(batch) > 1:
+                        # One bad record must not take its neighbours along: each goes alone, in order.
+                        await self._one_by_one(place, batch)
+                    else:
+                        batch[0].settled(partition, -1, error)
+                except Exception as error:  # noqa: BLE001 a defect must reach the callers, not hang them
+                    failure = DeliveryError(f"publishing failed: {error!r}", topic=topic, partition=partition)
+                    failure.__cause__ = error
+                    for pending in batch:
+                        pending.settled(partition, -1, failure)
+                else:
+                    for pending, offset in zip(batch, offsets, strict=True):
+                        pending.settled(partition, offset, None)
+                self._leave(batch)
+        finally:
+            del self._pumps[place]
+
+    async def _one_by_one(self, place: tuple[str, int], batch: Sequence[_Pending]) -> None:
+        topic, partition = place
+        for pending in batch:
+            try:
+                async with asyncio.timeout(max(pending.deadline_s - self.loop.time(), 0.0)):
+                    offsets = await self.producer.send(topic, partition, [pending.record])
+            except TimeoutError:
+                error: DeliveryError | None = DeliveryTimeoutError(
+                    topic=topic, partition=partition, timeout_s=self._timeout_s
+                )
+                pending.settled(partition, -1, error)
+            except DeliveryError as failure:
+                pending.settled(partition, -1, failure)
+            else:
+                pending.settled(partition, offsets[0], None)
+
+    def _leave(self, batch: Sequence[_Pending]) -> None:
+        self._buffered_records -= len(batch)
+        self._buffered_bytes -= sum(pending.size_bytes for pending in batch)
+        while self._room and not self.full:
+            waiter = self._room.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break  # one at a time: the one woken adds its record before the next is looked at
+        if self._room and not self.full:
+            self.loop.call_soon(self._leave, ())
+        if not self._buffered_records:
+            while self._idle:
+                waiter = self._idle.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+
+
+class _Fixed(NamedTuple):
+    """What is the same for all events of one class from one service."""
+
+    topic: str
+    type: str
+    key_field: str | None
+    before: tuple[tuple[str, bytes], ...]
+    source: tuple[str, bytes]
+    event_type: tuple[str, bytes]
+    schema: tuple[str, bytes]
+
+
+_CONTENT_TYPE = ("content-type", CONTENT_TYPE)
+_SPECVERSION = ("ce_specversion", SPECVERSION)
+
+
+class Publisher(Generic[E_contra]):
+    """What a service may publish: `Publisher[RideRequested | RideCompleted]` takes these two and nothing else.
+
+    Made by `Service.publishes`. As a FastAPI dependency: `Annotated[Publisher[...], Depends(pub)]`.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[type[Event]],
+        *,
+        source: str,
+        clock: Clock,
+        buffer: Callable[[], PublishBuffer],
+        bus: Callable[[], Bus],
+        outbox: Callable[[], Outbox | None],
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.events = tuple(events)
+        """The event classes that this publisher declares."""
+        self._source = source
+        self._clock = clock
+        self._buffer = buffer
+        self._bus = bus
+        self._outbox = outbox
+        self._tracing = tracing
+        self._fixed: dict[type[Event], _Fixed] = {}
+        for cls in events:
+            info = event_info(cls)
+            self._fixed[cls] = _Fixed(
+                info.topic.name,
+                info.type,
+                info.key_field,
+                (_SPECVERSION,),
+                ("ce_source", source.encode()),
+                ("ce_type", info.type.encode()),
+                ("ce_dataschema", info.dataschema.encode()),
+            )
+
+    def __call__(self) -> Publisher[E_contra]:
+        """Itself, so that FastAPI's `Depends(pub)` works."""
+        return self
+
+    async def publish(
+        self,
+        event: E_contra,
+        *,
+        id: str | None = None,  # noqa: A002
+        time: datetime | None = None,
+        cause: Context | Envelope | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        traceparent: str | None = None,
+        tx: AsyncSession | AsyncConnection | None = None,
+        not_before: datetime | None = None,
+        schedule_id: str | None = None,
+    ) -> Receipt:
+        """Publish one event and wait for its acknowledgement; with `tx`, store it in the outbox instead.
+
+        Args:
+            event: What happened.
+            id: Stable id where there is one, so that a repetition can be recognised; else a random UUID.
+            time: Event time, aware; else now.
+            cause: What led to it: the handler's context.
+            headers: Further record headers; names with `ce_` are refused.
+            partition: An explicit partition in place of the partitioner's.
+            traceparent: W3C trace context of the creation; else the cause's.
+            tx: The caller's database transaction. The event is published after its commit, and only then.
+            not_before: Only with `tx`: the relay holds the event back until then.
+            schedule_id: Only with `tx`: a name by which `Outbox.cancel` finds the event again.
+
+        Raises:
+            NotInContractError: This publisher did not declare the event's class.
+            MissingKeyError: The key field is empty.
+            DeliveryTimeoutError: No acknowledgement in time; the record may be in the log.
+            DeliveryError: It was refused.
+        """
+        if self._tracing is not None and traceparent is None:
+            if id is None:
+                id = new_id()  # noqa: A001
+            if type(event) not in self._fixed:
+                raise NotInContractError(event=type(event), allowed=self.events)
+            with self._tracing.sending(event_info(event).topic.name, id, key_of(event)) as current:
+                # Without an OpenTelemetry SDK there is no span: then the cause's context goes on.
+                found = current if current is not None else getattr(_envelope(cause), "traceparent", None)
+                return await self.publish(
+                    event,
+                    id=id,
+                    time=time,
+                    cause=cause,
+                    headers=headers,
+                    partition=partition,
+                    traceparent=found or "",
+                    tx=tx,
+                    not_before=not_before,
+                    schedule_id=schedule_id,
+                )
+        traceparent = traceparent or None
+        if tx is not None:
+            receipts = await self._store(
+                tx,
+                [event],
+                id_=id,
+                time=time,
+                cause=cause,
+                headers=headers,
+                partition=partition,
+                traceparent=traceparent,
+                not_before=not_before,
+                schedule_id=schedule_id,
+            )
+            return receipts[0]
+        if not_before is not None or schedule_id is not None:
+            message = "not_before and schedule_id need the outbox: give tx= as well"
+            raise ConfigurationError(message)
+        future = await self.enqueue(
+            event, id=id, time=time, cause=cause, headers=headers, partition=partition, traceparent=traceparent
+        )
+        return await future
+
+    async def enqueue(
+        self,
+        event: E_contra,
+        *,
+        id: str | None = None,  # noqa: A002
+        time: datetime | None = None,
+        cause: Context | Envelope | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        traceparent: str | None = None,
+    ) -> asyncio.Future[Receipt]:
+        """Hand one event to the buffer, waiting for room in it. The future gives the receipt or the error.
+
+        Events of one key that are enqueued one after the other are written in that order. Arguments and errors are
+        those of `publish`; errors of delivery come out of the future.
+        """
+        buffer = self._buffer()
+        if buffer.full:
+            await buffer.until_room()
+        topic, place, record, event_id = await self._record(
+            event, id, time, cause, headers, partition, traceparent, buffer
+        )
+        transaction = current_transaction.get()
+        if transaction is not None:
+            transaction.add(topic, place, record)
+            written: asyncio.Future[Receipt] = buffer.loop.create_future()
+            written.set_result(Receipt(event_id, topic, place, None))
+            return written
+        future: asyncio.Future[Receipt] = buffer.loop.create_future()
+
+        def settled(to: int, offset: int, error: DeliveryError | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(Receipt(event_id, topic, to, offset))
+            else:
+                future.set_exception(error)
+
+        buffer.add(topic, place, record, settled)
+        return future
+
+    async def publish_many(
+        self,
+        events: Iterable[E_contra],
+        *,
+        time: datetime | None = None,
+        cause: Context | Envelope | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        tx: AsyncSession | AsyncConnection | None = None,
+    ) -> list[Receipt]:
+        """Publish events and wait until all are acknowledged; receipts in the order of the events.
+
+        With `tx` they are stored in the outbox by one statement, as `publish` does one by one.
+
+        Raises:
+            DeliveryError: The first that failed, when all are decided; the others may have been written.
+        """
+        if tx is not None:
+            return await self._store(tx, events, time=time, cause=cause, headers=headers)
+        buffer = self._buffer()
+        receipts: list[Receipt | None] = []
+        failures: list[DeliveryError] = []
+        transaction = current_transaction.get()
+        waiting = 1
+        done: asyncio.Future[None] = buffer.loop.create_future()
+
+        def finish() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting == 0 and not done.done():
+                done.set_result(None)
+
+        def sink(index: int, event_id: str, topic: str) -> Settled:
+            def settled(partition: int, offset: int, error: DeliveryError | None) -> None:
+                if error is None:
+                    receipts[index] = Receipt(event_id, topic, partition, offset)
+                else:
+                    failures.append(error)
+                finish()
+
+            return settled
+
+        for event in events:
+            if buffer.full:
+                await buffer.until_room()
+            topic, place, record, event_id = await self._record(event, None, time, cause, headers, None, None, buffer)
+            if transaction is not None:
+                transaction.add(topic, place, record)
+                receipts.append(Receipt(event_id, topic, place, None))
+                continue
+            receipts.append(None)
+            waiting += 1
+            buffer.add(topic, place, record, sink(len(receipts) - 1, event_id, topic))
+        finish()
+        await done
+        if failures:
+            raise failures[0]
+        return [receipt for receipt in receipts if receipt is not None]
+
+    async def tombstone(
+        self,
+        event: type[E_contra],
+        key: str,
+        *,
+        id: str | None = None,  # noqa: A002
+        time: datetime | None = None,
+    ) -> Receipt:
+        """Delete a key from a compacted topic: a record of the event's type without value.
+
+        Raises:
+            ConfigurationError: The topic is not compacted.
+        """
+        if event not in self._fixed:
+            raise NotInContractError(event=event, allowed=self.events)
+        info = event_info(event)
+        if "compact" not in info.topic.cleanup_policy:
+            message = f"topic {info.topic.name!r} is not compacted, so a tombstone on it deletes nothing"
+            raise ConfigurationError(message)
+        buffer = self._buffer()
+        await buffer.until_room()
+        event_id = id if id is not None else new_id()
+        raw = key.encode()
+        headers = self._headers(self._fixed[event], event_id, time, raw, None, None)
+        place = await self._place(info.topic.name, raw, None, buffer)
+        future: asyncio.Future[Receipt] = buffer.loop.create_future()
+
+        def settled(partition: int, offset: int, error: DeliveryError | None) -> None:
+            if error is None:
+                future.set_result(Receipt(event_id, info.topic.name, partition, offset))
+            else:
+                future.set_exception(error)
+
+        buffer.add(info.topic.name, place, (raw, None, headers), settled)
+        return await future
+
+    async def _store(
+        self,
+        tx: AsyncSession | AsyncConnection,
+        events: Iterable[Event],
+        *,
+        id_: str | None = None,
+        time: datetime | None = None,
+        cause: Context | Envelope | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        traceparent: str | None = None,
+        not_before: datetime | None = None,
+        schedule_id: str | None = None,
+    ) -> list[Receipt]:
+        """Insert events into the outbox in the caller's transaction."""
+        from hailbus.outbox import OutboxRow, store
+
+        now = self._clock()
+        more = _checked(headers)
+        rows = []
+        for event in events:
+            if type(event) not in self._fixed:
+                raise NotInContractError(event=type(event), allowed=self.events)
+            envelope = envelope_for(
+                event,
+                source=self._source,
+                id=id_,
+                time=time if time is not None else now,
+                cause=_envelope(cause),
+                traceparent=traceparent,
+            )
+            key, value, all_headers = encode(event, envelope)
+            rows.append(
+                OutboxRow(
+                    topic=event_info(event).topic.name,
+                    key=key,
+                    type=envelope.type,
+                    id=envelope.id,
+                    value=value,
+                    headers=[*all_headers, *more],
+                    partition=partition,
+                    not_before=not_before,
+                    schedule_id=schedule_id,
+                    created_at=now,
+                )
+            )
+        if rows:
+            await store(tx, rows, outbox=self._outbox())
+        return [Receipt(row.id, row.topic, None, None) for row in rows]
+
+    async def flush(self) -> None:
+        """Wait until everything that this service has enqueued so far is acknowledged or has failed."""
+        await self._buffer().flush()
+
+    async def _record(
+        self,
+        event: Event,
+        id_: str | None,
+        time: datetime | None,
+        cause: Context | Envelope | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        partition: int | None,
+        traceparent: str | None,
+        buffer: PublishBuffer,
+    ) -> tuple[str, int, Outgoing, str]:
+        fixed = self._fixed.get(type(event))
+        if fixed is None:
+            raise NotInContractError(event=type(event), allowed=self.events)
+        key: bytes | None = None
+        if fixed.key_field is not None:
+            value = getattr(event, fixed.key_field)
+            text = value if type(value) is str else "" if value is None else str(value)
+            if not text:
+                raise MissingKeyError(type=fixed.type, field=fixed.key_field)
+            key = text.encode()
+        event_id = id_ if id_ is not None else new_id()
+        all_headers = self._headers(fixed, event_id, time, key, _envelope(cause), traceparent)
+        if headers is not None:
+            all_headers.extend(_checked(headers))
+        place = await self._place(fixed.topic, key, partition, buffer)
+        return fixed.topic, place, (key, event.__pydantic_serializer__.to_json(event), all_headers), event_id
+
+    async def _place(self, topic: str, key: bytes | None, partition: int | None, buffer: PublishBuffer) -> int:
+        count = buffer.producer.known_partition_count(topic)
+        if count is None:
+            count = await buffer.producer.partition_count(topic)
+        if partition is None:
+            return self._bus().partitioner(topic, key, count)
+        if not 0 <= partition < count:
+            message = f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
+            raise ConfigurationError(message)
+        return partition
+
+    def _headers(
+        self,
+        fixed: _Fixed,
+        event_id: str,
+        time: datetime | None,
+        key: bytes | None,
+        cause: Envelope | None,
+        traceparent: str | None,
+    ) -> Headers:
+        # The same bytes as `headers_of`, without building an envelope: this runs for every event.
+        headers: Headers = [
+            _SPECVERSION,
+            ("ce_id", event_id.encode()),
+            fixed.source,
+            fixed.event_type,
+            ("ce_time", time_text(time if time is not None else self._clock()).encode()),
+            fixed.schema,
+            _CONTENT_TYPE,
+        ]
+        if key is not None:
+            headers.append(("ce_subject", key))
+        if cause is not None:
+            headers.append(("ce_correlationid", (cause.correlation_id or cause.id).encode()))
+            headers.append(("ce_causationid", cause.id.encode()))
+            traceparent = traceparent if traceparent is not None else cause.traceparent
+        if traceparent is not None:
+            headers.append(("ce_traceparent", traceparent.encode()))
+        return headers
+
+
+def _envelope(cause: Context | Envelope | None) -> Envelope | None:
+    return cause.envelope if isinstance(cause, Context) else cause
+
+
+def _checked(headers: Iterable[Any] | None) -> Headers:  # Any: callers without a type checker pass dicts
+    pairs: list[Any] = list(headers or ())
+    for pair in pairs:
+        if (
+            not isinstance(pair, tuple)
+            or len(pair) != 2
+            or not isinstance(pair[0], str)
+            or not isinstance(pair[1], bytes)
+        ):
+            message = f"record headers are pairs of str and bytes, not {pair!r}"
+            raise ConfigurationError(message)
+        if pair[0].startswith("ce_") or pair[0] == "content-type":
+            message = f"header {pair[0]!r} belongs to the envelope; set it by publish's own arguments"
+            raise ConfigurationError(message)
+    return pairs

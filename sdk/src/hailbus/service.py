@@ -1,0 +1,766 @@
+"""A service: what it publishes, what it handles, and its life from start to drained."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from hailbus._transport import Bus, Start
+from hailbus.admin import ClusterAdmin
+from hailbus.catalogue import Catalogue
+from hailbus.clock import Clock, utc_now
+from hailbus.context import Batch, Context
+from hailbus.dead_letter import dead_letter_topic, retry_topic
+from hailbus.delivery import AtLeastOnce, EffectivelyOnce, ExactlyOnce, ParkKey, Promise, RetryTopics, Verdict
+from hailbus.errors import ConfigurationError
+from hailbus.event import Event, Topic, event_info
+from hailbus.publisher import PublishBuffer, Publisher, PublisherSettings
+from hailbus.subscriber import Subscriber, SubscriberSettings, Subscription
+from hailbus.transactional import TransactionalSubscriber
+from hailbus.upcast import newest
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from hailbus.outbox import Outbox
+    from hailbus.tracing import Tracing
+
+__all__ = ["EventBatchHandler", "EventHandler", "Service"]
+
+log = logging.getLogger("hailbus.service")
+
+A = TypeVar("A", bound=Event)
+B = TypeVar("B", bound=Event)
+C = TypeVar("C", bound=Event)
+D = TypeVar("D", bound=Event)
+E = TypeVar("E", bound=Event)
+F = TypeVar("F", bound=Event)
+G = TypeVar("G", bound=Event)
+H = TypeVar("H", bound=Event)
+EventHandler = Callable[[A, Context], Awaitable[Verdict | None]]
+EventBatchHandler = Callable[[Batch[A]], Awaitable[Sequence[Verdict] | None]]
+
+DEFAULT_DELIVERY = AtLeastOnce()
+FLUSH_TIMEOUT_S = 15.0
+DEAD_LETTER_RETENTION = timedelta(days=30)
+
+
+class Service:
+    """One service: its publishers, its handlers, its relays.
+
+    ::
+
+        svc = Service("recommender", source="/recommender", bus=KafkaBus(bootstrap_servers="127.0.0.1:9092"))
+        pub: Publisher[RecommendationServed] = svc.publishes(RecommendationServed)
+
+        @svc.on(RideCompleted)
+        async def learn(event: RideCompleted, ctx: Context) -> None: ...
+
+        asyncio.run(svc.run())
+
+    Start order: provision topics, connect the producer, start relays, join groups. Stop order is the reverse: drain
+    handlers and commit, stop relays, flush the producer.
+
+    Args:
+        name: Consumer group unless a subscription gives its own, and client id.
+        source: CloudEvents source of everything that it publishes, for example `/recommender`.
+        bus: Where it runs, unless `running(bus)` says.
+        catalogue: All events of the published language. Without it only the classes of this service's own handlers and
+            publishers are known, and other types on the same topics count as unknown.
+        clock: Gives event times that are not set explicitly.
+        provision: Create missing topics, those for dead letters included, at start.
+        publishing, subscribing: Bounds.
+        tracing: Make OpenTelemetry spans `send <topic>` and `process <topic>`, by the global tracer provider.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        source: str | None = None,
+        bus: Bus | None = None,
+        catalogue: Catalogue | None = None,
+        clock: Clock = utc_now,
+        provision: bool = True,
+        publishing: PublisherSettings | None = None,
+        subscribing: SubscriberSettings | None = None,
+        tracing: bool = False,
+    ) -> None:
+        self.name = name
+        self.source = source if source is not None else f"/{name}"
+        self._bus = bus
+        self._catalogue = catalogue
+        self._clock = clock
+        self._provision = provision
+        self._publishing = publishing if publishing is not None else PublisherSettings()
+        self._subscribing = subscribing if subscribing is not None else SubscriberSettings()
+        self._tracing: Tracing | None = None
+        if tracing:
+            from hailbus.tracing import Tracing
+
+            self._tracing = Tracing(client_id=name)
+        self._published: list[type[Event]] = []
+        self._subscriptions: list[Subscription] = []
+        self._outboxes: list[Outbox] = []
+        self._buffer: PublishBuffer | None = None
+        self._subscribers: list[Subscriber | TransactionalSubscriber] = []
+        self._relays: list[asyncio.Task[None]] = []
+        self._running_bus: Bus | None = None
+        self._stop_wanted: asyncio.Event | None = None
+        self._started = asyncio.Event()
+
+    # -------------------------------------------------------------------------------------------- declaring
+
+    @overload
+    def publishes(self, e0: type[A], /) -> Publisher[A]: ...
+    @overload
+    def publishes(self, e0: type[A], e1: type[B], /) -> Publisher[A | B]: ...
+    @overload
+    def publishes(self, e0: type[A], e1: type[B], e2: type[C], /) -> Publisher[A | B | C]: ...
+    @overload
+    def publishes(self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], /) -> Publisher[A | B | C | D]: ...
+    @overload
+    def publishes(
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], /
+    ) -> Publisher[A | B | C | D | E]: ...
+    @overload
+    def publishes(
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], e5: type[F], /
+    ) -> Publisher[A | B | C | D | E | F]: ...
+    @overload
+    def publishes(
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], e5: type[F], e6: type[G], /
+    ) -> Publisher[A | B | C | D | E | F | G]: ...
+    @overload
+    def publishes(
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], e5: type[F], e6: type[G], e7: type[H], /
+    ) -> Publisher[A | B | C | D | E | F | G | H]: ...
+    @overload
+    def publishes(self, *events: type[A]) -> Publisher[A]: ...
+    def publishes(self, *events: type[Any]) -> Publisher[Any]:
+        """Declare what this service publishes: `pub: Publisher[A | B] = svc.publishes(A, B)`."""
+        for cls in events:
+            event_info(cls)
+            if cls not in self._published:
+                self._published.append(cls)
+        return Publisher(
+            events,
+            source=self.source,
+            clock=self._clock,
+            buffer=self._get_buffer,
+            bus=self._get_bus,
+            outbox=lambda: self._outboxes[0] if self._outboxes else None,
+            tracing=self._tracing,
+        )
+
+    @overload
+    def on(
+        self, e0: type[A], /, *, delivery: Promise = ..., group: str | None = ..., start: Start | None = ...
+    ) -> Callable[[EventHandler[A]], EventHandler[A]]: ...
+    @overload
+    def on(
+        self,
+        e0: type[A],
+        e1: type[B],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+    ) -> Callable[[EventHandler[A | B]], EventHandler[A | B]]: ...
+    @overload
+    def on(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+    ) -> Callable[[EventHandler[A | B | C]], EventHandler[A | B | C]]: ...
+    @overload
+    def on(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+    ) -> Callable[[EventHandler[A | B | C | D]], EventHandler[A | B | C | D]]: ...
+    @overload
+    def on(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+    ) -> Callable[[EventHandler[A | B | C | D | E]], EventHandler[A | B | C | D | E]]: ...
+    @overload
+    def on(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+    ) -> Callable[[EventHandler[A | B | C | D | E | F]], EventHandler[A | B | C | D | E | F]]: ...
+    @overload
+    def on(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        e6: type[G],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+    ) -> Callable[[EventHandler[A | B | C | D | E | F | G]], EventHandler[A | B | C | D | E | F | G]]: ...
+    @overload
+    def on(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        e6: type[G],
+        e7: type[H],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+    ) -> Callable[[EventHandler[A | B | C | D | E | F | G | H]], EventHandler[A | B | C | D | E | F | G | H]]: ...
+    @overload
+    def on(
+        self, *events: type[A], delivery: Promise = ..., group: str | None = ..., start: Start | None = ...
+    ) -> Callable[[EventHandler[A]], EventHandler[A]]: ...
+    def on(
+        self,
+        *events: type[Any],
+        delivery: Promise = DEFAULT_DELIVERY,
+        group: str | None = None,
+        start: Start | None = None,
+    ) -> Callable[[EventHandler[Any]], EventHandler[Any]]:
+        """Handle events one by one: `async def handler(event: A | B, ctx: Context) -> Verdict | None`.
+
+        Args:
+            events: Event classes. One handler per class and group.
+            delivery: The promise; at least once by default.
+            group: Consumer group; the service's name by default. Groups are independent of each other.
+            start: Where a new group begins; `earliest` by default, so that nothing is missed.
+        """
+
+        def register(handler: EventHandler[Any]) -> EventHandler[Any]:
+            self._subscribe(
+                Subscription(
+                    name=_name(handler),
+                    events=events,
+                    group=group if group is not None else self.name,
+                    delivery=delivery,
+                    start=start if start is not None else "earliest",
+                    handler=handler,
+                )
+            )
+            return handler
+
+        return register
+
+    @overload
+    def on_batch(
+        self,
+        e0: type[A],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[[EventBatchHandler[A]], EventBatchHandler[A]]: ...
+    @overload
+    def on_batch(
+        self,
+        e0: type[A],
+        e1: type[B],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[[EventBatchHandler[A | B]], EventBatchHandler[A | B]]: ...
+    @overload
+    def on_batch(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[[EventBatchHandler[A | B | C]], EventBatchHandler[A | B | C]]: ...
+    @overload
+    def on_batch(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[[EventBatchHandler[A | B | C | D]], EventBatchHandler[A | B | C | D]]: ...
+    @overload
+    def on_batch(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[[EventBatchHandler[A | B | C | D | E]], EventBatchHandler[A | B | C | D | E]]: ...
+    @overload
+    def on_batch(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[[EventBatchHandler[A | B | C | D | E | F]], EventBatchHandler[A | B | C | D | E | F]]: ...
+    @overload
+    def on_batch(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        e6: type[G],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[[EventBatchHandler[A | B | C | D | E | F | G]], EventBatchHandler[A | B | C | D | E | F | G]]: ...
+    @overload
+    def on_batch(
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        e6: type[G],
+        e7: type[H],
+        /,
+        *,
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[
+        [EventBatchHandler[A | B | C | D | E | F | G | H]], EventBatchHandler[A | B | C | D | E | F | G | H]
+    ]: ...
+    @overload
+    def on_batch(
+        self,
+        *events: type[A],
+        delivery: Promise = ...,
+        group: str | None = ...,
+        start: Start | None = ...,
+        max_items: int = ...,
+        max_wait: timedelta = ...,
+        max_bytes: int = ...,
+    ) -> Callable[[EventBatchHandler[A]], EventBatchHandler[A]]: ...
+    def on_batch(
+        self,
+        *events: type[Any],
+        delivery: Promise = DEFAULT_DELIVERY,
+        group: str | None = None,
+        start: Start | None = None,
+        max_items: int = 500,
+        max_wait: timedelta = timedelta(milliseconds=100),
+        max_bytes: int = 16 * 1024 * 1024,
+    ) -> Callable[[EventBatchHandler[Any]], EventBatchHandler[Any]]:
+        """Handle events in batches, one batch at a time: `async def handler(batch: Batch[A]) -> list[Verdict] | None`.
+
+        A batch is handed over when it has `max_items` or `max_bytes`, or `max_wait` after its first event. None settles
+        all of it; a list has one verdict per item. When the handler raises, the batch is retried as the promise says,
+        then split, so that one bad event becomes a dead letter and its neighbours do not.
+        """
+
+        def register(handler: EventBatchHandler[Any]) -> EventBatchHandler[Any]:
+            self._subscribe(
+                Subscription(
+                    name=_name(handler),
+                    events=events,
+                    group=group if group is not None else self.name,
+                    delivery=delivery,
+                    start=start if start is not None else "earliest",
+                    batch_handler=handler,
+                    max_items=max_items,
+                    max_wait=max_wait,
+                    max_bytes=max_bytes,
+                )
+            )
+            return handler
+
+        return register
+
+    def _subscribe(self, subscription: Subscription) -> None:
+        if not subscription.events:
+            message = f"{subscription.name} subscribes to no event; name the event classes in on(...)"
+            raise ConfigurationError(message)
+        for cls in subscription.events:
+            event_info(cls)
+            if newest(cls) is not cls:
+                message = (
+                    f"{subscription.name} subscribes to {cls.__name__}, which has an upcaster; subscribe to "
+                    f"{newest(cls).__name__}, the old records come as that"
+                )
+                raise ConfigurationError(message)
+        delivery = subscription.delivery
+        if subscription.batch_handler is not None and isinstance(getattr(delivery, "then", None), ParkKey):
+            message = f"{subscription.name} takes batches, ParkKey is for handlers of single events; use DeadLetter()"
+            raise ConfigurationError(message)
+        if self._running_bus is not None:
+            message = f"{subscription.name} subscribes while {self.name} runs; subscribe before it starts"
+            raise ConfigurationError(message)
+        self._subscriptions.append(subscription)
+
+    def relays(self, outbox: Outbox) -> None:
+        """Run the relay of this outbox with the service."""
+        if outbox not in self._outboxes:
+            self._outboxes.append(outbox)
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """What this service handles."""
+        return tuple(self._subscriptions)
+
+    @property
+    def published(self) -> tuple[type[Event], ...]:
+        """What this service publishes."""
+        return tuple(self._published)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Every event class that this service can read."""
+        own = Catalogue.of(*self._published, *(cls for s in self._subscriptions for cls in s.events))
+        return own if self._catalogue is None else self._catalogue | own
+
+    @property
+    def topics(self) -> tuple[Topic, ...]:
+        """The topics that this service needs: of its events, and of its dead letters."""
+        found = {info.name: info for info in (event_info(cls).topic for cls in self._published)}
+        for subscription in self._subscriptions:
+            for cls in subscription.events:
+                topic = event_info(cls).topic
+                found[topic.name] = topic
+                name = dead_letter_topic(topic, subscription.group)
+                found[name] = Topic(
+                    name,
+                    partitions=topic.partitions,
+                    retention=DEAD_LETTER_RETENTION,
+                    config={k: v for k, v in topic.config.items() if k == "max.message.bytes"},
+                    description=f"Dead letters of {topic.name} for group {subscription.group}.",
+                )
+                then = getattr(subscription.delivery, "then", None)
+                for delay in then.delays if isinstance(then, RetryTopics) else ():
+                    name = retry_topic(topic, subscription.group, delay)
+                    found[name] = Topic(
+                        name,
+                        partitions=topic.partitions,
+                        retention=DEAD_LETTER_RETENTION,
+                        config=found[dead_letter_topic(topic, subscription.group)].config,
+                        description=f"Events of {topic.name} that group {subscription.group} handles again later.",
+                    )
+        return tuple(found[name] for name in sorted(found))
+
+    # -------------------------------------------------------------------------------------------- running
+
+    def _get_buffer(self) -> PublishBuffer:
+        if self._buffer is None:
+            message = (
+                f"service {self.name} does not run, so it cannot publish; enter svc.running(bus) or its lifespan first"
+            )
+            raise ConfigurationError(message)
+        return self._buffer
+
+    def _get_bus(self) -> Bus:
+        if self._running_bus is None:
+            message = f"service {self.name} does not run"
+            raise ConfigurationError(message)
+        return self._running_bus
+
+    @asynccontextmanager
+    async def running(self, bus: Bus | None = None) -> AsyncIterator[Service]:
+        """Run the service inside this context: started when entered, drained when left.
+
+        Raises:
+            BrokerUnreachableError: No broker answered within the bus's connect timeout.
+            ConfigurationError: Subscriptions, topics or settings do not fit together.
+        """
+        await self.start(bus)
+        try:
+            yield self
+        finally:
+            await self.stop()
+
+    async def start(self, bus: Bus | None = None) -> None:
+        """Start; see `running`, which also stops."""
+        chosen = bus if bus is not None else self._bus
+        if chosen is None:
+            message = f"service {self.name} has no bus; give Service(bus=...) or running(bus)"
+            raise ConfigurationError(message)
+        if self._running_bus is not None:
+            message = f"service {self.name} runs already"
+            raise ConfigurationError(message)
+        catalogue = self.catalogue
+        buffer = PublishBuffer(chosen, self._publishing, client_id=self.name)
+        groups: dict[str, list[Subscription]] = {}
+        for subscription in self._subscriptions:
+            groups.setdefault(subscription.group, []).append(subscription)
+        subscribers: list[Subscriber | TransactionalSubscriber] = []
+        for group, subscriptions in groups.items():
+            if not any(isinstance(s.delivery, ExactlyOnce) for s in subscriptions):
+                continue
+            if not all(isinstance(s.delivery, ExactlyOnce) for s in subscriptions):
+                message = (
+                    f"group {group!r} mixes ExactlyOnce with other promises, whose commits exclude each other; "
+                    "give one of the subscriptions a group of its own"
+                )
+                raise ConfigurationError(message)
+            subscribers.append(
+                TransactionalSubscriber(
+                    group,
+                    subscriptions,
+                    bus=chosen,
+                    catalogue=catalogue,
+                    settings=self._subscribing,
+                    clock=self._clock,
+                    client_id=self.name,
+                )
+            )
+        subscribers += [
+            Subscriber(
+                group,
+                subscriptions,
+                bus=chosen,
+                catalogue=catalogue,
+                settings=self._subscribing,
+                clock=self._clock,
+                producer=lambda: buffer.producer,
+                client_id=self.name,
+                tracing=self._tracing,
+            )
+            for group, subscriptions in groups.items()
+            if not isinstance(subscriptions[0].delivery, ExactlyOnce)
+        ]
+        self._running_bus = chosen
+        try:
+            if self._provision and self.topics:
+                async with ClusterAdmin(chosen, client_id=f"{self.name}-admin") as admin:
+                    created = await admin.provision(self.topics)
+                if created:
+                    log.info("topics_created: %s", ", ".join(sorted(created)))
+            await buffer.start()
+            self._buffer = buffer
+            for subscription in self._subscriptions:
+                if isinstance(subscription.delivery, EffectivelyOnce):
+                    await subscription.delivery.inbox.create_tables()
+            for outbox in self._outboxes:
+                await outbox.create_tables()
+                task = asyncio.get_running_loop().create_task(
+                    outbox.relay(buffer.producer, chosen.partitioner), name=f"hailbus-relay-{self.name}"
+                )
+                self._relays.append(task)
+            for subscriber in subscribers:
+                self._subscribers.append(subscriber)
+                await subscriber.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._started.set()
+        log.info("service_started: %s on %s, groups %s", self.name, chosen.address, ", ".join(sorted(groups)) or "none")
+
+    async def started(self) -> None:
+        """Wait until the service runs."""
+        await self._started.wait()
+
+    async def stop(self) -> None:
+        """Drain and stop; safe to call twice."""
+        self._started.clear()
+        subscribers, self._subscribers = self._subscribers, []
+        results = await asyncio.gather(*(subscriber.stop() for subscriber in subscribers), return_exceptions=True)
+        relays, self._relays = self._relays, []
+        for relay in relays:
+            relay.cancel()
+        results += await asyncio.gather(*relays, return_exceptions=True)
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None and not await buffer.stop(flush_timeout_s=FLUSH_TIMEOUT_S):
+            log.warning("flush_timed_out: service %s leaves unacknowledged events behind", self.name)
+        self._running_bus = None
+        for result in results:
+            if isinstance(result, Exception):
+                log.error("stop_failed: service %s", self.name, exc_info=result)
+
+    async def run(self, bus: Bus | None = None) -> None:
+        """Run until SIGTERM or SIGINT, then drain and return. A second signal cancels the drain."""
+        loop = asyncio.get_running_loop()
+        stop_wanted = self._stop_wanted = asyncio.Event()
+        task = asyncio.current_task()
+        assert task is not None
+
+        def on_signal() -> None:
+            if stop_wanted.is_set():
+                task.cancel()
+            stop_wanted.set()
+
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, on_signal)
+        try:
+            starting = loop.create_task(self.start(bus))
+            stopping = loop.create_task(stop_wanted.wait())
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():  # told to stop while the broker was still away
+                starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            if not starting.cancelled() and (error := starting.exception()) is not None:
+                stopping.cancel()
+                raise error
+            try:
+                await stopping
+            finally:
+                await self.stop()
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+            self._stop_wanted = None
+
+    async def flush(self) -> None:
+        """Wait until everything that was enqueued so far is acknowledged or has failed."""
+        if self._buffer is not None:
+            await self._buffer.flush()
+
+    @property
+    def buffered_count(self) -> int:
+        """Records accepted for publishing and not acknowledged."""
+        return self._buffer.buffered_count if self._buffer is not None else 0
+
+    @property
+    def outboxes(self) -> tuple[Outbox, ...]:
+        """The outboxes whose relays run with this service."""
+        return tuple(self._outboxes)
+
+    def request_stop(self) -> None:
+        """Make `run` drain and return, as a signal would."""
+        if self._stop_wanted is not None:
+            self._stop_wanted.set()
+
+    # -------------------------------------------------------------------------------------------- around
+
+    @property
+    def lifespan(self) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+        """For `FastAPI(lifespan=svc.lifespan)`: started with the app, drained at its shutdown."""
+
+        @asynccontextmanager
+        async def lifespan(_app: Any) -> AsyncIterator[None]:  # Any: FastAPI or Starlette
+            async with self.running():
+                yield
+
+        return lifespan
+
+    def health(self) -> APIRouter:
+        """Routes `GET /livez` and `GET /readyz` for `app.include_router(svc.health())`."""
+        from hailbus.health import health_router
+
+        return health_router(self)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether start has finished and stop has not begun."""
+        return self._buffer is not None
+
+    @property
+    def unhealthy_reasons(self) -> list[str]:
+        """Why this service is unhealthy; empty when it is well."""
+        return [reason for s in self._subscribers if (reason := s.unhealthy_reason) is not None]
+
+    @property
+    def subscribers(self) -> Sequence[Subscriber | TransactionalSubscriber]:
+        """One per group, while running: counters, assignment, what waits."""
+        return tuple(self._subscribers)
+
+
+def _name(handler: Callable[..., object]) -> str:
+    return getattr(handler, "__qualname__", repr(handler)).replace("<locals>.", "")

@@ -1,0 +1,157 @@
+"""The settlement core: contiguous settled prefixes and key lanes. Plain state, no I/O, no clock, no tasks."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Generic, TypeVar
+
+from hailbus._transport import TopicPartition
+
+__all__ = ["Lane", "Lanes", "SettledPrefix"]
+
+ItemT = TypeVar("ItemT")
+
+
+class SettledPrefix:
+    """What of one partition may be committed: everything below the first record that is not settled.
+
+    Offsets may have gaps (compaction, transaction markers): what was never received is never waited for.
+    """
+
+    __slots__ = ("_pending", "_position", "_settled", "closed")
+
+    def __init__(self) -> None:
+        self._pending: deque[int] = deque()
+        self._settled: set[int] = set()
+        self._position: int | None = None
+        self.closed = False
+        """Set when the partition is gone; what settles later counts for nothing."""
+
+    def received(self, offset: int) -> None:
+        """A record came; offsets only grow."""
+        assert self._position is None or offset >= self._position, (offset, self._position)
+        self._pending.append(offset)
+        self._position = offset + 1
+
+    def settled(self, offset: int) -> None:
+        """A received record is done with, in any order."""
+        pending = self._pending
+        if pending and pending[0] == offset:
+            pending.popleft()
+            settled = self._settled
+            while settled and pending and pending[0] in settled:
+                settled.remove(pending.popleft())
+        else:
+            self._settled.add(offset)
+
+    @property
+    def unsettled_count(self) -> int:
+        """Records received and not settled."""
+        return len(self._pending) - len(self._settled)
+
+    @property
+    def spread(self) -> int:
+        """Records held back from commit, the first unsettled one included."""
+        return len(self._pending)
+
+    @property
+    def first_unsettled(self) -> int | None:
+        """Offset of the first record that is not settled."""
+        return self._pending[0] if self._pending else None
+
+    @property
+    def committable(self) -> int | None:
+        """The offset to commit: the next one to read after a restart. None before the first record."""
+        return self._pending[0] if self._pending else self._position
+
+
+class Lane(Generic[ItemT]):
+    """Records that must be handled one after the other, oldest first."""
+
+    __slots__ = ("dropped", "items", "name", "partition", "waiting")
+
+    def __init__(self, partition: TopicPartition, name: object) -> None:
+        self.partition = partition
+        self.name = name
+        self.items: deque[ItemT] = deque()
+        self.waiting = False
+        """True while a retry delay runs."""
+        self.dropped = False
+        """True once the partition is gone: whoever runs this lane stops and settles nothing."""
+
+
+class Lanes(Generic[ItemT]):
+    """All lanes of one subscription. At any time a lane is in one place only: ready, running, or waiting.
+
+    `take` hands a lane to one runner, who gives it back by `release` or `delay`: that is why handlers of one key never
+    overlap.
+    """
+
+    __slots__ = ("_by_name", "_ready", "item_count", "running_count")
+
+    def __init__(self) -> None:
+        self._by_name: dict[tuple[TopicPartition, object], Lane[ItemT]] = {}
+        self._ready: deque[Lane[ItemT]] = deque()
+        self.item_count = 0
+        self.running_count = 0
+
+    def push(self, partition: TopicPartition, name: object, item: ItemT) -> None:
+        """Add a record behind those of the same partition and name."""
+        lane = self._by_name.get((partition, name))
+        if lane is None:
+            lane = self._by_name[partition, name] = Lane(partition, name)
+            self._ready.append(lane)
+        lane.items.append(item)
+        self.item_count += 1
+
+    @property
+    def ready_count(self) -> int:
+        """Lanes that could run now."""
+        return len(self._ready)
+
+    def take(self) -> Lane[ItemT] | None:
+        """A lane to run, never empty; None when none is ready."""
+        ready = self._ready
+        while ready:
+            lane = ready.popleft()
+            if not lane.dropped:
+                self.running_count += 1
+                return lane
+        return None
+
+    def finish(self, lane: Lane[ItemT]) -> None:
+        """The oldest record of a running lane is done with."""
+        if not lane.dropped:
+            lane.items.popleft()
+            self.item_count -= 1
+
+    def release(self, lane: Lane[ItemT]) -> None:
+        """Give a running lane back: to the end of the ready ones, or away if it is empty."""
+        self.running_count -= 1
+        if lane.dropped:
+            return
+        if lane.items:
+            self._ready.append(lane)
+        else:
+            del self._by_name[lane.partition, lane.name]
+
+    def delay(self, lane: Lane[ItemT]) -> None:
+        """Give a running lane back, to wait for `wake`."""
+        self.running_count -= 1
+        lane.waiting = True
+
+    def wake(self, lane: Lane[ItemT]) -> None:
+        """The delay is over."""
+        if lane.waiting and not lane.dropped:
+            lane.waiting = False
+            self._ready.append(lane)
+
+    def drop(self, partition: TopicPartition) -> list[Lane[ItemT]]:
+        """Forget all lanes of a partition; returns them. Running ones are marked, so that they settle nothing."""
+        gone = [lane for (owner, _), lane in self._by_name.items() if owner == partition]
+        for lane in gone:
+            lane.dropped = True
+            self.item_count -= len(lane.items)
+            lane.items = deque()
+            del self._by_name[lane.partition, lane.name]
+        return gone

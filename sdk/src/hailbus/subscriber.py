@@ -1,0 +1,1277 @@
+"""One group member: reads, hands records to lanes and batches, commits the contiguous settled prefix only.
+
+The rules, each with a test:
+
+- Nothing is committed beyond a record that is not settled.
+- Handlers of one key never overlap. A lane has one runner at a time.
+- A cancelled handler settles nothing.
+- On revocation running handlers get `revoke_grace` to finish, then they are cancelled; what settled by then is
+  committed, the rest is dropped here and read again by the next owner.
+- What cannot be decoded goes to the dead letter topic, with its raw bytes, before it is settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, assert_never
+
+from hailbus._transport import Bus, Consumer, Outgoing, Producer, Received, Start, TopicPartition, TransportBrokenError
+from hailbus.catalogue import Catalogue
+from hailbus.clock import Clock
+from hailbus.codec import STRUCTURED_PREFIX, decode, decode_value
+from hailbus.context import Batch, Context, Delivery
+from hailbus.dead_letter import (
+    attempts_before,
+    dead_letter,
+    dead_letter_topic,
+    due_ms,
+    origin,
+    retry_letter,
+    retry_topic,
+)
+from hailbus.delivery import (
+    AtLeastOnce,
+    AtMostOnce,
+    Done,
+    EffectivelyOnce,
+    ExactlyOnce,
+    Park,
+    ParkKey,
+    Promise,
+    Retry,
+    RetryTopics,
+    Skip,
+    Verdict,
+)
+from hailbus.envelope import CONTENT_TYPE
+from hailbus.errors import (
+    ConfigurationError,
+    ContractError,
+    DeliveryError,
+    UnknownEventError,
+    UnsupportedVersionError,
+)
+from hailbus.event import Event, event_info
+from hailbus.inbox import Inbox
+from hailbus.parking import ParkedRecord, ParkingLot
+from hailbus.settlement import Lane, Lanes, SettledPrefix
+from hailbus.upcast import newest, upcasted
+
+if TYPE_CHECKING:
+    from hailbus.tracing import Tracing
+
+__all__ = ["BatchHandler", "Handler", "Subscriber", "SubscriberSettings", "SubscriberStats", "Subscription"]
+
+log = logging.getLogger("hailbus.subscriber")
+
+Handler = Callable[[Any, Context], Awaitable[Verdict | None]]  # Any: the event class is checked where it is registered
+BatchHandler = Callable[[Batch[Any]], Awaitable[Sequence[Verdict] | None]]
+OnUnknown = Literal["skip", "park", "fail"]
+JSON_HEADER = ("content-type", CONTENT_TYPE)
+YIELD_EVERY = 64  # records handled without a real await before the event loop gets its turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """One handler and what it promises."""
+
+    name: str
+    events: tuple[type[Event], ...]
+    group: str
+    delivery: Promise
+    start: Start
+    handler: Handler | None = None
+    batch_handler: BatchHandler | None = None
+    max_items: int = 500
+    max_wait: timedelta = timedelta(milliseconds=100)
+    max_bytes: int = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberSettings:
+    """Bounds of a group member.
+
+    Args:
+        max_buffered: Records read and not settled, over all partitions; reading pauses there.
+        max_spread: Records of one partition held back from commit by its first unsettled one; that partition pauses.
+        commit_interval: Settled records are committed at least this often while there are some.
+        commit_every: ... and whenever this many have settled since.
+        revoke_grace: How long running handlers may go on when their partition is taken away.
+        drain_timeout: How long running handlers may go on when the service stops.
+        stall_after: Unhealthy when records wait and nothing has settled for so long.
+        unknown_event: What happens to a type that the service's catalogue does not know: `skip` it, `park` it as a dead
+            letter, or `fail`: read no more and be unhealthy, until a newer release knows it.
+        unknown_version: The same for an unknown version of a known type.
+        poll_records: At most so many records per read.
+    """
+
+    max_buffered: int = 5_000
+    max_spread: int = 20_000
+    commit_interval: timedelta = timedelta(milliseconds=500)
+    commit_every: int = 5_000
+    revoke_grace: timedelta = timedelta(seconds=5)
+    drain_timeout: timedelta = timedelta(seconds=20)
+    stall_after: timedelta = timedelta(seconds=60)
+    unknown_event: OnUnknown = "skip"
+    unknown_version: OnUnknown = "park"
+    poll_records: int = 1_000
+
+
+@dataclass(slots=True)
+class SubscriberStats:
+    """Counters since the start. Read-only for others."""
+
+    received: int = 0
+    settled: int = 0
+    skipped: int = 0
+    retried: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+    parked: int = 0
+    committed: int = 0
+    rebalances: int = 0
+    reconnects: int = 0
+
+
+class _Item:
+    """A record between reading and settling."""
+
+    __slots__ = ("attempt", "before", "is_release", "prefix", "record", "route", "was_resolved")
+
+    def __init__(self, record: Received, prefix: SettledPrefix, route: _Route) -> None:
+        self.record = record
+        self.prefix = prefix
+        self.route = route
+        self.attempt = 0
+        self.before = 0
+        """Attempts before the record came to a retry topic."""
+        self.was_resolved = False
+        """Its type was not among its headers: it is in structured mode."""
+        self.is_release = False
+        """No record: from here on the parked records of this lane's key are handled."""
+
+
+class _Route:
+    """Where records of one type and version go; `cls` is None when they must be decoded to find out."""
+
+    __slots__ = ("batch", "cls", "error", "handler", "inbox", "is_newest", "order", "subscription")
+
+    def __init__(
+        self,
+        subscription: Subscription | None,
+        cls: type[Event] | None,
+        *,
+        batch: _BatchRunner | None = None,
+        error: ContractError | None = None,
+    ) -> None:
+        self.subscription = subscription
+        self.cls = cls
+        self.batch = batch
+        self.error = error
+        self.handler = subscription.handler if subscription else None
+        self.order = subscription.delivery.order if subscription else "none"
+        self.is_newest = cls is None or newest(cls) is cls
+        self.inbox = (
+            subscription.delivery.inbox
+            if subscription is not None and isinstance(subscription.delivery, EffectivelyOnce)
+            else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _ReleaseMark:
+    """Stands in a lane where the release of its key begins; has the shape of a record and is none."""
+
+    place: TopicPartition
+    key: bytes
+    offset: int = -1
+    timestamp: int = 0
+    timestamp_type: int = 0
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def topic(self) -> str:
+        return self.place.topic
+
+    @property
+    def partition(self) -> int:
+        return self.place.partition
+
+
+class Subscriber:
+    """All subscriptions of one group in one process, on one consumer."""
+
+    def __init__(
+        self,
+        group: str,
+        subscriptions: Sequence[Subscription],
+        *,
+        bus: Bus,
+        catalogue: Catalogue,
+        settings: SubscriberSettings,
+        clock: Clock,
+        producer: Callable[[], Producer],
+        client_id: str,
+        seed: int | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self.group = group
+        self.subscriptions = tuple(subscriptions)
+        self.stats = SubscriberStats()
+        self._bus = bus
+        self._catalogue = catalogue
+        self._settings = settings
+        self._clock = clock
+        self._producer = producer
+        self._client_id = client_id
+        self._tracing = tracing
+        self._random = random.Random(seed)
+        self._at_most_once = isinstance(subscriptions[0].delivery, AtMostOnce)
+        if any(isinstance(s.delivery, AtMostOnce) != self._at_most_once for s in subscriptions):
+            message = (
+                f"group {group!r} mixes AtMostOnce and AtLeastOnce, whose commits exclude each other; "
+                "give one of the subscriptions a group of its own"
+            )
+            raise ConfigurationError(message)
+        starts = {s.start for s in subscriptions}
+        if len(starts) > 1:
+            message = f"group {group!r} has subscriptions that start at both ends; give one of them another group"
+            raise ConfigurationError(message)
+        self._start: Start = starts.pop()
+        self._by_class: dict[type[Event], _Route] = {}
+        self._batches: list[_BatchRunner] = []
+        for subscription in subscriptions:
+            runner = _BatchRunner(self, subscription) if subscription.batch_handler is not None else None
+            if runner is not None:
+                self._batches.append(runner)
+            for cls in subscription.events:
+                if cls in self._by_class:
+                    message = (
+                        f"group {group!r} has two handlers for {cls.__name__}; "
+                        "give one of them another group, or call both from one"
+                    )
+                    raise ConfigurationError(message)
+                self._by_class[cls] = _Route(subscription, cls, batch=runner)
+        self._retries: dict[str, tuple[RetryTopics, int]] = {}
+        for subscription in subscriptions:
+            then = getattr(subscription.delivery, "then", None)
+            if isinstance(then, RetryTopics):
+                for cls in subscription.events:
+                    for step, delay in enumerate(then.delays):
+                        name = retry_topic(event_info(cls).topic, group, delay)
+                        # Of equal delays the last counts: a record there has been through all of them.
+                        self._retries[name] = (then, step)
+        self._lots = {
+            delivery.then.lot: delivery.then
+            for delivery in (s.delivery for s in subscriptions)
+            if isinstance(delivery, (AtLeastOnce, EffectivelyOnce)) and isinstance(delivery.then, ParkKey)
+        }
+        self._parked: dict[tuple[TopicPartition, bytes], ParkingLot] = {}
+        self.topics = tuple(sorted({event_info(cls).topic.name for cls in self._by_class} | self._retries.keys()))
+        self._routes: dict[tuple[bytes | None, bytes | None], _Route] = {}
+        self._decode_first = _Route(None, None)
+        self._max_in_flight = max((s.delivery.max_in_flight for s in subscriptions if s.handler), default=1)
+
+        self._consumer: Consumer | None = None
+        self._lanes: Lanes[_Item] = Lanes()
+        self._releasing: set[tuple[TopicPartition, bytes]] = set()
+        self._prefixes: dict[TopicPartition, SettledPrefix] = {}
+        self._committed: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._spare: asyncio.Future[None] | None = None
+        self._worker_pending = False
+        """A worker has been made and has not begun: one at a time, as it makes the next when it finds work."""
+        self._running: dict[Lane[_Item], asyncio.Task[None]] = {}
+        self._lane_done = asyncio.Event()
+        self._unsettled = 0
+        self._since_commit = 0
+        self._room = asyncio.Event()
+        self._commit_wanted = asyncio.Event()
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._committing = asyncio.Lock()
+        self._progress_s = 0.0
+        self.failure: BaseException | None = None
+        """What ended this subscriber, when it was not `stop`."""
+
+    # -------------------------------------------------------------------------------------------- start and stop
+
+    async def start(self) -> None:
+        """Join the group and begin to read."""
+        self._loop = asyncio.get_running_loop()
+        self._progress_s = self._loop.time()
+        for lot in self._lots:
+            await lot.create_tables()
+        await self._connect()
+        for runner in self._batches:
+            runner.start()
+        self._tasks = [
+            *(
+                self._loop.create_task(self._watch_releases(then), name=f"hailbus-parked-{self.group}")
+                for then in self._lots.values()
+            ),
+            self._loop.create_task(self._read(), name=f"hailbus-read-{self.group}"),
+            self._loop.create_task(self._commit_regularly(), name=f"hailbus-commit-{self.group}"),
+        ]
+
+    async def _connect(self) -> None:
+        consumer = self._bus.consumer(
+            client_id=self._client_id, group=self.group, topics=self.topics, start=self._start, listener=self
+        )
+        await consumer.start()
+        self._consumer = consumer
+
+    async def stop(self) -> None:
+        """Let running handlers finish within the drain timeout, commit what settled, leave the group."""
+        self._stopping = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        drained = await self._quiesce(self._settings.drain_timeout.total_seconds(), None)
+        if not drained:
+            log.warning("drain_timed_out: group %s, unfinished events will be delivered again", self.group)
+        for runner in self._batches:
+            await runner.stop()
+        if self._consumer is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(10.0):
+                    await self._commit_settled()
+            for prefix in self._prefixes.values():
+                prefix.closed = True
+            consumer, self._consumer = self._consumer, None
+            await consumer.stop()
+        for worker in tuple(self._workers):
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+
+    async def _quiesce(self, grace_s: float, partitions: frozenset[TopicPartition] | None) -> bool:
+        """Stop what runs on some partitions (None: on all): no new calls, a grace for running ones, then cancel."""
+        for partition in tuple(self._prefixes) if partitions is None else partitions:
+            self._lanes.drop(partition)
+        for runner in self._batches:
+            runner.drop(partitions)
+
+        def running() -> list[asyncio.Task[None]]:
+            tasks = [task for lane, task in self._running.items() if partitions is None or lane.partition in partitions]
+            return tasks + [r.task for r in self._batches if r.task is not None and r.touches(partitions)]
+
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        while running():
+            self._lane_done.clear()
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            try:
+                async with asyncio.timeout(max(left_s, 0.0)):
+                    await self._lane_done.wait()
+            except TimeoutError:
+                break
+        late = running()
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=5.0)
+            for runner in self._batches:
+                runner.restart_if_cancelled()
+            if self._lanes.ready_count and not self._stopping:
+                self._wake_worker()
+        return not late
+
+    # -------------------------------------------------------------------------------------------- rebalance
+
+    async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """New partitions: each begins with an empty prefix."""
+        self.stats.rebalances += 1
+        for lot in self._lots:
+            for parked in await lot.keys(self.group, partitions):
+                self._parked[TopicPartition(parked.topic, parked.partition), parked.key] = lot
+        for partition in partitions:
+            self._prefixes[partition] = SettledPrefix()
+        log.info("partitions_assigned: group %s has %s", self.group, _names(partitions))
+
+    async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """Partitions go: finish or cancel what runs, commit what settled, forget the rest."""
+        if not partitions:
+            return
+        await self._quiesce(self._settings.revoke_grace.total_seconds(), partitions)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await self._commit_settled(partitions)
+        self._forget(partitions)
+        log.info("partitions_revoked: group %s gave up %s", self.group, _names(partitions))
+
+    def _forget(self, partitions: frozenset[TopicPartition]) -> None:
+        for partition in partitions:
+            prefix = self._prefixes.pop(partition, None)
+            if prefix is not None:
+                self._unsettled -= prefix.unsettled_count
+                prefix.closed = True
+            self._committed.pop(partition, None)
+            self._paused.discard(partition)
+            for place in [place for place in self._parked if place[0] == partition]:
+                del self._parked[place]
+            if self._consumer is not None:
+                self._consumer.resume(partition)
+        self._room.set()
+
+    # -------------------------------------------------------------------------------------------- reading
+
+    async def _read(self) -> None:
+        settings = self._settings
+        delay_s = 0.2
+        while not self._stopping:
+            if self._unsettled >= settings.max_buffered:
+                await self._until_room()
+                continue
+            assert self._consumer is not None
+            try:
+                polled = await self._consumer.poll(
+                    timeout_s=0.25, max_records=min(settings.poll_records, settings.max_buffered - self._unsettled)
+                )
+                delay_s = 0.2
+                if polled:
+                    await self._take(polled)
+            except TransportBrokenError as error:
+                log.warning("consumer_replaced: group %s after %s", self.group, error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, 5.0)
+                await self._reconnect()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                # A defect, or the policy `fail`: stop reading, say so, be unhealthy. Nothing is skipped.
+                self.failure = error
+                log.exception("subscriber_failed: group %s reads no more", self.group)
+                return
+
+    async def _until_room(self) -> None:
+        # Half empty before reading goes on, so that a slow handler does not cause tiny reads.
+        self._room.clear()
+        if self._unsettled > self._settings.max_buffered // 2:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._room.wait()
+
+    async def _reconnect(self) -> None:
+        self.stats.reconnects += 1
+        partitions = frozenset(self._prefixes)
+        await self._quiesce(self._settings.revoke_grace.total_seconds(), partitions)
+        self._forget(partitions)
+        assert self._consumer is not None
+        await self._consumer.stop()
+        while not self._stopping:
+            try:
+                await self._connect()
+            except ConfigurationError as error:
+                log.warning("reconnect_failed: %s", error)
+                await asyncio.sleep(1.0)
+            else:
+                return
+
+    async def _take(self, polled: Mapping[TopicPartition, Sequence[Received]]) -> None:
+        if self._at_most_once:
+            ends = {TopicPartition(*tp): records[-1].offset + 1 for tp, records in polled.items() if records}
+            assert self._consumer is not None
+            if not await self._consumer.commit(ends):
+                # Not committed, so not ours to handle: the next owner reads them again.
+                return
+            self._committed.update(ends)
+        routes = self._routes
+        lanes = self._lanes
+        for raw_partition, records in polled.items():
+            partition = TopicPartition(*raw_partition)
+            prefix = self._prefixes.get(partition)
+            if prefix is None:
+                # Either revoked meanwhile, or assigned so lately that `assigned` has not finished: then the records
+                # must come again, or the next commit would pass them.
+                assert self._consumer is not None
+                if records and partition in self._consumer.assignment():
+                    await self._consumer.seek({partition: records[0].offset})
+                    await asyncio.sleep(0.02)
+                continue
+            before = prefix.unsettled_count
+            retried = partition.topic in self._retries
+            if retried:
+                records = await self._due(partition, records)  # noqa: PLW2901 the rest is read again later
+            for record in records:
+                prefix.received(record.offset)
+                kind: bytes | None = None
+                schema: bytes | None = None
+                headers = record.headers
+                if len(headers) > 6 and headers[6] == JSON_HEADER and headers[3][0] == "ce_type":
+                    # The order in which hailbus writes them: most records by far.
+                    kind = headers[3][1]
+                    schema = headers[5][1] if headers[5][0] == "ce_dataschema" else None
+                    headers = ()
+                for name, value in headers:
+                    if name == "ce_type":
+                        kind = value
+                    elif name == "ce_dataschema":
+                        schema = value
+                    elif name == "content-type" and value is not None and value.startswith(STRUCTURED_PREFIX):
+                        kind = schema = None
+                        break
+                route = routes.get((kind, schema)) if kind is not None else self._decode_first
+                if route is None:
+                    route = self._route(kind, schema, record)
+                if route.handler is not None:
+                    item = _Item(record, prefix, route)
+                    if retried:
+                        item.before = attempts_before(record)
+                    if route.order == "key":
+                        lanes.push(partition, record.key, item)
+                    else:
+                        lanes.push(partition, None if route.order == "partition" else record.offset, item)
+                elif route.batch is not None:
+                    route.batch.push(partition, _Item(record, prefix, route))
+                elif route.error is not None or route is self._decode_first:
+                    # By key as well: a structured record may turn out to be an event that is handled.
+                    lanes.push(partition, record.key, _Item(record, prefix, route))
+                else:
+                    self.stats.skipped += 1
+                    prefix.settled(record.offset)
+            self.stats.received += len(records)
+            self._unsettled += prefix.unsettled_count - before
+            self._since_commit += len(records) - (prefix.unsettled_count - before)
+            self._pause_if_spread(partition, prefix)
+        if lanes.ready_count:
+            self._wake_worker()
+
+    async def _due(self, partition: TopicPartition, records: Sequence[Received]) -> Sequence[Received]:
+        """The records of a retry topic whose time has come; the partition sleeps until that of the next one."""
+        now_ms = int(self._clock().timestamp() * 1000)
+        for index, record in enumerate(records):
+            wait_ms = (due_ms(record) or 0) - now_ms
+            if wait_ms > 0:
+                assert self._consumer is not None
+                await self._consumer.seek({partition: record.offset})
+                self._consumer.pause(partition)
+                self._loop.call_later(wait_ms / 1000, self._end_nap, partition, self._prefixes.get(partition))
+                return records[:index]
+        return records
+
+    def _end_nap(self, partition: TopicPartition, prefix: SettledPrefix | None) -> None:
+        if self._prefixes.get(partition) is prefix and partition not in self._paused and self._consumer is not None:
+            self._consumer.resume(partition)
+
+    def _pause_if_spread(self, partition: TopicPartition, prefix: SettledPrefix) -> None:
+        if prefix.spread >= self._settings.max_spread and partition not in self._paused:
+            self._paused.add(partition)
+            assert self._consumer is not None
+            self._consumer.pause(partition)
+
+    def _route(self, kind: bytes | None, schema: bytes | None, record: Received) -> _Route:
+        """Find out once per type and version; the answer is remembered."""
+        route: _Route
+        try:
+            probe = Context(record).envelope
+            cls = self._catalogue.lookup(probe.type, probe.version, topic=record.topic)
+        except UnknownEventError as error:
+            if self._settings.unknown_event == "fail":
+                raise
+            route = _Route(None, None, error=error if self._settings.unknown_event == "park" else None)
+            log.info("unknown_event: %s, policy %s", error, self._settings.unknown_event)
+        except UnsupportedVersionError as error:
+            if self._settings.unknown_version == "fail":
+                raise
+            route = _Route(None, None, error=error if self._settings.unknown_version == "park" else None)
+            log.warning("unknown_version: %s, policy %s", error, self._settings.unknown_version)
+        except ContractError as error:
+            return _Route(None, None, error=error)  # of this record, not of its type
+        else:
+            route = self._by_class.get(newest(cls)) or _Route(None, None)
+            if route.subscription is not None and cls is not route.cls:
+                route = _Route(route.subscription, cls, batch=route.batch)
+        if len(self._routes) < 10_000:  # a flood of made-up types must not eat the memory
+            self._routes[kind, schema] = route
+        return route
+
+    # -------------------------------------------------------------------------------------------- handling
+
+    def _wake_worker(self) -> None:
+        spare = self._spare
+        if spare is not None:
+            self._spare = None
+            if not spare.done():
+                spare.set_result(None)
+        elif not self._worker_pending and len(self._workers) < self._max_in_flight:
+            self._worker_pending = True
+            task = self._loop.create_task(self._work(), name=f"hailbus-work-{self.group}")
+            self._workers.add(task)
+            task.add_done_callback(self._worker_ended)
+
+    def _worker_ended(self, task: asyncio.Task[None]) -> None:
+        self._workers.discard(task)
+        if task.cancelled():  # perhaps before it began
+            self._worker_pending = False
+
+    async def _work(self) -> None:
+        """Run lanes until none is ready. One worker waits for more, the others end."""
+        lanes = self._lanes
+        task = asyncio.current_task()
+        assert task is not None
+        self._worker_pending = False
+        streak = 0
+        while True:
+            lane = lanes.take()
+            if lane is None:
+                if self._stopping or self._spare is not None:
+                    return
+                self._spare = self._loop.create_future()
+                try:
+                    await self._spare
+                except asyncio.CancelledError:
+                    self._spare = None
+                    raise
+                continue
+            if lanes.ready_count:
+                # Should this handler wait for something, another worker takes the next lane meanwhile. If it does not,
+                # that worker finds nothing left: one task per read, not one per record.
+                self._wake_worker()
+            self._running[lane] = task
+            try:
+                wait_s = await self._run_one(lane)
+            except asyncio.CancelledError:
+                lanes.release(lane)
+                raise
+            except BaseException:
+                lanes.release(lane)
+                log.exception("worker_failed: a defect in hailbus, the record stays unsettled")
+                raise
+            finally:
+                del self._running[lane]
+                self._lane_done.set()
+            if wait_s is None:
+                lanes.release(lane)
+            else:
+                lanes.delay(lane)
+                self._loop.call_later(wait_s, self._wake_lane, lane)
+            streak += 1
+            if streak >= YIELD_EVERY:
+                streak = 0
+                await asyncio.sleep(0)
+
+    def _wake_lane(self, lane: Lane[_Item]) -> None:
+        self._lanes.wake(lane)
+        if self._lanes.ready_count:
+            self._wake_worker()
+
+    async def _run_one(self, lane: Lane[_Item]) -> float | None:
+        """Handle the oldest record of a lane. None when it is settled, else seconds until the next attempt."""
+        item = lane.items[0]
+        item.attempt += 1
+        record = item.record
+        route = item.route
+        if item.is_release:
+            await self._handle_parked(lane, item)
+            self._lanes.finish(lane)
+            return None
+        if self._parked and record.key is not None and route.handler is not None:
+            lot = self._parked.get((lane.partition, record.key))
+            if lot is not None:
+                await lot.add(self.group, record, reason="waits behind a parked event of its key", attempts=0)
+                self.stats.parked += 1
+                self._finish(lane, item)
+                return None
+        if route.handler is None:
+            resolved = await self._resolve(item)
+            if resolved is None:
+                self._finish(lane, item)
+                return None
+            route = item.route = resolved
+            item.was_resolved = True
+            if route.batch is not None:
+                self._lanes.finish(lane)
+                route.batch.push(lane.partition, item)
+                return None
+        assert route.handler is not None
+        assert route.cls is not None
+        ctx = Context(record, attempt=item.attempt + item.before, group=self.group)
+        try:
+            event = self._event(route, record, structured=item.was_resolved)
+        except ContractError as error:
+            await self._dead_letter(item, error, str(error), by="decoder", attempt=0)
+            self._finish(lane, item)
+            return None
+        if event is None:
+            self.stats.skipped += 1
+            self._finish(lane, item)
+            return None
+        verdict: Verdict | None
+        try:
+            if self._tracing is not None:
+                with self._tracing.processing(ctx):
+                    verdict = await self._call(route, event, ctx)
+            elif route.inbox is None:
+                verdict = await route.handler(event, ctx)
+            else:
+                verdict = await self._effectively_once(route.inbox, route.handler, event, ctx)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if lane.dropped or self._stopping or (task is not None and task.cancelling()):
+                raise
+            wait_s = await self._failed(item, error)  # the handler cancelled something of its own
+        except Exception as error:  # noqa: BLE001 whatever a handler raises is subject to its policy
+            wait_s = await self._failed(item, error)
+        else:
+            wait_s = None if verdict is None else await self._judge(item, verdict)
+        if wait_s is None:
+            self._finish(lane, item)
+        return wait_s
+
+    async def _call(self, route: _Route, event: Event, ctx: Context) -> Verdict | None:
+        assert route.handler is not None
+        if route.inbox is None:
+            return await route.handler(event, ctx)
+        return await self._effectively_once(route.inbox, route.handler, event, ctx)
+
+    async def _effectively_once(self, inbox: Inbox, handler: Handler, event: Event, ctx: Context) -> Verdict | None:
+        """Claim and handle in one transaction; Retry and Park roll it back."""
+        async with inbox.engine.connect() as tx, tx.begin() as transaction:
+            if not await inbox.claim(tx, [ctx]):
+                self.stats.skipped += 1
+                return None
+            ctx.tx = tx
+            verdict = await handler(event, ctx)
+            if isinstance(verdict, (Retry, Park)):
+                await transaction.rollback()
+            return verdict
+
+    async def _watch_releases(self, then: ParkKey) -> None:
+        """Queue the parked records of keys that someone has released, behind what their lanes hold."""
+        while True:
+            await asyncio.sleep(then.look_every.total_seconds())
+            try:
+                released = [key for key in await then.lot.keys(self.group, self._prefixes) if key.is_released]
+            except Exception as error:  # noqa: BLE001 a database that is away comes back
+                log.warning("parking_lot_unreachable: %r", error)
+                continue
+            for key in released:
+                place = (TopicPartition(key.topic, key.partition), key.key)
+                prefix = self._prefixes.get(place[0])
+                if prefix is None or place in self._releasing:
+                    continue
+                self._parked.setdefault(place, then.lot)
+                self._releasing.add(place)
+                item = _Item(_ReleaseMark(place[0], key.key), prefix, self._decode_first)
+                item.is_release = True
+                self._lanes.push(place[0], key.key, item)
+            if self._lanes.ready_count:
+                self._wake_worker()
+
+    async def _handle_parked(self, lane: Lane[_Item], item: _Item) -> None:
+        """Handle the waiting records of a released key in order; at the first that fails the key stays parked."""
+        key = item.record.key
+        assert key is not None
+        place = (lane.partition, key)
+        lot = self._parked[place]
+        try:
+            while records := await lot.records(self.group, lane.partition.topic, key, limit=100):
+                for record in records:
+                    reason = await self._try_parked(record)
+                    if reason is not None:
+                        await lot.hold(self.group, lane.partition.topic, key, reason=reason)
+                        log.warning("key_parked_again: %r on %s: %s", key, lane.partition.topic, reason)
+                        return
+                    await lot.remove([record.position])
+                    self._progress_s = self._loop.time()
+            self._parked.pop(place, None)
+            log.info("key_released: %r on %s", key, lane.partition.topic)
+        finally:
+            self._releasing.discard(place)
+
+    async def _try_parked(self, record: ParkedRecord) -> str | None:
+        """Call the handler once with a parked record; why it failed, or None."""
+        try:
+            envelope = Context(record).envelope
+            cls = self._catalogue.lookup(envelope.type, envelope.version, topic=record.topic)
+            route = self._by_class.get(newest(cls))
+            if route is None or route.handler is None:
+                return None  # no longer handled here: nothing to wait for
+            event = upcasted(decode_value(cls, record.value or b"", topic=record.topic))
+            ctx = Context(record, attempt=record.attempts + 1, group=self.group)
+            if route.inbox is None:
+                verdict = await route.handler(event, ctx)
+            else:
+                verdict = await self._effectively_once(route.inbox, route.handler, event, ctx)
+        except Exception as error:  # noqa: BLE001 whatever a handler raises keeps the key parked
+            return str(error) or repr(error)
+        match verdict:
+            case Retry():
+                return "the handler asks to retry"
+            case Park(reason):
+                return reason
+            case _:
+                return None
+
+    def _event(self, route: _Route, record: Received, *, structured: bool = False) -> Event | None:
+        """The typed event, None for a tombstone, which says nothing that a handler of events could use."""
+        assert route.cls is not None
+        value = record.value
+        if value is None:
+            return None
+        if structured:
+            return decode(record, self._catalogue)[0]
+        event = decode_value(route.cls, value, topic=record.topic)
+        return event if route.is_newest else upcasted(event)
+
+    async def _resolve(self, item: _Item) -> _Route | None:
+        """The route of a record that had none at reading; None when it has been set aside or skipped."""
+        record = item.record
+        error = item.route.error
+        if error is None:
+            try:
+                envelope = Context(record).envelope
+                cls = self._catalogue.lookup(envelope.type, envelope.version, topic=record.topic)
+            except ContractError as found:
+                if (isinstance(found, UnknownEventError) and self._settings.unknown_event == "skip") or (
+                    isinstance(found, UnsupportedVersionError) and self._settings.unknown_version == "skip"
+                ):
+                    self.stats.skipped += 1
+                    return None
+                error = found
+            else:
+                route = self._by_class.get(newest(cls))
+                if route is None:
+                    self.stats.skipped += 1
+                return route
+        await self._dead_letter(item, error, str(error), by="decoder", attempt=0)
+        return None
+
+    async def _judge(self, item: _Item, verdict: Verdict) -> float | None:
+        match verdict:
+            case Done():
+                return None
+            case Skip():
+                self.stats.skipped += 1
+                return None
+            case Retry(after):
+                self.stats.retried += 1
+                return after.total_seconds()
+            case Park(reason):
+                await self._set_aside(item, None, reason)
+                return None
+            case _:
+                assert_never(verdict)
+
+    async def _set_aside(self, item: _Item, error: BaseException | None, reason: str) -> None:
+        """What follows the last attempt, by the subscription's policy: dead letter, retry topic, or parked key."""
+        subscription = _subscription(item)
+        record = item.record
+        then = getattr(subscription.delivery, "then", None)
+        attempt = item.attempt + item.before
+        if isinstance(then, ParkKey) and record.key is not None:
+            await then.lot.add(self.group, record, reason=reason, attempts=attempt)
+            self._parked[TopicPartition(record.topic, record.partition), record.key] = then.lot
+            self.stats.parked += 1
+            log.warning("key_parked: %r on %s: %s", record.key, record.topic, reason)
+            return
+        if isinstance(then, RetryTopics) and error is not None:
+            step = self._retries[record.topic][1] + 1 if record.topic in self._retries else 0
+            if step < len(then.delays):
+                delay = then.delays[step]
+                letter = retry_letter(record, group=self.group, error=error, attempt=attempt, due=self._clock() + delay)
+                await self._write(retry_topic(origin(record)[0], self.group, delay), record.partition, letter)
+                self.stats.retried += 1
+                return
+        await self._dead_letter(item, error, reason, by=subscription.name, attempt=attempt)
+
+    async def _failed(self, item: _Item, error: BaseException) -> float | None:
+        """Apply the subscription's policy to a handler's exception."""
+        subscription = _subscription(item)
+        record = item.record
+        self.stats.failed += 1
+        where = f"{record.topic}-{record.partition}@{record.offset}"
+        delivery = subscription.delivery
+        if isinstance(delivery, AtMostOnce):
+            log.error("handler_failed: %s at %s, at most once, not repeated", subscription.name, where, exc_info=error)
+            return None
+        retry = delivery.retry
+        if item.attempt < retry.attempts and isinstance(error, (*retry.on, asyncio.CancelledError)):
+            wait_s = retry.delay_s(item.attempt, self._random)
+            self.stats.retried += 1
+            log.warning(
+                "handler_retried: %s at %s, attempt %d of %d, next in %.2f s: %r",
+                subscription.name,
+                where,
+                item.attempt,
+                retry.attempts,
+                wait_s,
+                error,
+            )
+            return wait_s
+        log.error("handler_gave_up: %s at %s after %d attempts", subscription.name, where, item.attempt, exc_info=error)
+        await self._set_aside(item, error, str(error) or repr(error))
+        return None
+
+    async def _dead_letter(
+        self, item: _Item, error: BaseException | None, reason: str, *, by: str, attempt: int
+    ) -> None:
+        """Write the dead letter; tries until it is written, as settling without it would lose the record."""
+        record = item.record
+        outgoing = dead_letter(
+            record, group=self.group, error=error, reason=reason, attempt=attempt, now=self._clock(), by=by
+        )
+        topic = dead_letter_topic(origin(record)[0], self.group)
+        await self._write(topic, record.partition, outgoing)
+        self.stats.dead_lettered += 1
+        log.warning("dead_lettered: %s-%d@%d to %s: %s", record.topic, record.partition, record.offset, topic, reason)
+
+    async def _write(self, topic: str, partition: int, outgoing: Outgoing) -> None:
+        """Write a dead letter or a retry; tries until it is written, as settling without it would lose the record."""
+        delay_s = 0.2
+        while True:
+            try:
+                producer = self._producer()
+                count = await producer.partition_count(topic)
+                await producer.send(topic, partition % count, [outgoing])
+            except (DeliveryError, ConfigurationError) as failure:
+                log.error("dead_letter_not_written: %s, trying again in %.1f s", failure, delay_s)
+                await asyncio.sleep(delay_s)
+                delay_s = min(delay_s * 2, 30.0)
+            else:
+                return
+
+    def _finish(self, lane: Lane[_Item], item: _Item) -> None:
+        self._lanes.finish(lane)
+        self.settle(item)
+
+    def settle(self, item: _Item) -> None:
+        """A record is done with; counts for nothing when its partition has gone meanwhile."""
+        prefix = item.prefix
+        if prefix.closed:
+            return
+        prefix.settled(item.record.offset)
+        stats = self.stats
+        stats.settled += 1
+        self._unsettled -= 1
+        self._since_commit += 1
+        self._progress_s = self._loop.time()
+        if self._since_commit == self._settings.commit_every:
+            self._commit_wanted.set()
+        if not self._room.is_set() and self._unsettled <= self._settings.max_buffered // 2:
+            self._room.set()
+        if self._paused and prefix.spread <= self._settings.max_spread // 2:
+            self._resume(TopicPartition(item.record.topic, item.record.partition))
+
+    def _resume(self, partition: TopicPartition) -> None:
+        if partition in self._paused and self._consumer is not None:
+            self._paused.discard(partition)
+            self._consumer.resume(partition)
+
+    # -------------------------------------------------------------------------------------------- committing
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.commit_interval.total_seconds()):
+                    await self._commit_wanted.wait()
+            self._commit_wanted.clear()
+            if self._since_commit:
+                try:
+                    await self._commit_settled()
+                except Exception:
+                    log.exception("commit_failed: group %s, the next commit covers it", self.group)
+
+    async def _commit_settled(self, partitions: frozenset[TopicPartition] | None = None) -> None:
+        async with self._committing:
+            offsets: dict[TopicPartition, int] = {}
+            for partition, prefix in self._prefixes.items():
+                if partitions is not None and partition not in partitions:
+                    continue
+                committable = prefix.committable
+                if committable is not None and committable > self._committed.get(partition, -1):
+                    offsets[partition] = committable
+            self._since_commit = 0
+            if not offsets or self._consumer is None:
+                return
+            if await self._consumer.commit(offsets):
+                self.stats.committed += 1
+                for partition, offset in offsets.items():
+                    if partition in self._prefixes:
+                        self._committed[partition] = offset
+            else:
+                self._since_commit = 1  # so that the next round tries again
+
+    # -------------------------------------------------------------------------------------------- health
+
+    @property
+    def unhealthy_reason(self) -> str | None:
+        """Why this subscriber is unhealthy: it ended, or records wait and nothing has settled for a while."""
+        if self.failure is not None:
+            return f"group {self.group} reads no more: {self.failure}"
+        stalled_s = asyncio.get_running_loop().time() - self._progress_s
+        if self._unsettled and stalled_s > self._settings.stall_after.total_seconds():
+            return f"group {self.group} has {self._unsettled} events waiting and settled none for {stalled_s:.0f} s"
+        return None
+
+    @property
+    def unsettled_count(self) -> int:
+        """Records read and not settled."""
+        return self._unsettled
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that this member holds."""
+        return frozenset(self._prefixes)
+
+    # -------------------------------------------------------------------------------------------- for batches
+
+    def event_of(self, item: _Item) -> Event | None:
+        """See `_event`."""
+        return self._event(item.route, item.record, structured=item.was_resolved)
+
+    async def set_aside(self, item: _Item, error: BaseException | None, reason: str, *, by: str, attempt: int) -> None:
+        """See `_dead_letter`."""
+        await self._dead_letter(item, error, reason, by=by, attempt=attempt)
+
+    async def give_up(self, item: _Item, error: BaseException) -> None:
+        """See `_set_aside`."""
+        await self._set_aside(item, error, str(error) or repr(error))
+
+    def retry_delay_s(self, delivery: AtLeastOnce | EffectivelyOnce | ExactlyOnce, attempt: int) -> float:
+        """Seconds until the next attempt."""
+        return delivery.retry.delay_s(attempt, self._random)
+
+    def handler_ended(self) -> None:
+        """Whoever waits for running handlers looks again."""
+        self._lane_done.set()
+
+
+class _BatchRunner:
+    """Collects records of one batch subscription and calls its handler, one batch at a time."""
+
+    def __init__(self, subscriber: Subscriber, subscription: Subscription) -> None:
+        self._subscriber = subscriber
+        self._subscription = subscription
+        self._queue: deque[tuple[TopicPartition, _Item]] = deque()
+        self._queued_bytes = 0
+        self._held: dict[tuple[TopicPartition, object], deque[tuple[TopicPartition, _Item]]] = {}
+        self._arrived = asyncio.Event()
+        self._current: frozenset[TopicPartition] = frozenset()
+        self.task: asyncio.Task[None] | None = None
+        self._cancelled = False
+
+    def start(self) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"hailbus-batch-{self._subscription.name}")
+
+    async def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None
+
+    def restart_if_cancelled(self) -> None:
+        if self.task is not None and self.task.done() and not self._subscriber._stopping:  # noqa: SLF001 same module
+            self.start()
+
+    def push(self, partition: TopicPartition, item: _Item) -> None:
+        self._queue.append((partition, item))
+        value = item.record.value
+        self._queued_bytes += len(value) if value is not None else 0
+        if not self._arrived.is_set():
+            self._arrived.set()
+
+    def drop(self, partitions: frozenset[TopicPartition] | None) -> None:
+        """Forget what waits for these partitions."""
+        keep: deque[tuple[TopicPartition, _Item]] = deque()
+        if partitions is not None:
+            keep.extend(entry for entry in self._queue if entry[0] not in partitions)
+        self._queue = keep
+        for name in [name for name in self._held if partitions is None or name[0] in partitions]:
+            del self._held[name]
+
+    def touches(self, partitions: frozenset[TopicPartition] | None) -> bool:
+        """Whether the batch that is being handled has records of these partitions."""
+        return bool(self._current) if partitions is None else not self._current.isdisjoint(partitions)
+
+    async def _run(self) -> None:
+        while True:
+            batch = await self._collect()
+            self._current = frozenset(partition for partition, _ in batch)
+            try:
+                await self._handle(batch, attempt=1)
+            finally:
+                self._current = frozenset()
+                self._subscriber.handler_ended()
+
+    async def _collect(self) -> list[tuple[TopicPartition, _Item]]:
+        subscription = self._subscription
+        while True:
+            while not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            if len(self._queue) < subscription.max_items and self._queued_bytes < subscription.max_bytes:
+                deadline_s = asyncio.get_running_loop().time() + subscription.max_wait.total_seconds()
+                while len(self._queue) < subscription.max_items and self._queued_bytes < subscription.max_bytes:
+                    left_s = deadline_s - asyncio.get_running_loop().time()
+                    if left_s <= 0:
+                        break
+                    self._arrived.clear()
+                    try:
+                        async with asyncio.timeout(left_s):
+                            await self._arrived.wait()
+                    except TimeoutError:
+                        break
+            batch: list[tuple[TopicPartition, _Item]] = []
+            size_bytes = 0
+            while self._queue and len(batch) < subscription.max_items and size_bytes < subscription.max_bytes:
+                partition, item = self._queue.popleft()
+                value = item.record.value
+                item_bytes = len(value) if value is not None else 0
+                self._queued_bytes -= item_bytes
+                held = self._held.get((partition, item.record.key)) if self._held else None
+                if held is not None:
+                    held.append((partition, item))
+                    continue
+                size_bytes += item_bytes
+                batch.append((partition, item))
+            if batch:
+                return batch
+
+    async def _handle(self, batch: list[tuple[TopicPartition, _Item]], *, attempt: int) -> None:
+        """Call the handler with a batch until every item is settled or waits for its own retry."""
+        subscriber = self._subscriber
+        subscription = self._subscription
+        delivery = subscription.delivery
+        assert subscription.batch_handler is not None
+        while True:
+            deliveries: list[Delivery[Event]] = []
+            live: list[tuple[TopicPartition, _Item]] = []
+            for partition, item in batch:
+                if item.prefix.closed:
+                    continue
+                item.attempt += 1
+                try:
+                    event = subscriber.event_of(item)
+                except ContractError as error:
+                    await subscriber.set_aside(item, error, str(error), by="decoder", attempt=0)
+                    subscriber.settle(item)
+                    continue
+                if event is None:
+                    subscriber.stats.skipped += 1
+                    subscriber.settle(item)
+                    continue
+                live.append((partition, item))
+                deliveries.append(Delivery(event, Context(item.record, attempt=item.attempt, group=subscriber.group)))
+            if not deliveries:
+                return
+            try:
+                if isinstance(delivery, EffectivelyOnce):
+                    async with delivery.inbox.engine.begin() as tx:
+                        fresh = await delivery.inbox.claim(tx, deliveries)
+                        new = _first_of_each(deliveries, fresh)
+                        if new:
+                            verdicts = await subscription.batch_handler(Batch(new, tx=tx))
+                            if verdicts is not None and any(isinstance(v, (Retry, Park)) for v in verdicts):
+                                message = (
+                                    f"{subscription.name} gave Retry or Park under EffectivelyOnce, where a batch is "
+                                    "applied as a whole; raise, and the batch is split"
+                                )
+                                raise ConfigurationError(message)
+                    verdicts = None
+                else:
+                    verdicts = await subscription.batch_handler(Batch(deliveries))
+                if verdicts is not None and len(verdicts) != len(deliveries):
+                    message = f"{subscription.name} gave {len(verdicts)} verdicts for {len(deliveries)} events"
+                    raise ConfigurationError(message)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                subscriber.stats.failed += 1
+                if isinstance(delivery, AtMostOnce):
+                    log.error("batch_failed: %s, at most once, not repeated", subscription.name, exc_info=error)
+                    for _, item in live:
+                        subscriber.settle(item)
+                    return
+                if attempt < delivery.retry.attempts and isinstance(error, delivery.retry.on):
+                    wait_s = subscriber.retry_delay_s(delivery, attempt)
+                    subscriber.stats.retried += 1
+                    log.warning(
+                        "batch_retried: %s, %d events, attempt %d of %d, next in %.2f s: %r",
+                        subscription.name,
+                        len(live),
+                        attempt,
+                        delivery.retry.attempts,
+                        wait_s,
+                        error,
+                    )
+                    attempt += 1
+                    await asyncio.sleep(wait_s)
+                    batch = live
+                    continue
+                if len(live) == 1:
+                    item = live[0][1]
+                    log.error("batch_gave_up: %s on one event", subscription.name, exc_info=error)
+                    await subscriber.give_up(item, error)
+                    subscriber.settle(item)
+                    return
+                # One bad event must not take the others along: each gets one last call alone, in order.
+                log.warning("batch_split: %s, %d events one by one after %r", subscription.name, len(live), error)
+                for entry in live:
+                    await self._handle([entry], attempt=delivery.retry.attempts)
+                return
+            if verdicts is None:
+                for _, item in live:
+                    subscriber.settle(item)
+                return
+            await self._apply(live, verdicts)
+            return
+
+    async def _apply(self, live: list[tuple[TopicPartition, _Item]], verdicts: Sequence[Verdict]) -> None:
+        subscriber = self._subscriber
+        for (partition, item), verdict in zip(live, verdicts, strict=True):
+            match verdict:
+                case Retry(after):
+                    subscriber.stats.retried += 1
+                    name = (partition, item.record.key)
+                    held = self._held.get(name)
+                    if held is None:
+                        # Later events of this key wait behind it.
+                        held = self._held[name] = deque()
+                        asyncio.get_running_loop().call_later(after.total_seconds(), self._release, name)
+                    held.append((partition, item))
+                case Park(reason):
+                    await subscriber.set_aside(item, None, reason, by=self._subscription.name, attempt=item.attempt)
+                    subscriber.settle(item)
+                case Skip():
+                    subscriber.stats.skipped += 1
+                    subscriber.settle(item)
+                case Done():
+                    subscriber.settle(item)
+                case _:
+                    assert_never(verdict)
+
+    def _release(self, name: tuple[TopicPartition, object]) -> None:
+        held = self._held.pop(name, None)
+        if held:
+            self._queue.extendleft(reversed(held))
+            self._arrived.set()
+
+
+def _subscription(item: _Item) -> Subscription:
+    assert item.route.subscription is not None
+    return item.route.subscription
+
+
+def _first_of_each(deliveries: Sequence[Delivery[Event]], fresh: set[str]) -> list[Delivery[Event]]:
+    """The deliveries with fresh ids, each id once."""
+    left = set(fresh)
+    found: list[Delivery[Event]] = []
+    for delivery in deliveries:
+        event_id = delivery.ctx.envelope.id
+        if event_id in left:
+            left.remove(event_id)
+            found.append(delivery)
+    return found
+
+
+def _names(partitions: frozenset[TopicPartition]) -> str:
+    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions)) or "nothing"
