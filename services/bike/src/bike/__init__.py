@@ -1,0 +1,1 @@
+"""Bike hire: a second producer of the example."""

@@ -1,0 +1,1 @@
+"""The bike service's HTTP API."""

@@ -1,0 +1,66 @@
+"""The bike service's tables. Times are microseconds since the epoch, as in the outbox beside them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+metadata = MetaData()
+_ID = String(64)
+_CELL = String(15)
+
+bikes = Table(
+    "bike_bikes",
+    metadata,
+    Column("bike_id", _ID, primary_key=True),
+    Column("lat", Float(53), nullable=False),
+    Column("lng", Float(53), nullable=False),
+    Column("cell", _CELL, nullable=False),
+    Column("hire_id", _ID),
+)
+hires = Table(
+    "bike_hires",
+    metadata,
+    Column("hire_id", _ID, primary_key=True),
+    Column("bike_id", _ID, nullable=False),
+    Column("rider_id", _ID, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("pickup_lat", Float(53), nullable=False),
+    Column("pickup_lng", Float(53), nullable=False),
+    Column("pickup_cell", _CELL, nullable=False),
+    Column("reserved_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("returned_at", BigInteger),
+    Column("dropoff_lat", Float(53)),
+    Column("dropoff_lng", Float(53)),
+    Column("dropoff_cell", _CELL),
+    Column("distance_m", BigInteger),
+    Column("fare_minor", BigInteger),
+    Column("simulated", Boolean, nullable=False),
+)
+answers = Table(
+    "bike_answers",
+    metadata,
+    Column("key", String(128), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("recorded_at", BigInteger, nullable=False),
+    Index("bike_answers_by_age", "recorded_at"),
+)
+clock = Table(
+    "bike_clock", metadata, Column("name", String(8), primary_key=True), Column("now", BigInteger, nullable=False)
+)
+
+
+def micros(moment: datetime) -> int:
+    """Return microseconds since the epoch."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+def moment(stored: int) -> datetime:
+    """Return the moment of microseconds since the epoch."""
+    return EPOCH + timedelta(microseconds=stored)

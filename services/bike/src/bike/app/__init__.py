@@ -1,0 +1,1 @@
+"""What the bike service does: one module per use case."""

@@ -1,0 +1,1 @@
+"""Bikes and hires as values and decisions: plain Python."""

@@ -1,0 +1,1 @@
+"""Quotes and rides: the booking service of the example."""

@@ -1,0 +1,1 @@
+"""Booking's edges: HTTP, streams and storage."""

@@ -1,0 +1,1 @@
+"""Booking's HTTP API."""

@@ -1,0 +1,513 @@
+"""Routes: read the request, give the order to the writer or the question to the reader, send the answer."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal, assert_never
+
+from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+from booking.adapters.clock import BookingClock
+from booking.adapters.http import problems, schemas
+from booking.adapters.http.problems import KINDS, ProblemError, documented, problem_bytes, problem_dict, refusal_code
+from booking.adapters.storage.reader import Reader
+from booking.adapters.storage.writer import Writer
+from booking.app.cancel_ride import CancelRide
+from booking.app.change_destination import ChangeDestination
+from booking.app.drive import CompleteRide, ReportArrival, StartRide
+from booking.app.drivers import GoOffline, GoOnline, ReportLocation
+from booking.app.offer_quote import OfferQuote
+from booking.app.ports import Command, Presented
+from booking.app.request_ride import RequestRide
+from booking.app.story import derived_id
+from booking.app.update_drivers import MoveClock, Update, UpdateDrivers
+from booking.domain.driver import Driver
+from booking.domain.errors import Refusal
+from booking.domain.quote import Quote
+from booking.domain.ride import Ride, RideState
+
+JSON: Final = "application/json"
+FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_MOMENT: Final = datetime(2100, 1, 1, tzinfo=UTC)
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:?\d\d)\Z", re.ASCII)
+
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[A-Za-z0-9._:/-]{1,128}$",
+        description="The same key and body get the same answer again; ids are derived from it.",
+    ),
+]
+EventTime = Annotated[
+    str | None,
+    Header(
+        alias="Event-Time",
+        description="ISO 8601 with zone; only where the service runs by the event clock.",
+        json_schema_extra={"format": "date-time"},
+    ),
+]
+IdPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
+Limit = Annotated[int, Query(ge=1, le=500)]
+After = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._:-]{1,64}$", description="`next` of the page before.")]
+
+_POST = ("malformed", "event-time-refused", "event-time-required", "too-large", "unsupported-media-type", "invalid")
+_POSTED = (*_POST, "idempotency-key-reused", "unavailable")
+
+
+def view_of(thing: Quote | Ride | Driver | datetime) -> BaseModel:
+    """Return the body that shows a thing."""
+    match thing:
+        case Quote():
+            return schemas.QuoteView.of(thing)
+        case Ride():
+            return schemas.RideView.of(thing)
+        case Driver():
+            return schemas.DriverView.of(thing)
+        case datetime():
+            return schemas.ClockView(clock="event", now=thing)
+        case _:
+            assert_never(thing)
+
+
+class Answers:
+    """Presents results and refusals of one request as status and JSON, to be stored and sent."""
+
+    def __init__(self, instance: str, status: int = 200) -> None:
+        self._instance = instance
+        self._status = status
+
+    def result(self, result: Any) -> Presented:  # Any: as the port
+        """Present a thing, or the results of many updates."""
+        if isinstance(result, list):
+            return self._status, to_json({"results": [self._one(item) for item in result]})
+        view = view_of(result)
+        return self._status, view.__pydantic_serializer__.to_json(view)
+
+    def refusal(self, refusal: Exception) -> Presented:
+        """Present a refusal as a problem."""
+        body = self._problem(refusal)
+        return body["status"], problem_bytes(body)
+
+    def _one(self, item: Driver | Ride | Refusal) -> dict[str, object]:
+        if isinstance(item, Refusal):
+            body = self._problem(item)
+            return {"status": body["status"], "body": body}
+        view = view_of(item)
+        return {"status": 200, "body": view.__pydantic_serializer__.to_python(view, mode="json")}
+
+    def _problem(self, refusal: Exception) -> dict[str, Any]:  # Any: JSON
+        return problem_dict(refusal_code(refusal), str(refusal), instance=self._instance)
+
+
+def add_routes(
+    api: APIRouter, writer: Writer, reader: Reader, clock: BookingClock, healthy: Callable[[], Sequence[str]]
+) -> None:
+    """Add booking's routes.
+
+    Args:
+        api: The application's own router: an included one would be searched anew for each request.
+        writer: Takes orders.
+        reader: Answers questions.
+        clock: Says whether event times are welcome.
+        healthy: Gives the reasons why the service is not ready; none when it is.
+    """
+
+    def moment(event_time: str | None) -> datetime | None:
+        if event_time is None:
+            return None
+        if clock.name == "wall":
+            raise ProblemError("event-time-refused", KINDS["event-time-refused"].advice)
+        found = _TIME.match(event_time)
+        try:
+            if not found:
+                raise ValueError
+            return in_range(datetime.fromisoformat(event_time).astimezone(UTC))
+        except (ValueError, OverflowError) as error:
+            raise ProblemError(
+                "malformed", "the header Event-Time is no ISO 8601 time with a zone, as in 2014-05-01T08:00:00Z"
+            ) from error
+
+    def in_range(given: datetime) -> datetime:
+        if not FIRST_MOMENT <= given <= LAST_MOMENT:
+            raise ProblemError("malformed", "event times are between 1970 and 2100")
+        return given.astimezone(UTC)
+
+    async def order(
+        request: Request,
+        command: Command[Any],  # Any: each command has its own result
+        body: BaseModel | None,
+        *,
+        key: str,
+        at: datetime | None,
+        status: int = 200,
+    ) -> Response:
+        path = request.url.path
+        content = b"" if body is None else body.__pydantic_serializer__.to_json(body)
+        fingerprint = hashlib.sha256(path.encode("utf-8", "surrogatepass") + b"\n" + content).hexdigest()
+        answer = await writer.post(command, at=at, key=key, fingerprint=fingerprint, presenter=Answers(path, status))
+        return Response(
+            answer.body,
+            status_code=answer.status,
+            media_type=JSON if answer.status < 400 else problems.MEDIA_TYPE,
+            headers={"Idempotent-Replay": "true"} if answer.replayed else None,
+        )
+
+    # ---------------------------------------------------------------- quotes
+
+    @api.post(
+        "/quotes",
+        status_code=201,
+        tags=["riders"],
+        summary="Ask for a fare",
+        response_model=schemas.QuoteView,
+        responses=documented(*_POSTED),
+    )
+    async def offer_quote(
+        request: Request, body: schemas.NewQuote, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        command = OfferQuote(
+            quote_id=derived_id("quote", key),
+            rider_id=body.rider_id,
+            pickup=body.pickup.place(),
+            dropoff=body.dropoff.place(),
+            passengers=body.passengers,
+            distance_m=body.distance_m,
+            duration_s=body.duration_s,
+            simulated=body.simulated,
+        )
+        return await order(request, command, body, key=key, at=moment(event_time), status=201)
+
+    @api.get(
+        "/quotes/{quote_id}",
+        tags=["riders"],
+        summary="Look at a quote",
+        response_model=schemas.QuoteView,
+        responses=documented("not-found", "invalid"),
+    )
+    async def get_quote(quote_id: IdPath) -> Response:
+        return _ok(schemas.QuoteView.of(await reader.quote(quote_id)))
+
+    # ---------------------------------------------------------------- rides
+
+    @api.post(
+        "/rides",
+        status_code=201,
+        tags=["riders"],
+        summary="Accept a quote",
+        response_model=schemas.RideView,
+        responses=documented(*_POSTED, "not-found", "quote-expired", "quote-taken"),
+    )
+    async def request_ride(
+        request: Request, body: schemas.NewRide, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        command = RequestRide(ride_id=derived_id("ride", key), quote_id=body.quote_id, simulated=body.simulated)
+        return await order(request, command, body, key=key, at=moment(event_time), status=201)
+
+    @api.get(
+        "/rides",
+        tags=["riders"],
+        summary="List rides, the newest request first",
+        response_model=schemas.RideList,
+        responses=documented("not-found", "invalid"),
+    )
+    async def list_rides(
+        state: Annotated[list[RideState] | None, Query(max_length=8)] = None,
+        ride_id: Annotated[list[schemas.Id] | None, Query(max_length=100)] = None,
+        limit: Limit = 100,
+        after: After = None,
+    ) -> Response:
+        found = await reader.rides(
+            states=[one.value for one in state or ()], ride_ids=ride_id or (), limit=limit, after=after
+        )
+        return _ok(
+            schemas.RideList.model_construct(
+                rides=[schemas.RideView.of(ride) for ride in found],
+                next=found[-1].ride_id if len(found) == limit else None,
+            )
+        )
+
+    @api.get(
+        "/rides/{ride_id}",
+        tags=["riders"],
+        summary="Look at a ride",
+        response_model=schemas.RideView,
+        responses=documented("not-found", "invalid"),
+    )
+    async def get_ride(ride_id: IdPath) -> Response:
+        return _ok(schemas.RideView.of(await reader.ride(ride_id)))
+
+    @api.post(
+        "/rides/{ride_id}/cancel",
+        tags=["riders"],
+        summary="Cancel a ride",
+        response_model=schemas.RideView,
+        responses=documented(*_POSTED, "not-found", "wrong-state", "not-your-ride"),
+    )
+    async def cancel_ride(
+        request: Request,
+        ride_id: IdPath,
+        body: schemas.Cancellation,
+        key: IdempotencyKey,
+        event_time: EventTime = None,
+    ) -> Response:
+        if body.by == "driver" and body.driver_id is None:
+            raise ProblemError("invalid", "a driver who cancels says who it is: send driver_id")
+        command = CancelRide(
+            ride_id=ride_id, by=body.by, reason=body.reason, driver_id=body.driver_id, simulated=body.simulated
+        )
+        return await order(request, command, body, key=key, at=moment(event_time))
+
+    @api.post(
+        "/rides/{ride_id}/destination",
+        tags=["riders"],
+        summary="Go elsewhere",
+        response_model=schemas.RideView,
+        responses=documented(*_POSTED, "not-found", "wrong-state"),
+    )
+    async def change_destination(
+        request: Request,
+        ride_id: IdPath,
+        body: schemas.Destination,
+        key: IdempotencyKey,
+        event_time: EventTime = None,
+    ) -> Response:
+        command = ChangeDestination(ride_id=ride_id, dropoff=body.dropoff.place(), simulated=body.simulated)
+        return await order(request, command, body, key=key, at=moment(event_time))
+
+    @api.post(
+        "/rides/{ride_id}/arrived",
+        tags=["drivers"],
+        summary="Wait at the pickup",
+        response_model=schemas.RideView,
+        responses=documented(*_POSTED, "not-found", "wrong-state", "not-your-ride"),
+    )
+    async def report_arrival(
+        request: Request, ride_id: IdPath, body: schemas.ByDriver, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        command = ReportArrival(ride_id=ride_id, driver_id=body.driver_id, simulated=body.simulated)
+        return await order(request, command, body, key=key, at=moment(event_time))
+
+    @api.post(
+        "/rides/{ride_id}/start",
+        tags=["drivers"],
+        summary="Start a ride",
+        response_model=schemas.RideView,
+        responses=documented(*_POSTED, "not-found", "wrong-state", "not-your-ride"),
+    )
+    async def start_ride(
+        request: Request, ride_id: IdPath, body: schemas.ByDriver, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        command = StartRide(ride_id=ride_id, driver_id=body.driver_id, simulated=body.simulated)
+        return await order(request, command, body, key=key, at=moment(event_time))
+
+    @api.post(
+        "/rides/{ride_id}/complete",
+        tags=["drivers"],
+        summary="Complete a ride",
+        response_model=schemas.RideView,
+        responses=documented(*_POSTED, "not-found", "wrong-state", "not-your-ride"),
+    )
+    async def complete_ride(
+        request: Request, ride_id: IdPath, body: schemas.Completion, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        command = CompleteRide(
+            ride_id=ride_id,
+            driver_id=body.driver_id,
+            distance_m=body.distance_m,
+            duration_s=body.duration_s,
+            simulated=body.simulated,
+        )
+        return await order(request, command, body, key=key, at=moment(event_time))
+
+    # ---------------------------------------------------------------- drivers
+
+    @api.get(
+        "/drivers",
+        tags=["drivers"],
+        summary="List drivers",
+        response_model=schemas.DriverList,
+        responses=documented("invalid"),
+    )
+    async def list_drivers(
+        status: Annotated[list[Literal["free", "busy", "offline"]] | None, Query(max_length=3)] = None,
+        limit: Limit = 100,
+        after: After = None,
+    ) -> Response:
+        found = await reader.drivers(statuses=status or (), limit=limit, after=after)
+        return _ok(
+            schemas.DriverList.model_construct(
+                drivers=[schemas.DriverView.of(driver) for driver in found],
+                next=found[-1].driver_id if len(found) == limit else None,
+            )
+        )
+
+    @api.get(
+        "/drivers/{driver_id}",
+        tags=["drivers"],
+        summary="Look at a driver",
+        response_model=schemas.DriverView,
+        responses=documented("not-found", "invalid"),
+    )
+    async def get_driver(driver_id: IdPath) -> Response:
+        return _ok(schemas.DriverView.of(await reader.driver(driver_id)))
+
+    @api.post(
+        "/drivers/{driver_id}/online",
+        tags=["drivers"],
+        summary="Be ready for rides",
+        response_model=schemas.DriverView,
+        responses=documented(*_POSTED),
+    )
+    async def go_online(
+        request: Request, driver_id: IdPath, body: schemas.Online, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        command = GoOnline(driver_id=driver_id, position=body.position.place(), simulated=body.simulated)
+        return await order(request, command, body, key=key, at=moment(event_time))
+
+    @api.post(
+        "/drivers/{driver_id}/location",
+        tags=["drivers"],
+        summary="Be elsewhere",
+        response_model=schemas.DriverView,
+        responses=documented(*_POSTED, "not-found", "driver-offline"),
+    )
+    async def report_location(
+        request: Request, driver_id: IdPath, body: schemas.Position, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        command = ReportLocation(driver_id=driver_id, position=body.position.place())
+        return await order(request, command, body, key=key, at=moment(event_time))
+
+    @api.post(
+        "/drivers/{driver_id}/offline",
+        tags=["drivers"],
+        summary="Take no more rides",
+        response_model=schemas.DriverView,
+        responses=documented(*_POSTED, "not-found", "driver-busy"),
+    )
+    async def go_offline(
+        request: Request,
+        driver_id: IdPath,
+        key: IdempotencyKey,
+        body: schemas.Nothing | None = None,  # noqa: ARG001 checked: no body and {} are the same request
+        event_time: EventTime = None,
+    ) -> Response:
+        return await order(request, GoOffline(driver_id=driver_id), None, key=key, at=moment(event_time))
+
+    @api.post(
+        "/driver-updates",
+        tags=["drivers"],
+        summary="Many drivers' updates at once",
+        response_model=schemas.UpdateResults,
+        responses=documented(*_POSTED),
+    )
+    async def update_drivers(
+        request: Request, body: schemas.DriverUpdates, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        base = moment(event_time)
+        updates: list[tuple[Update, datetime | None]] = []
+        latest = base
+        for update in body.updates:
+            at = base
+            if update.event_time is not None:
+                if clock.name == "wall":
+                    raise ProblemError("event-time-refused", KINDS["event-time-refused"].advice)
+                at = in_range(update.event_time)
+                latest = at if latest is None else max(latest, at)
+            updates.append((_update(update), at))
+        command = UpdateDrivers(updates=updates)
+        return await order(request, command, body, key=key, at=latest)
+
+    # ---------------------------------------------------------------- the clock, health, problems
+
+    @api.get("/clock", tags=["clock"], summary="What time it is", response_model=schemas.ClockView)
+    async def get_clock() -> Response:
+        return _ok(schemas.ClockView.model_construct(clock=clock.name, now=clock.now()))
+
+    @api.post(
+        "/clock",
+        tags=["clock"],
+        summary="Let time go on",
+        response_model=schemas.ClockView,
+        responses=documented(*_POSTED),
+    )
+    async def move_clock(
+        request: Request,
+        key: IdempotencyKey,
+        body: schemas.Nothing | None = None,  # noqa: ARG001 checked: no body and {} are the same request
+        event_time: EventTime = None,
+    ) -> Response:
+        at = moment(event_time)
+        if at is None:
+            code = "event-time-refused" if clock.name == "wall" else "event-time-required"
+            raise ProblemError(code, KINDS[code].advice)
+        return await order(request, MoveClock(), None, key=key, at=at)
+
+    @api.get("/livez", tags=["health"], summary="Alive", response_model=schemas.Health)
+    async def livez() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @api.get(
+        "/readyz",
+        tags=["health"],
+        summary="Ready",
+        response_model=schemas.Health,
+        responses=documented("unavailable"),
+    )
+    async def readyz() -> Response:
+        reasons = healthy()
+        if reasons:
+            raise ProblemError("unavailable", "; ".join(reasons))
+        return JSONResponse({"status": "ok"})
+
+    @api.get(
+        "/problems/{code}",
+        tags=["problems"],
+        summary="What a problem means",
+        responses=documented("not-found", "invalid"),
+    )
+    async def explain(code: str) -> Mapping[str, str | int]:
+        kind = KINDS.get(code)
+        if kind is None:
+            raise ProblemError("not-found", f"there is no problem {code!r}")
+        return {"status": kind.status, "title": kind.title, "advice": kind.advice}
+
+
+def _ok(view: BaseModel) -> Response:
+    return Response(view.__pydantic_serializer__.to_json(view), media_type=JSON)
+
+
+def _update(update: schemas.AnyUpdate) -> Update:
+    match update:
+        case schemas.OnlineUpdate():
+            return GoOnline(driver_id=update.driver_id, position=update.position.place(), simulated=update.simulated)
+        case schemas.LocationUpdate():
+            return ReportLocation(driver_id=update.driver_id, position=update.position.place())
+        case schemas.OfflineUpdate():
+            return GoOffline(driver_id=update.driver_id)
+        case schemas.StepUpdate(kind="arrived"):
+            return ReportArrival(ride_id=update.ride_id, driver_id=update.driver_id, simulated=update.simulated)
+        case schemas.StepUpdate():
+            return StartRide(ride_id=update.ride_id, driver_id=update.driver_id, simulated=update.simulated)
+        case schemas.CompleteUpdate():
+            return CompleteRide(
+                ride_id=update.ride_id,
+                driver_id=update.driver_id,
+                distance_m=update.distance_m,
+                duration_s=update.duration_s,
+                simulated=update.simulated,
+            )
+        case schemas.CancelUpdate():
+            return CancelRide(
+                ride_id=update.ride_id,
+                by="driver",
+                reason=update.reason,
+                driver_id=update.driver_id,
+                simulated=update.simulated,
+            )
+        case _:
+            assert_never(update)

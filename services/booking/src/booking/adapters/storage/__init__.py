@@ -1,0 +1,1 @@
+"""SQLite or PostgreSQL: tables, rows, and the one writer."""

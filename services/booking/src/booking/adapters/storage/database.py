@@ -1,0 +1,57 @@
+"""The right of one process to write a database."""
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+ADVISORY_LOCK = 0x626F6F6B696E67  # "booking"
+
+
+class DatabaseTakenError(Exception):
+    """Another process writes this database."""
+
+
+class Ownership:
+    """An advisory lock on PostgreSQL, a lock file beside SQLite's database.
+
+    Both end with the process, however it ends. On PostgreSQL the lock lives in the writer's own connection, so a writer
+    that lost its connection has lost the lock, and must claim it again before it writes.
+    """
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._file: IO[bytes] | None = None
+
+    async def claim(self, connection: AsyncConnection) -> None:
+        """Claim it for the life of the connection (PostgreSQL) or of the process (SQLite).
+
+        Raises:
+            DatabaseTakenError: Another process has it.
+        """
+        if self._engine.dialect.name == "postgresql":
+            got = await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": ADVISORY_LOCK})
+            await connection.commit()
+            if not got:
+                raise DatabaseTakenError(self._sentence())
+            return
+        if self._file is None:
+            lock = Path(f"{self._engine.url.database}.lock").open("ab")  # noqa: ASYNC230, SIM115 once, and held
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.close()
+                raise DatabaseTakenError(self._sentence()) from error
+            self._file = lock
+
+    def release(self) -> None:
+        """Give the lock file up; PostgreSQL's lock goes with the connection."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _sentence(self) -> str:
+        place = self._engine.url.render_as_string(hide_password=True)
+        return f"another process writes {place}; stop it, or give this one a database of its own"

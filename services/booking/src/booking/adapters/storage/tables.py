@@ -1,0 +1,154 @@
+"""Booking's tables. `hailbus_outbox` and `hailbus_inbox` stand beside them, in the same database and transactions."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    TypeDecorator,
+)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """An aware moment in UTC. SQLite keeps no zone: it goes in without and comes out with UTC."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Store UTC."""
+        if value is None or dialect.name != "sqlite":
+            return value
+        return value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 as the base class
+        """Return UTC."""
+        if value is None:
+            return None
+        moment: datetime = value
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+metadata = MetaData()
+_ID = String(64)
+_CELL = String(15)
+
+quotes = Table(
+    "booking_quotes",
+    metadata,
+    Column("quote_id", _ID, primary_key=True),
+    Column("rider_id", _ID, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("pickup_lat", Float(53), nullable=False),
+    Column("pickup_lng", Float(53), nullable=False),
+    Column("pickup_cell", _CELL, nullable=False),
+    Column("dropoff_lat", Float(53), nullable=False),
+    Column("dropoff_lng", Float(53), nullable=False),
+    Column("dropoff_cell", _CELL, nullable=False),
+    Column("passengers", SmallInteger, nullable=False),
+    Column("distance_m", BigInteger, nullable=False),
+    Column("duration_s", BigInteger, nullable=False),
+    Column("fare_minor", BigInteger, nullable=False),
+    Column("multiplier", Float(53), nullable=False),
+    Column("surge_version", BigInteger),
+    Column("offered_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    Column("ride_id", _ID),
+    Column("simulated", Boolean, nullable=False),
+)
+
+rides = Table(
+    "booking_rides",
+    metadata,
+    Column("ride_id", _ID, primary_key=True),
+    Column("quote_id", _ID, nullable=False),
+    Column("rider_id", _ID, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("timer_seq", Integer, nullable=False),
+    Column("pickup_lat", Float(53), nullable=False),
+    Column("pickup_lng", Float(53), nullable=False),
+    Column("pickup_cell", _CELL, nullable=False),
+    Column("dropoff_lat", Float(53), nullable=False),
+    Column("dropoff_lng", Float(53), nullable=False),
+    Column("dropoff_cell", _CELL, nullable=False),
+    Column("passengers", SmallInteger, nullable=False),
+    Column("fare_minor", BigInteger, nullable=False),
+    Column("authorised_minor", BigInteger, nullable=False),
+    Column("multiplier", Float(53), nullable=False),
+    Column("surge_version", BigInteger),
+    Column("payment", String(16), nullable=False),
+    Column("driver_id", _ID),
+    Column("eta_s", BigInteger),
+    # Driver ids hold no space, and at most four drivers decline a ride.
+    Column("declined", String(400), nullable=False),
+    Column("requested_at", UtcTime, nullable=False),
+    Column("matched_at", UtcTime),
+    Column("arrived_at", UtcTime),
+    Column("started_at", UtcTime),
+    Column("ended_at", UtcTime),
+    Column("updated_at", UtcTime, nullable=False),
+    Column("distance_m", BigInteger),
+    Column("duration_s", BigInteger),
+    Column("cancelled_by", String(8)),
+    Column("reason", String(200)),
+    Column("simulated", Boolean, nullable=False),
+    Index("booking_rides_by_request", "requested_at", "ride_id"),
+    Index("booking_rides_by_state", "state", "requested_at", "ride_id"),
+)
+
+drivers = Table(
+    "booking_drivers",
+    metadata,
+    Column("driver_id", _ID, primary_key=True),
+    Column("status", String(8), nullable=False),
+    Column("lat", Float(53)),
+    Column("lng", Float(53)),
+    Column("cell", _CELL),
+    Column("ride_id", _ID),
+    Column("seq", Integer, nullable=False),
+    Column("updated_at", UtcTime, nullable=False),
+    Column("simulated", Boolean, nullable=False),
+    Index("booking_drivers_by_status", "status", "driver_id"),
+)
+
+multipliers = Table(
+    "booking_multipliers",
+    metadata,
+    Column("cell", _CELL, primary_key=True),
+    Column("multiplier", Float(53), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("valid_until", UtcTime, nullable=False),
+)
+
+answers = Table(
+    "booking_answers",
+    metadata,
+    Column("key", String(128), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("status", SmallInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    # By the wall: how long a client may come back does not depend on a replay's speed.
+    Column("recorded_at", UtcTime, nullable=False),
+    Index("booking_answers_by_age", "recorded_at"),
+)
+
+clock = Table(
+    "booking_clock",
+    metadata,
+    Column("name", String(8), primary_key=True),
+    Column("now", UtcTime, nullable=False),
+)

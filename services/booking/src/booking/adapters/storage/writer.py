@@ -1,0 +1,508 @@
+"""The one writer: it takes all requests that wait, decides them in memory, and commits once for all of them.
+
+A commit on SQLite costs an fsync and a round through its thread; one for each request would bound the service at a few
+hundred a second and leave the processor idle. While one commit runs, the next batch gathers: under load batches grow,
+without load a request is alone in its own. Nobody gets an answer before its commit.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol
+
+import structlog
+from hailbus import Event
+from hailbus.clock import Clock, utc_now
+from sqlalchemy import Table, bindparam, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from booking.adapters.clock import BookingClock
+from booking.adapters.storage import rows, tables
+from booking.adapters.storage.database import Ownership
+from booking.app.policy import Policy
+from booking.app.ports import Command, Needs, Outgoing, Presenter
+from booking.app.world import Changes, World
+from booking.domain.driver import DriverStatus
+from booking.domain.errors import Refusal
+from booking.domain.ride import WAITING
+
+BATCH_LIMIT: Final = 256
+QUEUE_LIMIT: Final = 4_096
+"""Requests that may wait; more are told to come back."""
+PRUNE_EVERY: Final = timedelta(seconds=10)
+RELOAD_DELAY_S: Final = 0.5
+RELOAD_DELAY_MAX_S: Final = 10.0
+
+log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("booking.writer")
+
+
+class UnavailableError(Exception):
+    """The change was not stored, or nobody knows whether: the same request with the same key may be sent again."""
+
+
+class KeyReusedError(Exception):
+    """The idempotency key was used before, for another request."""
+
+
+class ClockNotSetError(Exception):
+    """The event clock has seen no event, so nobody knows what time it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a request gets. `replayed` when it was answered before."""
+
+    status: int
+    body: bytes
+    replayed: bool = False
+
+
+class OutboxPort(Protocol):
+    """Where events wait for the relay, in the writer's transaction."""
+
+    async def add(self, connection: AsyncConnection, outgoing: Sequence[Outgoing]) -> None:
+        """Insert rows."""
+        ...
+
+    async def cancel(self, connection: AsyncConnection, schedule_ids: Sequence[str]) -> None:
+        """Delete timers that have not been published."""
+        ...
+
+    def wake(self) -> None:
+        """Say that there is something new, or that the clock has moved."""
+        ...
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held by whoever writes: on SQLite, two writers of one process would wait for each other asleep."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    command: Command[Any]  # Any: each command has its own result
+    at: datetime | None
+    key: str
+    fingerprint: str
+    presenter: Presenter
+    done: asyncio.Future[Answer]
+
+
+class InboxPort(Protocol):
+    """What was applied before, in the writer's transaction."""
+
+    async def claim(self, connection: AsyncConnection, contexts: Sequence[Any]) -> set[str]:  # Any: hailbus contexts
+        """Record events as applied; return the ids of those that had not been."""
+        ...
+
+    async def release(self, connection: AsyncConnection, contexts: Sequence[Any]) -> None:  # Any: as above
+        """Forget that events were applied: they could not be."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Consumption:
+    contexts: Sequence[Any]  # Any: hailbus contexts, handed through to the inbox
+    commands: Sequence[tuple[str, Command[object], datetime | None]]
+    done: asyncio.Future[dict[str, str]]
+
+
+@dataclass(slots=True)
+class _Figures:
+    """Counted since the start, for the log line at the end."""
+
+    batches: int = 0
+    requests: int = 0
+    replays: int = 0
+    refusals: int = 0
+    events: int = 0
+    largest_batch: int = 0
+
+
+class Writer:
+    """Owns the database's only writing connection and the world in memory."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        policy: Policy,
+        clock: BookingClock,
+        outbox: OutboxPort,
+        inbox: InboxPort,
+        report: Callable[[Event, datetime], None],
+        keep_answers: timedelta = timedelta(hours=24),
+        wall: Clock = utc_now,
+    ) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._clock = clock
+        self._outbox = outbox
+        self._inbox = inbox
+        self._report = report
+        self._keep_answers = keep_answers
+        self._wall = wall
+        self._world = World(policy)
+        self._ownership = Ownership(engine)
+        self._connection: AsyncConnection | None = None
+        self._queue: deque[_Request | _Consumption] = deque()
+        self._waiting = asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self._prune_at: datetime | None = None
+        self._upserts = _upserts(engine.dialect.name)
+        self.figures = _Figures()
+
+    # ---------------------------------------------------------------- what callers do
+
+    async def start(self) -> None:
+        """Create what is missing in the database, load what is open, and serve.
+
+        Raises:
+            DatabaseTakenError: Another process writes this database.
+        """
+        await self._connect()
+        self._task = asyncio.create_task(self._serve(), name="booking-writer")
+
+    async def stop(self) -> None:
+        """Finish what waits, refuse what comes, and let the database go."""
+        self._closing = True
+        self._waiting.set()
+        if self._task is not None:
+            await self._task
+        await self._disconnect()
+        self._ownership.release()
+        figures = self.figures
+        log.info(
+            "writer_stopped",
+            batches=figures.batches,
+            requests=figures.requests,
+            replays=figures.replays,
+            refusals=figures.refusals,
+            events=figures.events,
+            largest_batch=figures.largest_batch,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether the world is loaded and requests are served."""
+        return self._connection is not None and not self._closing
+
+    async def post(
+        self,
+        command: Command[Any],
+        *,
+        at: datetime | None,
+        key: str,
+        fingerprint: str,
+        presenter: Presenter,
+    ) -> Answer:
+        """Do a command once per key, and return its answer when it is stored.
+
+        Raises:
+            KeyReusedError: The key was used for another request.
+            ClockNotSetError: `at` is None and the event clock has seen nothing.
+            UnavailableError: Too many wait, or the database failed.
+        """
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._enqueue(
+            _Request(command=command, at=at, key=key, fingerprint=fingerprint, presenter=presenter, done=done)
+        )
+        return await done
+
+    async def consume(
+        self, contexts: Sequence[Any], commands: Sequence[tuple[str, Command[object], datetime | None]]
+    ) -> dict[str, str]:
+        """Apply consumed events once: each command with the id of its event and its time.
+
+        Returns:
+            The ids of events that cannot be applied, each with the reason. They leave no trace, and others go on.
+
+        Raises:
+            UnavailableError: As `post`.
+        """
+        done: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._enqueue(_Consumption(contexts=contexts, commands=commands, done=done))
+        return await done
+
+    def _enqueue(self, item: _Request | _Consumption) -> None:
+        if self._closing:
+            raise UnavailableError("booking is stopping")
+        if len(self._queue) >= QUEUE_LIMIT:
+            raise UnavailableError(f"{QUEUE_LIMIT} requests wait already")
+        self._queue.append(item)
+        self._waiting.set()
+
+    # ---------------------------------------------------------------- serving
+
+    async def _serve(self) -> None:
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            while self._queue:
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_LIMIT))]
+                try:
+                    await self._do(batch)
+                except (DBAPIError, OSError) as error:
+                    log.warning("batch_failed", requests=len(batch), error=str(error))
+                    _fail(batch, UnavailableError("the database failed; send the same request again"))
+                    await self._recover()
+                except Exception as error:
+                    # A fault of ours: these requests get it, memory is not trusted any more, the next ones go on.
+                    log.exception("batch_broke", requests=len(batch))
+                    _fail(batch, error)
+                    await self._recover()
+            if self._closing:
+                return
+
+    async def _do(self, batch: Sequence[_Request | _Consumption]) -> None:
+        connection, world = self._connection, self._world
+        if connection is None:
+            raise OSError("no connection to the database")
+        requests = [item for item in batch if isinstance(item, _Request)]
+        resolved: list[tuple[asyncio.Future[Any], Any]] = []  # Any: answers and counts
+        failed: list[tuple[asyncio.Future[Any], Exception]] = []
+        new_answers: dict[str, dict[str, object]] = {}
+        wall = self._wall()
+        async with self._outbox.turn, connection.begin():
+            known = await self._known_answers(connection, [item.key for item in requests]) if requests else {}
+            fresh_by_item: dict[int, set[str]] = {}
+            wanted: list[Needs] = []
+            for item in batch:
+                if isinstance(item, _Consumption):
+                    fresh = fresh_by_item[id(item)] = await self._inbox.claim(connection, item.contexts)
+                    wanted.extend(command.needs() for event_id, command, _ in item.commands if event_id in fresh)
+                elif item.key not in known:
+                    wanted.append(item.command.needs())
+            needs = _union(wanted)
+            await self._load(connection, world.missing(needs))
+            latest: datetime | None = None
+            for item in batch:
+                if isinstance(item, _Consumption):
+                    broken = self._apply(item, fresh_by_item[id(item)], wall)
+                    if broken:
+                        await self._inbox.release(
+                            connection, [ctx for ctx in item.contexts if ctx.envelope.id in broken]
+                        )
+                    resolved.append((item.done, broken))
+                    continue
+                before = known.get(item.key)
+                if before is not None:
+                    if before["fingerprint"] != item.fingerprint:
+                        failed.append((item.done, KeyReusedError(item.key)))
+                    else:
+                        self.figures.replays += 1
+                        answer = Answer(status=before["status"], body=before["body"], replayed=True)
+                        resolved.append((item.done, answer))
+                    continue
+                at = item.at or (latest if latest is not None else self._clock.now())
+                if at is None:
+                    failed.append((item.done, ClockNotSetError()))
+                    continue
+                world.begin(at)
+                try:
+                    status, body = item.presenter.result(item.command.decide(world))
+                except Refusal as refusal:
+                    world.undo()
+                    self.figures.refusals += 1
+                    status, body = item.presenter.refusal(refusal)
+                except Exception as error:
+                    world.undo()
+                    log.exception("command_broke", command=type(item.command).__name__)
+                    failed.append((item.done, error))
+                    continue
+                latest = at if latest is None else max(latest, at)
+                record: dict[str, Any] = {
+                    "key": item.key,
+                    "fingerprint": item.fingerprint,
+                    "status": status,
+                    "body": body,
+                    "recorded_at": wall,
+                }
+                known[item.key] = new_answers[item.key] = record
+                resolved.append((item.done, Answer(status=status, body=body)))
+            changes = world.take_changes()
+            await self._flush(connection, changes, list(new_answers.values()), latest)
+            await self._prune(connection, wall)
+        world.forget_unchanged(needs)
+        world.forget_settled(changes)
+        moved = latest is not None and self._clock.observe(latest)
+        self._account(batch, changes)
+        for future, value in resolved:
+            if not future.done():
+                future.set_result(value)
+        for future, failure in failed:
+            if not future.done():
+                future.set_exception(failure)
+        if changes.outgoing or changes.timers or moved:
+            self._outbox.wake()
+        for event, at in changes.reports:
+            self._report(event, at)
+
+    def _apply(self, item: _Consumption, fresh: set[str], wall: datetime) -> dict[str, str]:
+        broken: dict[str, str] = {}
+        left = set(fresh)
+        for event_id, command, at in item.commands:
+            if event_id not in left:
+                continue
+            left.discard(event_id)  # an event that comes twice in a batch is applied once
+            self._world.begin(at or wall)
+            try:
+                command.decide(self._world)
+            except Exception as error:
+                self._world.undo()
+                log.exception("event_broke", event_id=event_id, command=type(command).__name__)
+                broken[event_id] = repr(error)
+        return broken
+
+    async def _known_answers(self, connection: AsyncConnection, keys: Sequence[str]) -> dict[str, Any]:  # Any: rows
+        result = await connection.execute(_SELECT_ANSWERS, {"keys": list(dict.fromkeys(keys))})
+        return {row["key"]: row for row in result.mappings()}
+
+    async def _load(self, connection: AsyncConnection, missing: Needs) -> None:
+        if missing.quotes:
+            for row in (await connection.execute(_SELECT_QUOTES, {"keys": list(missing.quotes)})).mappings():
+                self._world.learn(rows.quote_of(row))
+        more_drivers: list[str] = []
+        if missing.rides:
+            for row in (await connection.execute(_SELECT_RIDES, {"keys": list(missing.rides)})).mappings():
+                self._world.learn(rows.ride_of(row))
+                if row["driver_id"] is not None:
+                    more_drivers.append(row["driver_id"])
+        drivers = self._world.missing(Needs(drivers=(*missing.drivers, *more_drivers))).drivers
+        if drivers:
+            for row in (await connection.execute(_SELECT_DRIVERS, {"keys": list(dict.fromkeys(drivers))})).mappings():
+                self._world.learn(rows.driver_of(row))
+
+    async def _flush(
+        self,
+        connection: AsyncConnection,
+        changes: Changes,
+        new_answers: list[dict[str, object]],
+        latest: datetime | None,
+    ) -> None:
+        upserts = self._upserts
+        if changes.quotes:
+            await connection.execute(upserts["booking_quotes"], [rows.quote_row(q) for q in changes.quotes.values()])
+        if changes.rides:
+            await connection.execute(upserts["booking_rides"], [rows.ride_row(r) for r in changes.rides.values()])
+        if changes.drivers:
+            await connection.execute(upserts["booking_drivers"], [rows.driver_row(d) for d in changes.drivers.values()])
+        if changes.multipliers:
+            await connection.execute(
+                upserts["booking_multipliers"], [rows.multiplier_row(m) for m in changes.multipliers.values()]
+            )
+        if changes.cancelled:
+            await self._outbox.cancel(connection, list(changes.cancelled))
+        if changes.outgoing or changes.timers:
+            await self._outbox.add(connection, [*changes.outgoing, *changes.timers.values()])
+        if new_answers:
+            await connection.execute(tables.answers.insert(), new_answers)
+        if latest is not None and self._clock.name == "event":
+            now = self._clock.now()
+            if now is None or latest > now:
+                await connection.execute(upserts["booking_clock"], [{"name": "event", "now": latest}])
+
+    async def _prune(self, connection: AsyncConnection, wall: datetime) -> None:
+        if self._prune_at is not None and wall < self._prune_at:
+            return
+        self._prune_at = wall + PRUNE_EVERY
+        await connection.execute(delete(tables.answers).where(tables.answers.c.recorded_at < wall - self._keep_answers))
+
+    def _account(self, batch: Sequence[_Request | _Consumption], changes: Changes) -> None:
+        figures = self.figures
+        figures.batches += 1
+        figures.requests += len(batch)
+        figures.events += len(changes.outgoing) + len(changes.timers)
+        figures.largest_batch = max(figures.largest_batch, len(batch))
+
+    # ---------------------------------------------------------------- the connection
+
+    async def _connect(self) -> None:
+        world = World(self._policy)
+        connection = await self._engine.connect()
+        try:
+            await self._ownership.claim(connection)
+            async with connection.begin():
+                await connection.run_sync(tables.metadata.create_all)
+            async with connection.begin():
+                for row in (await connection.execute(select(tables.multipliers))).mappings():
+                    world.learn(rows.multiplier_of(row))
+                online = select(tables.drivers).where(tables.drivers.c.status != DriverStatus.OFFLINE.value)
+                for row in (await connection.execute(online)).mappings():
+                    world.learn(rows.driver_of(row))
+                waiting = select(tables.rides).where(tables.rides.c.state.in_(sorted(state.value for state in WAITING)))
+                for row in (await connection.execute(waiting)).mappings():
+                    world.learn(rows.ride_of(row))
+                if self._clock.name == "event":
+                    now = await connection.scalar(select(tables.clock.c.now).where(tables.clock.c.name == "event"))
+                    if now is not None:
+                        self._clock.observe(now)
+        except BaseException:
+            await connection.close()
+            raise
+        self._world, self._connection = world, connection
+        log.info("world_loaded", **world.counts())
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                await connection.close()
+            except (DBAPIError, OSError) as error:
+                log.debug("close_failed", error=str(error))
+
+    async def _recover(self) -> None:
+        """Start afresh from what is stored; requests wait meanwhile, up to the queue's bound."""
+        await self._disconnect()
+        delay_s = RELOAD_DELAY_S
+        while not self._closing:
+            try:
+                await self._connect()
+            except (DBAPIError, OSError) as error:
+                log.warning("reload_failed", error=str(error), retry_in_s=delay_s)
+                stale, self._queue = list(self._queue), deque()
+                _fail(stale, UnavailableError("the database is away; send the same request again"))
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RELOAD_DELAY_MAX_S)
+            else:
+                return
+
+
+def _fail(batch: Sequence[_Request | _Consumption], error: Exception) -> None:
+    for item in batch:
+        if not item.done.done():
+            item.done.set_exception(error)
+
+
+def _union(needs: Sequence[Needs]) -> Needs:
+    return Needs(
+        quotes=tuple(dict.fromkeys(key for need in needs for key in need.quotes)),
+        rides=tuple(dict.fromkeys(key for need in needs for key in need.rides)),
+        drivers=tuple(dict.fromkeys(key for need in needs for key in need.drivers)),
+    )
+
+
+_SELECT_ANSWERS: Final = select(tables.answers).where(tables.answers.c.key.in_(bindparam("keys", expanding=True)))
+_SELECT_QUOTES: Final = select(tables.quotes).where(tables.quotes.c.quote_id.in_(bindparam("keys", expanding=True)))
+_SELECT_RIDES: Final = select(tables.rides).where(tables.rides.c.ride_id.in_(bindparam("keys", expanding=True)))
+_SELECT_DRIVERS: Final = select(tables.drivers).where(tables.drivers.c.driver_id.in_(bindparam("keys", expanding=True)))
+
+
+def _upserts(dialect: str) -> Mapping[str, Any]:  # Any: the two dialects' inserts share no public class
+    return {
+        table.name: _upsert(dialect, table)
+        for table in (tables.quotes, tables.rides, tables.drivers, tables.multipliers, tables.clock)
+    }
+
+
+def _upsert(dialect: str, table: Table) -> Any:  # Any: as above
+    statement = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    return statement.on_conflict_do_update(
+        index_elements=list(table.primary_key.columns),
+        set_={column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key},
+    )

@@ -1,0 +1,102 @@
+"""Booking on the bus: what it publishes, and what it hears as group `booking`."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from hailbus import AtLeastOnce, Backoff, Batch, Bus, Catalogue, Delivery, Done, Park, Publisher, Service, Verdict
+from hailbus.clock import Clock
+from ride_events import CATALOGUE, drivers, payments, quotes, rides, timers
+from ride_events.drivers import DriverLocationReported
+from ride_events.pricing import SurgeUpdated
+from ride_events.timers import TimerElapsed
+
+from booking.adapters.storage.writer import UnavailableError, Writer
+from booking.app.apply_surge import ApplySurge
+from booking.app.elapse import Elapse
+from booking.app.ports import Command, Multiplier
+from booking.domain.fare import MULTIPLIER_RANGE
+
+GROUP = "booking"
+SOURCE = "/booking"
+# While the database is away, wait for it: nothing is wrong with the event.
+PATIENTLY = AtLeastOnce(
+    retry=Backoff(first=timedelta(milliseconds=200), max=timedelta(seconds=10), attempts=1_000, on=(UnavailableError,))
+)
+FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_MOMENT = datetime(2100, 1, 1, tzinfo=UTC)
+_STORABLE = re.compile(r"[^\x00-\x1f\x7f]{1,255}\Z")
+_SUBJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z", re.ASCII)
+
+
+def build_service(
+    bus: Bus, clock: Clock, writer: Callable[[], Writer]
+) -> tuple[Service, Publisher[DriverLocationReported]]:
+    """Return the service and the publisher of positions; the facts go out through the outbox."""
+    service = Service(GROUP, source=SOURCE, bus=bus, catalogue=CATALOGUE, clock=clock)
+    service.publishes(*Catalogue.of(quotes, rides, drivers, payments, timers))
+    positions: Publisher[DriverLocationReported] = service.publishes(DriverLocationReported)
+
+    @service.on_batch(
+        SurgeUpdated, TimerElapsed, delivery=PATIENTLY, max_items=500, max_wait=timedelta(milliseconds=20)
+    )
+    async def apply(batch: Batch[SurgeUpdated | TimerElapsed]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        good: list[Delivery[SurgeUpdated | TimerElapsed]] = []
+        for item in batch.items:
+            fault = fault_of(item)
+            verdicts.append(Park(fault) if fault else Done())
+            if not fault:
+                good.append(item)
+        broken = await writer().consume(
+            [item.ctx for item in good],
+            # A timer's event time is when it was due: the transition happens then, not when the news came.
+            [(item.ctx.envelope.id, _command(item.event), item.ctx.envelope.time) for item in good],
+        )
+        if broken:
+            ids = [item.ctx.envelope.id for item in batch.items]
+            verdicts = [
+                Park(broken[id_]) if id_ in broken else verdict for id_, verdict in zip(ids, verdicts, strict=True)
+            ]
+        return verdicts
+
+    return service, positions
+
+
+def fault_of(item: Delivery[SurgeUpdated | TimerElapsed]) -> str | None:
+    """Say what is wrong with an event that fits its class and is nonsense all the same."""
+    envelope = item.ctx.envelope
+    if not _STORABLE.match(envelope.id) or not _STORABLE.match(envelope.source):
+        return "ce_id and ce_source must have 1 to 255 printable characters"
+    if not FIRST_MOMENT <= envelope.time <= LAST_MOMENT:
+        return f"ce_time {envelope.time.isoformat()} is not between 1970 and 2100"
+    match item.event:
+        case SurgeUpdated() as surge:
+            lowest, highest = MULTIPLIER_RANGE
+            if not lowest <= surge.multiplier <= highest:  # NaN is not, either
+                return f"multiplier {surge.multiplier} is not between {lowest} and {highest}"
+            if not 0 <= surge.surge_version < 2**63:
+                return f"surge_version {surge.surge_version} is no count"
+            if surge.valid_until.tzinfo is None or not FIRST_MOMENT <= surge.valid_until <= LAST_MOMENT:
+                return f"valid_until {surge.valid_until.isoformat()} is not between 1970 and 2100 in UTC"
+        case TimerElapsed() as timer:
+            if not _SUBJECT.match(timer.subject_id):
+                return f"subject_id {timer.subject_id[:80]!r} is neither a quote's nor a ride's id"
+            if timer.due_at.tzinfo is None:
+                return "due_at has no zone"
+    return None
+
+
+def _command(event: SurgeUpdated | TimerElapsed) -> Command[object]:
+    match event:
+        case SurgeUpdated():
+            return ApplySurge(
+                multiplier=Multiplier(
+                    cell=event.cell,
+                    multiplier=event.multiplier,
+                    version=event.surge_version,
+                    valid_until=event.valid_until,
+                )
+            )
+        case TimerElapsed():
+            return Elapse(kind=event.kind, subject_id=event.subject_id, seq=event.seq, due_at=event.due_at)

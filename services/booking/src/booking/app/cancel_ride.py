@@ -1,0 +1,128 @@
+"""Cancel a ride: by the rider, by the driver (another one is looked for), or as a no-show."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ride_events.rides import RideCancelled, RideRedispatched, RideUnmatched
+
+from booking.app import story
+from booking.app.dispatch import release_driver, seek_driver
+from booking.app.ports import Needs, Work
+from booking.domain.errors import NotYourRide
+from booking.domain.ride import Party, Ride, RideState
+
+NO_SHOW = "no_show"
+"""The reason by which a driver ends a ride whose rider did not come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRide:
+    """Rider or driver cancels. A driver says who it is."""
+
+    ride_id: str
+    by: Literal["rider", "driver"]
+    reason: str
+    driver_id: str | None = None
+    simulated: bool | None = None
+
+    def needs(self) -> Needs:
+        """The ride and its driver."""
+        return Needs(rides=(self.ride_id,), drivers=(self.driver_id,) if self.driver_id else ())
+
+    def decide(self, work: Work) -> Ride:
+        """End or redispatch the ride, or raise `NotFound`, `NotYourRide` or `WrongState`."""
+        ride = work.ride(self.ride_id)
+        if self.by == "rider":
+            return end(work, ride, by="rider", reason=self.reason, simulated=self.simulated)
+        if self.driver_id is None:
+            raise NotYourRide(self.ride_id, "")
+        ride = ride.by_driver(self.driver_id)
+        if self.reason == NO_SHOW and ride.state is RideState.ARRIVED:
+            return end(work, ride, by="driver", reason=NO_SHOW, simulated=self.simulated)
+        return self._redispatch(work, ride, self.driver_id)
+
+    def _redispatch(self, work: Work, ride: Ride, driver_id: str) -> Ride:
+        """Look for another driver, or give up when that was tried as often as the policy allows."""
+        stage = ride.state
+        simulated = story.marked(self.simulated, ride, work.driver(driver_id))
+        if len(ride.declined) >= work.policy.max_redispatches:
+            after = ride.give_up(reason="redispatch_limit", at=work.now)
+            work.put_ride(after)
+            tell_unmatched(work, after, "redispatch_limit")
+        else:
+            after = ride.redispatch(at=work.now)
+            work.put_ride(after)
+            work.record(
+                RideRedispatched(
+                    ride_id=after.ride_id,
+                    seq=after.seq,
+                    simulated=simulated,
+                    driver_id=driver_id,
+                    pickup_cell=after.pickup.cell,
+                    attempt=len(after.declined),
+                    reason=self.reason,
+                ),
+                aggregate=after.ride_id,
+                seq=after.seq,
+                at=after.updated_at,
+                story=after.quote_id,
+            )
+        if stage is RideState.ARRIVED:
+            work.cancel_timer("no_show", ride.ride_id)
+        # First the rider finds a driver, then the driver who left finds a rider: never each other again.
+        if after.waiting:
+            after = seek_driver(work, after)
+        release_driver(work, driver_id, ride)
+        return after
+
+
+def end(work: Work, ride: Ride, *, by: Party, reason: str, simulated: bool | None = None) -> Ride:
+    """End a ride before its start, give the money back and free its driver."""
+    before = ride
+    driver = work.driver(before.driver_id) if before.driver_id else None
+    ride = ride.cancel(by=by, reason=reason, at=work.now)
+    work.put_ride(ride)
+    work.record(
+        RideCancelled(
+            ride_id=ride.ride_id,
+            seq=ride.seq,
+            simulated=story.marked(simulated, ride, driver if by == "driver" else None),
+            rider_id=ride.rider_id,
+            driver_id=before.driver_id,
+            pickup_cell=ride.pickup.cell,
+            by=by,
+            reason=reason,
+            stage=before.stage,
+        ),
+        aggregate=ride.ride_id,
+        seq=ride.seq,
+        at=ride.updated_at,
+        story=ride.quote_id,
+    )
+    story.tell_refunded(work, ride, reason)
+    if before.waiting:
+        work.cancel_timer("match_timeout", ride.ride_id)
+    if before.state is RideState.ARRIVED:
+        work.cancel_timer("no_show", ride.ride_id)
+    if before.driver_id is not None:
+        release_driver(work, before.driver_id, ride)
+    return ride
+
+
+def tell_unmatched(work: Work, ride: Ride, reason: Literal["timeout", "redispatch_limit"]) -> None:
+    """Tell that no driver was found, and that the money goes back."""
+    work.record(
+        RideUnmatched(
+            ride_id=ride.ride_id,
+            seq=ride.seq,
+            simulated=ride.simulated,
+            rider_id=ride.rider_id,
+            pickup_cell=ride.pickup.cell,
+            reason=reason,
+        ),
+        aggregate=ride.ride_id,
+        seq=ride.seq,
+        at=ride.updated_at,
+        story=ride.quote_id,
+    )
+    story.tell_refunded(work, ride, reason)

@@ -1,0 +1,138 @@
+"""The driver's steps of a ride: arrive at the pickup, start, complete."""
+
+from dataclasses import dataclass
+
+from ride_events.rides import RideCompleted, RideDriverArrived, RideStarted
+
+from booking.app import story
+from booking.app.dispatch import release_driver
+from booking.app.ports import Needs, Work
+from booking.domain.ride import Ride
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportArrival:
+    """The driver waits at the pickup."""
+
+    ride_id: str
+    driver_id: str
+    simulated: bool | None = None
+
+    def needs(self) -> Needs:
+        """The ride and its driver."""
+        return Needs(rides=(self.ride_id,), drivers=(self.driver_id,))
+
+    def decide(self, work: Work) -> Ride:
+        """Take the step, or raise `NotFound`, `NotYourRide` or `WrongState`."""
+        ride = work.ride(self.ride_id).by_driver(self.driver_id).arrive(at=work.now)
+        work.put_ride(ride)
+        work.record(
+            RideDriverArrived(
+                ride_id=ride.ride_id,
+                seq=ride.seq,
+                simulated=story.marked(self.simulated, ride, work.driver(self.driver_id)),
+                driver_id=self.driver_id,
+            ),
+            aggregate=ride.ride_id,
+            seq=ride.seq,
+            at=ride.updated_at,
+            story=ride.quote_id,
+        )
+        work.set_timer(
+            "no_show",
+            ride.ride_id,
+            ride.seq,
+            ride.updated_at + work.policy.no_show_after,
+            simulated=ride.simulated,
+        )
+        return ride
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRide:
+    """The rider is on board."""
+
+    ride_id: str
+    driver_id: str
+    simulated: bool | None = None
+
+    def needs(self) -> Needs:
+        """The ride."""
+        return Needs(rides=(self.ride_id,))
+
+    def decide(self, work: Work) -> Ride:
+        """Take the step, or raise `NotFound`, `NotYourRide` or `WrongState`."""
+        ride = work.ride(self.ride_id).by_driver(self.driver_id).start(at=work.now)
+        work.put_ride(ride)
+        work.cancel_timer("no_show", ride.ride_id)
+        work.record(
+            RideStarted(
+                ride_id=ride.ride_id,
+                seq=ride.seq,
+                simulated=story.marked(self.simulated, ride),
+                driver_id=self.driver_id,
+                pickup=story.lat_lng(ride.pickup),
+                dropoff=story.lat_lng(ride.dropoff),
+            ),
+            aggregate=ride.ride_id,
+            seq=ride.seq,
+            at=ride.updated_at,
+            story=ride.quote_id,
+        )
+        return ride
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteRide:
+    """The rider reached the destination after `distance_m` metres and `duration_s` seconds."""
+
+    ride_id: str
+    driver_id: str
+    distance_m: int
+    duration_s: int
+    simulated: bool | None = None
+
+    def needs(self) -> Needs:
+        """The ride and its driver."""
+        return Needs(rides=(self.ride_id,), drivers=(self.driver_id,))
+
+    def decide(self, work: Work) -> Ride:
+        """Charge the fare at the quote's multiplier and free the driver, or raise as `StartRide`."""
+        ride = work.ride(self.ride_id).by_driver(self.driver_id)
+        ride = ride.complete(
+            distance_m=self.distance_m,
+            duration_s=self.duration_s,
+            fare_minor=work.policy.tariff.fare_minor(
+                distance_m=self.distance_m, duration_s=self.duration_s, multiplier=ride.multiplier
+            ),
+            at=work.now,
+        )
+        assert ride.started_at is not None
+        work.put_ride(ride)
+        work.record(
+            RideCompleted(
+                ride_id=ride.ride_id,
+                seq=ride.seq,
+                simulated=story.marked(self.simulated, ride),
+                rider_id=ride.rider_id,
+                driver_id=self.driver_id,
+                pickup=story.lat_lng(ride.pickup),
+                dropoff=story.lat_lng(ride.dropoff),
+                pickup_cell=ride.pickup.cell,
+                dropoff_cell=ride.dropoff.cell,
+                passengers=ride.passengers,
+                requested_at=ride.requested_at,
+                started_at=ride.started_at,
+                distance_m=self.distance_m,
+                duration_s=self.duration_s,
+                fare=story.money(ride.fare_minor),
+                multiplier=ride.multiplier,
+            ),
+            aggregate=ride.ride_id,
+            seq=ride.seq,
+            at=ride.updated_at,
+            story=ride.quote_id,
+        )
+        story.tell_captured(work, ride)
+        release_driver(work, self.driver_id, ride, position=ride.dropoff)
+        return ride

@@ -1,0 +1,122 @@
+"""Drivers come, move and go."""
+
+from dataclasses import dataclass
+
+from ride_events.drivers import DriverLocationReported, DriverWentOffline, DriverWentOnline
+
+from booking.app import story
+from booking.app.dispatch import seek_ride
+from booking.app.ports import Needs, Work
+from booking.domain.driver import Driver, DriverStatus
+from booking.domain.errors import NotFound
+from booking.domain.place import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoOnline:
+    """A driver is ready for rides, at a position. A driver who is online already only moves there."""
+
+    driver_id: str
+    position: Place
+    simulated: bool = False
+
+    def needs(self) -> Needs:
+        """The driver."""
+        return Needs(drivers=(self.driver_id,))
+
+    def decide(self, work: Work) -> Driver:
+        """Be free, and take a waiting ride nearby at once."""
+        known = work.driver(self.driver_id)
+        if known is not None and known.status is not DriverStatus.OFFLINE:
+            return move(work, known, self.position)
+        driver = (
+            known
+            or Driver(
+                driver_id=self.driver_id,
+                status=DriverStatus.OFFLINE,
+                position=None,
+                seq=0,
+                updated_at=work.now,
+                simulated=self.simulated,
+            )
+        ).go_online(self.position, at=work.now)
+        work.put_driver(driver)
+        work.record(
+            DriverWentOnline(
+                driver_id=driver.driver_id,
+                seq=driver.seq,
+                simulated=driver.simulated,
+                position=story.lat_lng(self.position),
+                cell=self.position.cell,
+            ),
+            aggregate=driver.driver_id,
+            seq=driver.seq,
+            at=driver.updated_at,
+        )
+        return seek_ride(work, driver)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportLocation:
+    """A driver is elsewhere. Published at most once: the next report replaces a lost one."""
+
+    driver_id: str
+    position: Place
+
+    def needs(self) -> Needs:
+        """The driver."""
+        return Needs(drivers=(self.driver_id,))
+
+    def decide(self, work: Work) -> Driver:
+        """Move, or raise `NotFound` or `DriverOffline`."""
+        driver = work.driver(self.driver_id)
+        if driver is None:
+            raise NotFound("driver", self.driver_id)
+        return move(work, driver, self.position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoOffline:
+    """A driver takes no more rides."""
+
+    driver_id: str
+
+    def needs(self) -> Needs:
+        """The driver."""
+        return Needs(drivers=(self.driver_id,))
+
+    def decide(self, work: Work) -> Driver:
+        """Be offline, or raise `NotFound` or `DriverBusy`."""
+        known = work.driver(self.driver_id)
+        if known is None:
+            raise NotFound("driver", self.driver_id)
+        driver = known.go_offline(at=work.now)
+        if driver is not known:
+            work.put_driver(driver)
+            work.record(
+                DriverWentOffline(driver_id=driver.driver_id, seq=driver.seq, simulated=driver.simulated),
+                aggregate=driver.driver_id,
+                seq=driver.seq,
+                at=driver.updated_at,
+            )
+        return driver
+
+
+def move(work: Work, driver: Driver, position: Place) -> Driver:
+    """Move an online driver, tell of it, and let a free one take a waiting ride nearby."""
+    driver = driver.move(position, at=work.now)
+    work.put_driver(driver)
+    if driver.status is DriverStatus.FREE:
+        driver = seek_ride(work, driver)
+    work.report(
+        DriverLocationReported(
+            driver_id=driver.driver_id,
+            position=story.lat_lng(position),
+            cell=position.cell,
+            free=driver.status is DriverStatus.FREE,
+            ride_id=driver.ride_id,
+            simulated=driver.simulated,
+        ),
+        at=work.now,
+    )
+    return driver

@@ -1,0 +1,161 @@
+"""What the use cases need of the world."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeVar
+
+from hailbus import Event
+
+from booking.app.policy import Policy
+from booking.domain.driver import Driver
+from booking.domain.errors import Refusal
+from booking.domain.place import Place
+from booking.domain.quote import Quote
+from booking.domain.ride import Ride
+
+TimerKind = Literal["quote_expiry", "match_timeout", "no_show"]
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiplier:
+    """The latest surge multiplier of a cell, as surge said it. After `valid_until` it is 1.0 again."""
+
+    cell: str
+    multiplier: float
+    version: int
+    valid_until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """An event to be published with the change that it tells of.
+
+    Attributes:
+        event: The fact.
+        id: Stable: uuid5 of aggregate, seq and type.
+        time: When it happened (event time).
+        correlation_id: The quote or driver whose story this belongs to.
+        not_before: For timers: when to publish it.
+        schedule_id: For timers: what to cancel it by.
+    """
+
+    event: Event
+    id: str
+    time: datetime
+    correlation_id: str | None = None
+    not_before: datetime | None = None
+    schedule_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """The things that a command looks at, so that the storage can load them for many commands at once."""
+
+    quotes: tuple[str, ...] = ()
+    rides: tuple[str, ...] = ()
+    drivers: tuple[str, ...] = ()
+
+
+class Work(Protocol):
+    """One command's view of the world: it sees its own changes, and they all come true or none does."""
+
+    @property
+    def policy(self) -> Policy:
+        """The numbers to decide by."""
+        ...
+
+    @property
+    def now(self) -> datetime:
+        """When the command happens (event time)."""
+        ...
+
+    def attempt(self, command: "Command[A]", *, now: datetime) -> "A | Refusal":
+        """Do a part of a larger command at a time of its own: a refused part leaves no trace."""
+        ...
+
+    def quote(self, quote_id: str) -> Quote:
+        """Return a quote, or raise `NotFound`."""
+        ...
+
+    def ride(self, ride_id: str) -> Ride:
+        """Return a ride, or raise `NotFound`."""
+        ...
+
+    def driver(self, driver_id: str) -> Driver | None:
+        """Return a driver, `None` if never seen."""
+        ...
+
+    def put_quote(self, quote: Quote) -> None:
+        """Keep a new or changed quote."""
+        ...
+
+    def put_ride(self, ride: Ride) -> None:
+        """Keep a new or changed ride."""
+        ...
+
+    def put_driver(self, driver: Driver) -> None:
+        """Keep a new or changed driver."""
+        ...
+
+    def nearest_driver(self, pickup: Place, *, allowed: Callable[[Driver], bool]) -> Driver | None:
+        """Return the nearest allowed free driver within the policy's rings."""
+        ...
+
+    def nearest_waiting(self, driver: Driver) -> Ride | None:
+        """Return the waiting ride that a free driver should take."""
+        ...
+
+    def multiplier(self, cell: str) -> Multiplier | None:
+        """Return what surge said of a cell last."""
+        ...
+
+    def put_multiplier(self, multiplier: Multiplier) -> None:
+        """Keep what surge says of a cell."""
+        ...
+
+    def record(self, event: Event, *, aggregate: str, seq: int, at: datetime, story: str | None = None) -> None:
+        """Publish a fact with the change: in the outbox, in the same transaction."""
+        ...
+
+    def report(self, event: Event, *, at: datetime) -> None:
+        """Publish a fact at most once, after the commit."""
+        ...
+
+    def set_timer(self, kind: TimerKind, subject_id: str, seq: int, due_at: datetime, *, simulated: bool) -> None:
+        """Have `booking.timer_elapsed` published at `due_at`."""
+        ...
+
+    def cancel_timer(self, kind: TimerKind, subject_id: str) -> None:
+        """Forget a timer, if it has not elapsed."""
+        ...
+
+
+class Command(Protocol[A_co]):
+    """An order. It says what it needs, and decides without touching the world."""
+
+    def needs(self) -> Needs:
+        """Say what `decide` will look at."""
+        ...
+
+    def decide(self, work: Work) -> A_co:
+        """Do it, or raise a `Refusal`."""
+        ...
+
+
+Presented = tuple[int, bytes]
+"""An answer's HTTP status and JSON."""
+
+
+class Presenter(Protocol):
+    """Makes answers of results and refusals, to be stored under the idempotency key and sent."""
+
+    def result(self, result: Any) -> Presented:  # Any: each command has its own
+        """Present what the command gave."""
+        ...
+
+    def refusal(self, refusal: Exception) -> Presented:
+        """Present why the command was refused."""
+        ...

@@ -1,0 +1,285 @@
+"""All that booking knows, in memory: commands decide on it, and the storage writes down what they changed.
+
+One process writes one database, so memory never lies about what is stored: what changed is flushed in one transaction,
+and when that fails, the world is thrown away and loaded anew. Things at rest (ended rides, settled quotes, drivers who
+are offline) are dropped after the flush and loaded again when a command needs them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from hailbus import Event, event_info
+from ride_events.timers import TimerElapsed
+
+from booking.app.policy import Policy
+from booking.app.ports import Command, Multiplier, Needs, Outgoing, TimerKind
+from booking.app.story import derived_id
+from booking.domain.driver import Driver, DriverStatus
+from booking.domain.errors import NotFound, Refusal
+from booking.domain.matching import CellIndex, nearest_driver, nearest_waiting
+from booking.domain.place import Place
+from booking.domain.quote import Quote, QuoteState
+from booking.domain.ride import TERMINAL, Ride
+
+A = TypeVar("A")
+_MISSING: Final = object()
+
+
+@dataclass(slots=True, kw_only=True)
+class Changes:
+    """What a flush has to write, in the order of the lists."""
+
+    quotes: dict[str, Quote] = field(default_factory=dict)
+    rides: dict[str, Ride] = field(default_factory=dict)
+    drivers: dict[str, Driver] = field(default_factory=dict)
+    multipliers: dict[str, Multiplier] = field(default_factory=dict)
+    outgoing: list[Outgoing] = field(default_factory=list)
+    timers: dict[str, Outgoing] = field(default_factory=dict)
+    cancelled: dict[str, bool] = field(default_factory=dict)
+    reports: list[tuple[Event, datetime]] = field(default_factory=list)
+
+
+class World:
+    """The things at hand, the changes since the last flush, and a journal to undo the command at work.
+
+    It is the `Work` of one command at a time: `begin`, decide, then `accept` or `undo`.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._quotes: dict[str, Quote] = {}
+        self._rides: dict[str, Ride] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._multipliers: dict[str, Multiplier] = {}
+        self._free: CellIndex[Driver] = CellIndex()
+        self._waiting: CellIndex[Ride] = CellIndex()
+        self._changes = Changes()
+        self._journal: list[tuple[dict[str, Any], str, object]] = []  # Any: dictionaries of several kinds
+        self._marks = (0, 0)
+        self._now: datetime | None = None
+
+    # ---------------------------------------------------------------- the storage's side
+
+    def missing(self, needs: Needs) -> Needs:
+        """Return what must be loaded before a command with these needs decides."""
+        return Needs(
+            quotes=tuple(key for key in needs.quotes if key not in self._quotes),
+            rides=tuple(key for key in needs.rides if key not in self._rides),
+            drivers=tuple(key for key in needs.drivers if key not in self._drivers),
+        )
+
+    def learn(self, thing: Quote | Ride | Driver | Multiplier) -> None:
+        """Take in a thing as it is stored."""
+        match thing:
+            case Quote():
+                self._quotes[thing.quote_id] = thing
+            case Ride():
+                self._rides[thing.ride_id] = thing
+                self._index_ride(thing.ride_id)
+            case Driver():
+                self._drivers[thing.driver_id] = thing
+                self._index_driver(thing.driver_id)
+            case Multiplier():
+                self._multipliers[thing.cell] = thing
+
+    def begin(self, now: datetime) -> None:
+        """Start a command that happens at `now`."""
+        self._now = now
+        self._journal.clear()
+        self._marks = (len(self._changes.outgoing), len(self._changes.reports))
+
+    def undo(self) -> None:
+        """Take back what the command changed: it was refused."""
+        self._undo_to((0, *self._marks))
+
+    def _undo_to(self, mark: tuple[int, int, int]) -> None:
+        journal, outgoing, reports = mark
+        for table, key, before in reversed(self._journal[journal:]):
+            if before is _MISSING:
+                del table[key]
+            else:
+                table[key] = before
+            if table is self._rides:
+                self._index_ride(key)
+            elif table is self._drivers:
+                self._index_driver(key)
+        del self._journal[journal:]
+        del self._changes.outgoing[outgoing:]
+        del self._changes.reports[reports:]
+
+    def take_changes(self) -> Changes:
+        """Return what changed since the last flush, and start afresh."""
+        changes, self._changes = self._changes, Changes()
+        self._journal.clear()
+        return changes
+
+    def forget_settled(self, changes: Changes) -> None:
+        """Drop what is at rest after a flush: memory holds what is open, not what ever was."""
+        for quote in changes.quotes.values():
+            if quote.state is not QuoteState.OFFERED:
+                self._quotes.pop(quote.quote_id, None)
+        for ride in changes.rides.values():
+            if ride.state in TERMINAL:
+                self._rides.pop(ride.ride_id, None)
+        for driver in changes.drivers.values():
+            if driver.status is DriverStatus.OFFLINE:
+                self._drivers.pop(driver.driver_id, None)
+
+    def forget_unchanged(self, needs: Needs) -> None:
+        """Drop what was loaded for a look only and is at rest."""
+        for key in needs.quotes:
+            quote = self._quotes.get(key)
+            if quote is not None and quote.state is not QuoteState.OFFERED:
+                del self._quotes[key]
+        for key in needs.rides:
+            ride = self._rides.get(key)
+            if ride is not None and ride.state in TERMINAL:
+                del self._rides[key]
+        for key in needs.drivers:
+            driver = self._drivers.get(key)
+            if driver is not None and driver.status is DriverStatus.OFFLINE:
+                del self._drivers[key]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many things are at hand, for the log."""
+        return {
+            "quotes": len(self._quotes),
+            "rides": len(self._rides),
+            "drivers": len(self._drivers),
+            "free_drivers": len(self._free),
+            "waiting_rides": len(self._waiting),
+            "multipliers": len(self._multipliers),
+        }
+
+    # ---------------------------------------------------------------- the commands' side (`Work`)
+
+    @property
+    def policy(self) -> Policy:
+        """The numbers to decide by."""
+        return self._policy
+
+    @property
+    def now(self) -> datetime:
+        """When the command happens."""
+        assert self._now is not None, "a command decides between begin() and the next"
+        return self._now
+
+    def attempt(self, command: Command[A], *, now: datetime) -> A | Refusal:
+        """Do a part of a larger command at a time of its own: a refused part leaves no trace."""
+        mark = (len(self._journal), len(self._changes.outgoing), len(self._changes.reports))
+        outer, self._now = self._now, now
+        try:
+            return command.decide(self)
+        except Refusal as refusal:
+            self._undo_to(mark)
+            return refusal
+        finally:
+            self._now = outer
+
+    def quote(self, quote_id: str) -> Quote:
+        """Return a quote, or raise `NotFound`."""
+        quote = self._quotes.get(quote_id)
+        if quote is None:
+            raise NotFound("quote", quote_id)
+        return quote
+
+    def ride(self, ride_id: str) -> Ride:
+        """Return a ride, or raise `NotFound`."""
+        ride = self._rides.get(ride_id)
+        if ride is None:
+            raise NotFound("ride", ride_id)
+        return ride
+
+    def driver(self, driver_id: str) -> Driver | None:
+        """Return a driver, `None` if never seen."""
+        return self._drivers.get(driver_id)
+
+    def put_quote(self, quote: Quote) -> None:
+        """Keep a new or changed quote."""
+        self._set(self._quotes, quote.quote_id, quote)
+        self._set(self._changes.quotes, quote.quote_id, quote)
+
+    def put_ride(self, ride: Ride) -> None:
+        """Keep a new or changed ride."""
+        self._set(self._rides, ride.ride_id, ride)
+        self._set(self._changes.rides, ride.ride_id, ride)
+        self._index_ride(ride.ride_id)
+
+    def put_driver(self, driver: Driver) -> None:
+        """Keep a new or changed driver."""
+        self._set(self._drivers, driver.driver_id, driver)
+        self._set(self._changes.drivers, driver.driver_id, driver)
+        self._index_driver(driver.driver_id)
+
+    def nearest_driver(self, pickup: Place, *, allowed: Callable[[Driver], bool]) -> Driver | None:
+        """Return the nearest allowed free driver within the policy's rings."""
+        return nearest_driver(self._free, pickup, rings=self._policy.match_rings, allowed=allowed)
+
+    def nearest_waiting(self, driver: Driver) -> Ride | None:
+        """Return the waiting ride that a free driver should take."""
+        return nearest_waiting(self._waiting, driver, rings=self._policy.match_rings)
+
+    def multiplier(self, cell: str) -> Multiplier | None:
+        """Return what surge said of a cell last."""
+        return self._multipliers.get(cell)
+
+    def put_multiplier(self, multiplier: Multiplier) -> None:
+        """Keep what surge says of a cell."""
+        self._set(self._multipliers, multiplier.cell, multiplier)
+        self._set(self._changes.multipliers, multiplier.cell, multiplier)
+
+    def record(self, event: Event, *, aggregate: str, seq: int, at: datetime, story: str | None = None) -> None:
+        """Publish a fact with the change."""
+        event_id = derived_id(aggregate, seq, event_info(event).type)
+        self._changes.outgoing.append(Outgoing(event=event, id=event_id, time=at, correlation_id=story))
+
+    def report(self, event: Event, *, at: datetime) -> None:
+        """Publish a fact at most once, after the commit."""
+        self._changes.reports.append((event, at))
+
+    def set_timer(self, kind: TimerKind, subject_id: str, seq: int, due_at: datetime, *, simulated: bool) -> None:
+        """Have `booking.timer_elapsed` published at `due_at`."""
+        event = TimerElapsed(subject_id=subject_id, kind=kind, seq=seq, due_at=due_at, simulated=simulated)
+        schedule_id = f"{kind}:{subject_id}"
+        self._set(
+            self._changes.timers,
+            schedule_id,
+            Outgoing(
+                event=event,
+                id=derived_id(subject_id, seq, kind),
+                time=due_at,
+                correlation_id=None,
+                not_before=due_at,
+                schedule_id=schedule_id,
+            ),
+        )
+
+    def cancel_timer(self, kind: TimerKind, subject_id: str) -> None:
+        """Forget a timer: one not flushed yet was never set."""
+        schedule_id = f"{kind}:{subject_id}"
+        if schedule_id in self._changes.timers:
+            self._journal.append((self._changes.timers, schedule_id, self._changes.timers.pop(schedule_id)))
+        else:
+            self._set(self._changes.cancelled, schedule_id, value=True)
+
+    # ----------------------------------------------------------------
+
+    def _set(self, table: dict[str, Any], key: str, value: object) -> None:  # Any: as the journal
+        self._journal.append((table, key, table.get(key, _MISSING)))
+        table[key] = value
+
+    def _index_ride(self, ride_id: str) -> None:
+        ride = self._rides.get(ride_id)
+        if ride is not None and ride.waiting:
+            self._waiting.put(ride_id, ride.pickup.cell, ride)
+        else:
+            self._waiting.discard(ride_id)
+
+    def _index_driver(self, driver_id: str) -> None:
+        driver = self._drivers.get(driver_id)
+        if driver is not None and driver.status is DriverStatus.FREE and driver.position is not None:
+            self._free.put(driver_id, driver.position.cell, driver)
+        else:
+            self._free.discard(driver_id)

@@ -1,0 +1,1 @@
+"""Quotes, rides, drivers and fares as values and decisions: plain Python."""

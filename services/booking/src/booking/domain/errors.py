@@ -1,0 +1,70 @@
+"""Refusals: understood, but not possible now. Each carries its facts as attributes."""
+
+from datetime import datetime
+
+
+class Refusal(Exception):  # noqa: N818 a refusal is an answer, not a fault
+    """Base of all refusals."""
+
+
+class NotFound(Refusal):
+    """There is no such thing. `kind` is `quote`, `ride` or `driver`."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        self.kind = kind
+        self.key = key
+        super().__init__(f"there is no {kind} {key!r}")
+
+
+class QuoteExpired(Refusal):
+    """The quote was good until `expired_at`."""
+
+    def __init__(self, quote_id: str, expired_at: datetime) -> None:
+        self.quote_id = quote_id
+        self.expired_at = expired_at
+        super().__init__(f"quote {quote_id} was good until {expired_at.isoformat()}; ask for a new one")
+
+
+class QuoteTaken(Refusal):
+    """The quote was accepted before."""
+
+    def __init__(self, quote_id: str, ride_id: str | None) -> None:
+        self.quote_id = quote_id
+        self.ride_id = ride_id
+        super().__init__(f"quote {quote_id} was accepted before, as ride {ride_id}; ask for a new one")
+
+
+class WrongState(Refusal):
+    """The ride's state does not allow the step."""
+
+    def __init__(self, ride_id: str, state: str, step: str) -> None:
+        self.ride_id = ride_id
+        self.state = state
+        self.step = step
+        super().__init__(f"ride {ride_id} is {state}: it cannot {step.replace('_', ' ')} now")
+
+
+class NotYourRide(Refusal):
+    """The ride belongs to another driver, or to none."""
+
+    def __init__(self, ride_id: str, driver_id: str) -> None:
+        self.ride_id = ride_id
+        self.driver_id = driver_id
+        super().__init__(f"ride {ride_id} is not with driver {driver_id}")
+
+
+class DriverBusy(Refusal):
+    """The driver has a ride, so cannot go offline."""
+
+    def __init__(self, driver_id: str, ride_id: str | None) -> None:
+        self.driver_id = driver_id
+        self.ride_id = ride_id
+        super().__init__(f"driver {driver_id} is on ride {ride_id}; complete or cancel it first")
+
+
+class DriverOffline(Refusal):
+    """The driver is offline, so has no position to report."""
+
+    def __init__(self, driver_id: str) -> None:
+        self.driver_id = driver_id
+        super().__init__(f"driver {driver_id} is offline; go online first")

@@ -1,0 +1,32 @@
+"""What a ride costs."""
+
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Final
+
+MULTIPLIER_RANGE: Final = (0.5, 20.0)
+"""What a multiplier can be; anything else is a mistake of whoever says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """Prices in minor units (cents) of one currency.
+
+    The defaults are of the order of New York's: 3.00 to get in, 1.34 a kilometre, 0.40 a minute, 8.00 at least.
+    """
+
+    base_minor: int = 300
+    per_km_minor: int = 134
+    per_minute_minor: int = 40
+    minimum_minor: int = 800
+
+    def fare_minor(self, *, distance_m: int, duration_s: int, multiplier: float) -> int:
+        """Return the fare of a ride in minor units, rounded half up once, at the end."""
+        metered = (
+            self.base_minor
+            + Decimal(self.per_km_minor * distance_m) / 1000
+            + Decimal(self.per_minute_minor * duration_s) / 60
+        )
+        # The multiplier has one decimal: by way of text it stays the number that the rider was shown.
+        fare = max(metered, Decimal(self.minimum_minor)) * Decimal(str(multiplier))
+        return int(fare.quantize(Decimal(1), rounding=ROUND_HALF_UP))

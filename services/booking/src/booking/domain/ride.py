@@ -1,0 +1,210 @@
+"""The ride's state machine: one transition table that the code runs on, a test walks and the README prints."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from booking.domain.errors import NotYourRide, WrongState
+from booking.domain.place import Place
+
+
+class RideState(StrEnum):
+    """Where a ride is in its life."""
+
+    REQUESTED = "requested"
+    MATCHED = "matched"
+    ARRIVED = "arrived"
+    IN_PROGRESS = "in_progress"
+    REDISPATCHED = "redispatched"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    UNMATCHED = "unmatched"
+
+
+class Step(StrEnum):
+    """What can happen to a ride."""
+
+    MATCH = "be_matched"
+    ARRIVE = "have_its_driver_arrive"
+    START = "start"
+    COMPLETE = "be_completed"
+    CANCEL = "be_cancelled"
+    REDISPATCH = "be_redispatched"
+    GIVE_UP = "be_given_up"
+    REPRICE = "get_another_destination"
+
+
+_S = RideState
+TRANSITIONS: Final[Mapping[tuple[RideState, Step], RideState]] = MappingProxyType(
+    {
+        (_S.REQUESTED, Step.MATCH): _S.MATCHED,
+        (_S.REDISPATCHED, Step.MATCH): _S.MATCHED,
+        (_S.MATCHED, Step.ARRIVE): _S.ARRIVED,
+        (_S.ARRIVED, Step.START): _S.IN_PROGRESS,
+        (_S.IN_PROGRESS, Step.COMPLETE): _S.COMPLETED,
+        (_S.REQUESTED, Step.CANCEL): _S.CANCELLED,
+        (_S.MATCHED, Step.CANCEL): _S.CANCELLED,
+        (_S.ARRIVED, Step.CANCEL): _S.CANCELLED,
+        # A rider who waits for the second driver waits as after the request, and may leave as then.
+        (_S.REDISPATCHED, Step.CANCEL): _S.CANCELLED,
+        (_S.MATCHED, Step.REDISPATCH): _S.REDISPATCHED,
+        (_S.ARRIVED, Step.REDISPATCH): _S.REDISPATCHED,
+        # By timeout while waiting, by the limit of redispatches when a driver cancels.
+        (_S.REQUESTED, Step.GIVE_UP): _S.UNMATCHED,
+        (_S.REDISPATCHED, Step.GIVE_UP): _S.UNMATCHED,
+        (_S.MATCHED, Step.GIVE_UP): _S.UNMATCHED,
+        (_S.ARRIVED, Step.GIVE_UP): _S.UNMATCHED,
+        # A new destination changes the fare, not the state.
+        (_S.REQUESTED, Step.REPRICE): _S.REQUESTED,
+        (_S.REDISPATCHED, Step.REPRICE): _S.REDISPATCHED,
+        (_S.MATCHED, Step.REPRICE): _S.MATCHED,
+        (_S.ARRIVED, Step.REPRICE): _S.ARRIVED,
+        (_S.IN_PROGRESS, Step.REPRICE): _S.IN_PROGRESS,
+    }
+)
+WAITING: Final = frozenset({_S.REQUESTED, _S.REDISPATCHED})
+TERMINAL: Final = frozenset({_S.COMPLETED, _S.CANCELLED, _S.UNMATCHED})
+Stage = Literal["requested", "matched", "arrived"]
+Party = Literal["rider", "driver", "system"]
+
+
+class PaymentState(StrEnum):
+    """Where the money of a ride is."""
+
+    AUTHORISED = "authorised"
+    CAPTURED = "captured"
+    REFUNDED = "refunded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ride:
+    """One ride.
+
+    Attributes:
+        seq: Counts the ride's events from 1.
+        timer_seq: The seq at which the present wait (for a driver, or at the pickup) began: its timer carries the same.
+        declined: The drivers that took the ride and cancelled.
+        authorised_minor: What was reserved; `fare_minor` is what the ride costs as things stand.
+    """
+
+    ride_id: str
+    quote_id: str
+    rider_id: str
+    pickup: Place
+    dropoff: Place
+    passengers: int
+    fare_minor: int
+    authorised_minor: int
+    multiplier: float
+    surge_version: int | None
+    requested_at: datetime
+    updated_at: datetime
+    simulated: bool
+    state: RideState = RideState.REQUESTED
+    seq: int = 1
+    timer_seq: int = 1
+    payment: PaymentState = PaymentState.AUTHORISED
+    driver_id: str | None = None
+    eta_s: int | None = None
+    declined: tuple[str, ...] = ()
+    matched_at: datetime | None = None
+    arrived_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    distance_m: int | None = None
+    duration_s: int | None = None
+    cancelled_by: Party | None = None
+    reason: str | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a driver is being looked for."""
+        return self.state in WAITING
+
+    @property
+    def stage(self) -> Stage:
+        """The state as a cancellation names it: one who waits again waits as after the request."""
+        match self.state:
+            case RideState.MATCHED:
+                return "matched"
+            case RideState.ARRIVED:
+                return "arrived"
+            case _:
+                return "requested"
+
+    def _take(self, step: Step, at: datetime, **changes: Any) -> "Ride":  # Any: dataclasses.replace is as loose
+        after = TRANSITIONS.get((self.state, step))
+        if after is None:
+            raise WrongState(self.ride_id, self.state, step)
+        # Requests may overtake each other on the way; a ride's own events never go back in time.
+        at = max(at, self.updated_at)
+        for name, value in changes.items():
+            if value is _NOW:
+                changes[name] = at
+        return replace(self, state=after, seq=self.seq + 1, updated_at=at, **changes)
+
+    def by_driver(self, driver_id: str) -> "Ride":
+        """Return the ride itself when it is with this driver.
+
+        Raises:
+            NotYourRide: It is not.
+        """
+        if self.driver_id != driver_id:
+            raise NotYourRide(self.ride_id, driver_id)
+        return self
+
+    def match(self, driver_id: str, *, eta_s: int, at: datetime) -> "Ride":
+        """A driver takes the ride. This and all steps below raise `WrongState` where the table has no way."""
+        return self._take(Step.MATCH, at, driver_id=driver_id, eta_s=eta_s, matched_at=_NOW)
+
+    def arrive(self, *, at: datetime) -> "Ride":
+        """The driver waits at the pickup."""
+        return self._take(Step.ARRIVE, at, arrived_at=_NOW, timer_seq=self.seq + 1)
+
+    def start(self, *, at: datetime) -> "Ride":
+        """The rider is on board."""
+        return self._take(Step.START, at, started_at=_NOW)
+
+    def complete(self, *, distance_m: int, duration_s: int, fare_minor: int, at: datetime) -> "Ride":
+        """The rider has reached the destination, and is charged."""
+        return self._take(
+            Step.COMPLETE,
+            at,
+            distance_m=distance_m,
+            duration_s=duration_s,
+            fare_minor=fare_minor,
+            ended_at=_NOW,
+            payment=PaymentState.CAPTURED,
+        )
+
+    def cancel(self, *, by: Party, reason: str, at: datetime) -> "Ride":
+        """The ride ends before its start, and the money goes back."""
+        return self._take(Step.CANCEL, at, cancelled_by=by, reason=reason, ended_at=_NOW, payment=PaymentState.REFUNDED)
+
+    def redispatch(self, *, at: datetime) -> "Ride":
+        """The driver cancelled: look for another one, never the same."""
+        return self._take(
+            Step.REDISPATCH,
+            at,
+            timer_seq=self.seq + 1,
+            driver_id=None,
+            eta_s=None,
+            matched_at=None,
+            arrived_at=None,
+            declined=(*self.declined, *([self.driver_id] if self.driver_id else [])),
+        )
+
+    def give_up(self, *, reason: Literal["timeout", "redispatch_limit"], at: datetime) -> "Ride":
+        """No driver was found, and the money goes back."""
+        return self._take(Step.GIVE_UP, at, driver_id=None, reason=reason, ended_at=_NOW, payment=PaymentState.REFUNDED)
+
+    def reprice(self, *, dropoff: Place, fare_minor: int, at: datetime) -> "Ride":
+        """The rider wants to go elsewhere."""
+        return self._take(Step.REPRICE, at, dropoff=dropoff, fare_minor=fare_minor)
+
+
+_NOW: Final = object()
+"""Stands for the moment of the transition, which `_take` knows."""

@@ -1,0 +1,1 @@
+"""The city page: hexagons, rides, event flow, lag and the ledger."""

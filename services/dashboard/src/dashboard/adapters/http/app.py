@@ -1,0 +1,119 @@
+"""The routes: the page, its stream, and the same by REST."""
+
+import gzip
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dashboard.adapters.http.hub import Hub, TooManyPagesError
+from dashboard.adapters.http.rides import booking_says, ride_view
+from dashboard.adapters.watch import Watch
+from dashboard.hexagons import land
+from dashboard.view import View
+
+STATIC: Final = Path(__file__).parents[2] / "static"
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def build_app(
+    watch: Watch,
+    view: View,
+    hub: Hub,
+    *,
+    booking_url: str | None,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+) -> FastAPI:
+    """Return the application."""
+    app = FastAPI(title="dashboard", version="0.1.0", lifespan=lifespan)
+    cells = gzip.compress(land(), 6)
+
+    @app.get("/api/state", summary="Everything that the page shows")
+    async def state() -> dict[str, Any]:  # Any: JSON
+        return view.whole()
+
+    @app.get("/api/stream", summary="Server-sent events: `whole`, then `delta` every 250 ms")
+    async def stream() -> Response:
+        try:
+            frames = hub.stream()
+        except TooManyPagesError as error:
+            return _problem(503, "Too many pages", str(error))
+        return StreamingResponse(frames, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    @app.get("/api/cells", summary="The land cells with their boundaries and names")
+    async def land_cells() -> Response:
+        return Response(cells, media_type="application/json", headers={"Content-Encoding": "gzip"})
+
+    @app.get("/api/rides/{ride_id}", summary="One ride's records as they were written, and what booking says")
+    async def ride(ride_id: str) -> Response:
+        records = watch.city.timelines.get(ride_id)
+        if not records:
+            return _problem(404, "Not kept", f"the last 2,500 rides are kept, and {ride_id!r} is not among them")
+        return JSONResponse(ride_view(ride_id, records, await booking_says(booking_url, ride_id)))
+
+    @app.get("/api/lag", summary="How far each consumer group is behind")
+    async def lag() -> dict[str, Any]:  # Any: JSON
+        return {"broker": watch.status.broker, "detail": watch.status.detail, "groups": view.lag()}
+
+    @app.get("/api/ledger", summary="The ride equation by the log, and the demo's whole ledger")
+    async def ledger() -> dict[str, Any]:  # Any: JSON
+        return {**view.ledger(), "full": view.full_ledger()}
+
+    @app.get("/livez", include_in_schema=False)
+    async def livez() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> Response:
+        if watch.status.was_up:
+            return JSONResponse({"status": "ok", "broker": watch.status.broker})
+        return JSONResponse({"status": "starting", "reasons": [watch.status.detail]}, status_code=503)
+
+    app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        titles = {404: "Not found", 405: "Method not allowed"}
+        detail = f"there is nothing at {request.url.path}" if error.status_code == 404 else str(error.detail)
+        return _problem(error.status_code, titles.get(error.status_code, "Refused"), detail)
+
+    app.add_middleware(_Headers)
+    return app
+
+
+class _Headers:
+    """Adds the headers that keep a page to itself, and makes browsers ask whether a file is still the same."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("Cache-Control", "no-cache")
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+def _problem(status: int, title: str, detail: str) -> JSONResponse:
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return JSONResponse(body, status_code=status, media_type="application/problem+json")
+
+
+__all__ = ["STATIC", "build_app"]

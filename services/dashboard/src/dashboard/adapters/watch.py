@@ -1,0 +1,223 @@
+"""Reads the bus without a group, and asks how far the groups are."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import structlog
+from hailbus import Bus, ClusterAdmin, HailbusError, TopicPartition, record_reader
+from ride_events import TOPICS
+
+from dashboard.domain.city import City
+
+log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("dashboard.watch")
+
+TOPIC_NAMES: Final = tuple(topic.name for topic in TOPICS)
+_SLICE_S: Final = 0.015
+_PAUSE_S: Final = 0.22
+_FRESH_MS: Final = 3_000
+_POLL_S: Final = 2.0
+_PATIENCE_S: Final = 5.0
+
+
+def wall_ms() -> int:
+    """Return the wall clock, milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLag:
+    """How far a group is behind in one topic, in records over all partitions."""
+
+    topic: str
+    lag: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLag:
+    """How far a group is behind: records, the age in seconds of the oldest one it has not taken, its speed."""
+
+    group: str
+    records: int
+    seconds: float
+    per_second: float
+    topics: tuple[TopicLag, ...]
+
+
+@dataclass(slots=True)
+class Status:
+    """Whether the broker answers."""
+
+    broker: Literal["connecting", "up", "down"] = "connecting"
+    detail: str = "looking for the broker"
+    since_ms: int = field(default_factory=wall_ms)
+    behind: int = 0
+    was_up: bool = False
+
+    def say(self, broker: Literal["connecting", "up", "down"], detail: str = "") -> None:
+        """Change the state; `since_ms` stays while it does."""
+        if broker != self.broker:
+            self.broker, self.since_ms = broker, wall_ms()
+            log.info("broker_state", broker=broker, detail=detail)
+        self.detail = detail
+        self.was_up = self.was_up or broker == "up"
+
+    def fail(self, detail: str) -> None:
+        """Say that the broker does not answer: it is down if it ever did."""
+        self.say("down" if self.was_up else "connecting", detail)
+
+
+class Watch:
+    """Feeds a city from the bus, from the start of the retained log on.
+
+    Nothing is committed and no group is joined. Live records are taken in slices with pauses between, so that a fetch
+    brings many; while it catches up there is no pause.
+    """
+
+    def __init__(self, bus: Bus, new_city: Callable[[], City]) -> None:
+        self._bus = bus
+        self._new_city = new_city
+        self.city = new_city()
+        self.status = Status()
+        self.groups: tuple[GroupLag, ...] = ()
+        self.ends: Mapping[TopicPartition, int] = {}
+        self._committed: dict[str, tuple[float, int]] = {}
+        self._restart = asyncio.Event()
+
+    async def read(self) -> None:
+        """Read for ever. What was read stays until the broker is back; then all begins at the start of the log."""
+        while True:
+            try:
+                async with ClusterAdmin(self._bus, client_id="dashboard") as admin:
+                    await admin.provision(TOPICS, on_mismatch="ignore")
+                self.status.say("up")
+                self._restart.clear()
+                if self.city.records:
+                    self.city = self._new_city()
+                await self._read()
+            except Exception as error:
+                if not _is_of_the_bus(error):
+                    raise
+                self.status.fail(str(error))
+            await asyncio.sleep(1)
+
+    async def _read(self) -> None:
+        slice_began = time.monotonic()
+        records = record_reader(self._bus, TOPIC_NAMES, start="earliest", client_id="dashboard")
+        try:
+            async for record in records:
+                if self._restart.is_set():
+                    log.warning("log_replaced", detail="the log is shorter than what was read: reading it anew")
+                    return
+                self.city.apply(record)
+                if time.monotonic() - slice_began > _SLICE_S:
+                    is_live = wall_ms() - record.timestamp < _FRESH_MS
+                    await asyncio.sleep(_PAUSE_S if is_live else 0)
+                    slice_began = time.monotonic()
+        finally:
+            await records.aclose()  # type: ignore[attr-defined]  # an async generator behind its interface
+
+    async def poll(self) -> None:
+        """Ask for the groups' positions every two seconds, for ever."""
+        admin: ClusterAdmin | None = None
+        while True:
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    admin = admin or ClusterAdmin(self._bus, client_id="dashboard-lag")
+                    await self._poll(admin)
+                if self.status.broker == "down":
+                    self.status.say("up")
+            except Exception as error:
+                if not _is_of_the_bus(error):
+                    raise
+                self.status.fail(str(error) or "no answer in 5 s")
+                if admin is not None:
+                    await _close(admin)
+                    admin = None
+            await asyncio.sleep(_POLL_S)
+
+    async def _poll(self, admin: ClusterAdmin) -> None:
+        self.ends = await admin.end_offsets(TOPIC_NAMES)
+        positions = self.city.offsets.positions
+        if any(positions.get((tp.topic, tp.partition), 0) > end for tp, end in self.ends.items()):
+            self._restart.set()
+        self.status.behind = sum(end - positions.get((tp.topic, tp.partition), 0) for tp, end in self.ends.items())
+        starts: Mapping[TopicPartition, int] | None = None
+        found = []
+        for group in await admin.list_groups():
+            committed = await admin.committed(group)
+            topics = sorted({tp.topic for tp in committed} & set(TOPIC_NAMES))
+            if not topics:
+                continue
+            if starts is None and any(tp not in committed for tp in self.ends if tp.topic in topics):
+                starts = await admin.start_offsets(TOPIC_NAMES)
+            found.append(self._group(group, topics, committed, starts or {}))
+        self.groups = tuple(found)
+
+    def _group(
+        self,
+        group: str,
+        topics: list[str],
+        committed: Mapping[TopicPartition, int],
+        starts: Mapping[TopicPartition, int],
+    ) -> GroupLag:
+        lags = dict.fromkeys(topics, 0)
+        ends = dict.fromkeys(topics, 0)
+        taken = 0
+        oldest_ms: int | None = None
+        for tp, end in self.ends.items():
+            if tp.topic not in lags:
+                continue
+            position = committed.get(tp, starts.get(tp, 0))
+            taken += position
+            ends[tp.topic] += end
+            if position < end:
+                lags[tp.topic] += end - position
+                written_ms = self.city.offsets.written_ms((tp.topic, tp.partition), position)
+                if written_ms is not None:
+                    oldest_ms = written_ms if oldest_ms is None else min(oldest_ms, written_ms)
+        now = time.monotonic()
+        before, taken_before = self._committed.get(group, (now, taken))
+        self._committed[group] = (now, taken)
+        return GroupLag(
+            group=group,
+            records=sum(lags.values()),
+            seconds=round(max(0.0, (wall_ms() - oldest_ms) / 1000), 1) if oldest_ms is not None else 0.0,
+            per_second=round(max(0, taken - taken_before) / (now - before), 1) if now > before else 0.0,
+            topics=tuple(TopicLag(topic=topic, lag=lags[topic], end=ends[topic]) for topic in topics),
+        )
+
+
+def _is_of_the_bus(error: Exception) -> bool:
+    """Return whether an error tells of a broker that is away, and not of a mistake of ours.
+
+    Some of the Kafka client's own errors come through the SDK's admin as they are (a node that is not ready any more).
+    """
+    return isinstance(error, (HailbusError, OSError, TimeoutError)) or type(error).__module__.startswith("aiokafka")
+
+
+async def _close(admin: ClusterAdmin) -> None:
+    try:
+        async with asyncio.timeout(2):
+            await admin.close()
+    except Exception as error:
+        if not _is_of_the_bus(error):
+            raise
+        log.debug("admin_not_closed", detail=str(error))
+
+
+def as_json(group: GroupLag) -> dict[str, Any]:
+    """Return a group's lag as JSON."""
+    return {
+        "group": group.group,
+        "records": group.records,
+        "seconds": group.seconds,
+        "per_second": group.per_second,
+        "topics": [{"topic": part.topic, "lag": part.lag, "end": part.end} for part in group.topics],
+    }
+
+
+__all__ = ["TOPIC_NAMES", "GroupLag", "Status", "TopicLag", "Watch", "as_json", "wall_ms"]

@@ -1,0 +1,160 @@
+"""The city as the log tells it."""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from hailbus import ContractError
+from hailbus.codec import decode
+from ride_events import CATALOGUE
+from ride_events.drivers import DriverBecameBusy, DriverBecameFree, DriverWentOffline, DriverWentOnline
+from ride_events.pricing import SurgeUpdated
+from ride_events.quotes import QuoteOffered
+from ride_events.recommendations import RecommendationChosen, RecommendationServed
+from ride_events.rides import RideEvent, RideRequested
+from ride_events.zones import zone_of_cell
+
+from dashboard.domain.flow import Flow, OffsetTimes
+from dashboard.domain.rides import RideBook
+from dashboard.domain.timeline import Record, Timelines
+
+_SHOWN_TYPES: Final = frozenset(
+    {b"quote.offered", b"surge.updated", b"recommendation.served", b"recommendation.chosen"}
+)
+_SHOWN_PREFIXES: Final = (b"ride.", b"driver.went", b"driver.became")
+_DURATIONS: Final = 20_000
+_RECENT: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multiplier:
+    """The price of a cell. After `valid_until_ms`, event time, it is 1.0 again."""
+
+    multiplier: float
+    demand: float
+    supply: float
+    valid_until_ms: int
+    surge_version: int
+
+
+@dataclass(slots=True)
+class Recommendations:
+    """What was recommended: totals, and the last eight."""
+
+    served: int = 0
+    chosen: int = 0
+    chosen_first: int = 0
+    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECENT))  # Any: JSON
+
+    def take(self, event: RecommendationServed, at_ms: int) -> None:
+        """Count an answer, and keep what of it is shown."""
+        self.served += 1
+        zone = zone_of_cell(event.origin_cell)
+        destinations = [option for option in event.options if option.kind == "destination"][:3]
+        self.recent.appendleft(
+            {
+                "id": event.recommendation_id,
+                "at": at_ms,
+                "rider": event.rider_id,
+                "from": zone.name if zone else event.origin_cell,
+                "options": [{"name": _name(option.cell), "score": round(option.score, 3)} for option in destinations],
+                "reason": destinations[0].reason if destinations else "",
+                "kinds": sorted({option.kind for option in event.options}),
+            }
+        )
+
+
+def _name(cell: str | None) -> str:
+    zone = zone_of_cell(cell) if cell is not None else None
+    return zone.name if zone is not None else str(cell)
+
+
+class City:
+    """Takes records one by one; what changed since the last look is in `rides.changed` and `changed_cells`."""
+
+    def __init__(self, *, tick_s: float) -> None:
+        self.rides = RideBook()
+        self.cells: dict[str, Multiplier] = {}
+        self.changed_cells: set[str] = set()
+        self.recommendations = Recommendations()
+        self.timelines = Timelines()
+        self.flow = Flow(tick_s=tick_s)
+        self.offsets = OffsetTimes()
+        self.drivers: dict[str, bool] = {}
+        self.free_drivers = 0
+        self.event_ms = 0
+        self.records = 0
+        self.unreadable = 0
+        self._durations: OrderedDict[str, int] = OrderedDict()
+
+    def apply(self, record: Record) -> None:
+        """Take a record of any topic."""
+        topic = record.topic
+        self.records += 1
+        self.offsets.seen((topic, record.partition), record.offset, record.timestamp)
+        if topic == "quotes.v1" and record.key is not None:
+            self.timelines.of_quote(record.key.decode(errors="replace"), record)
+        elif topic in {"rides.v1", "payments.v1"} and record.key is not None:
+            self.timelines.of_ride(record.key.decode(errors="replace"), record)
+        kind = source = b""
+        for name, value in record.headers:
+            if name == "ce_type":
+                kind = value
+            elif name == "ce_source":
+                source = value
+        self.flow.count(source.decode(errors="replace"), topic)
+        if record.value is None or not (kind in _SHOWN_TYPES or kind.startswith(_SHOWN_PREFIXES)):
+            return
+        try:
+            event, envelope = decode(record, CATALOGUE)
+        except ContractError:
+            self.unreadable += 1
+            return
+        at_ms = _ms(envelope.time)
+        self.event_ms = max(self.event_ms, at_ms)
+        match event:
+            case RideRequested():
+                self.timelines.begin(event.ride_id, event.quote_id)
+                self.rides.apply(event, at_ms, duration_s=self._durations.pop(event.quote_id, None))
+            case RideEvent():
+                self.rides.apply(event, at_ms)
+            case QuoteOffered():
+                self._durations[event.quote_id] = event.duration_s
+                if len(self._durations) > _DURATIONS:
+                    self._durations.popitem(last=False)
+            case SurgeUpdated():
+                known = self.cells.get(event.cell)
+                if known is None or event.surge_version >= known.surge_version:
+                    self.cells[event.cell] = Multiplier(
+                        multiplier=event.multiplier,
+                        demand=event.demand,
+                        supply=event.supply,
+                        valid_until_ms=_ms(event.valid_until),
+                        surge_version=event.surge_version,
+                    )
+                    self.changed_cells.add(event.cell)
+            case RecommendationServed():
+                self.recommendations.take(event, at_ms)
+            case RecommendationChosen():
+                self.recommendations.chosen += 1
+                self.recommendations.chosen_first += event.rank == 1
+            case DriverWentOnline() | DriverBecameFree():
+                self._driver(event.driver_id, free=True)
+            case DriverBecameBusy():
+                self._driver(event.driver_id, free=False)
+            case DriverWentOffline():
+                self.free_drivers -= self.drivers.pop(event.driver_id, False)
+            case _:
+                pass
+
+    def _driver(self, driver_id: str, *, free: bool) -> None:
+        self.free_drivers += int(free) - int(self.drivers.get(driver_id, False))
+        self.drivers[driver_id] = free
+
+
+def _ms(time: datetime) -> int:
+    return int(time.timestamp() * 1000)
+
+
+__all__ = ["City", "Multiplier", "Recommendations"]

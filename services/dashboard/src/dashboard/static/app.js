@@ -1,0 +1,144 @@
+// Wires stream, state, map and panels.
+
+import { CityMap } from "./map.js";
+import * as panels from "./panels.js";
+import { State } from "./state.js";
+
+const $ = (id) => document.getElementById(id);
+const state = new State();
+
+// ------------------------------------------------------------------ theme
+const stored = () => { try { return localStorage.getItem("theme"); } catch { return null; } };
+const wanted = new URLSearchParams(location.search).get("theme") ?? stored();
+const dark = matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
+document.documentElement.dataset.theme = wanted === "light" || wanted === "dark" ? wanted : dark;
+
+// ------------------------------------------------------------------ map
+const tip = $("tip");
+function hover(hit, at) {
+  const parts = hit && panels.tipFor(state, hit);
+  tip.hidden = !parts;
+  $("map").style.cursor = hit?.ride ? "pointer" : "";
+  if (!parts) return;
+  tip.replaceChildren(...parts);
+  const { clientWidth, clientHeight } = $("map");
+  tip.style.left = `${Math.min(at[0] + 14, clientWidth - tip.offsetWidth - 8)}px`;
+  tip.style.top = `${Math.min(at[1] + 14, clientHeight - tip.offsetHeight - 8)}px`;
+}
+const map = new CityMap($("map"), $("ramp"), state, {
+  onHover: hover,
+  onPick: (hit, at) => (hit?.ride ? openRide(hit.ride) : hover(hit, at)),
+});
+panels.useColours((value) => map.colour(value));
+$("zoom").addEventListener("click", (event) => {
+  const act = { in: () => map.zoom(1.5), out: () => map.zoom(1 / 1.5), all: () => map.showAll() }[event.target.dataset.zoom];
+  act?.();
+});
+$("theme").addEventListener("click", () => {
+  const next = document.documentElement.dataset.theme === "light" ? "dark" : "light";
+  document.documentElement.dataset.theme = next;
+  try { localStorage.setItem("theme", next); } catch { /* private windows keep nothing */ }
+  map.restyle();
+  render(true);
+});
+
+// ------------------------------------------------------------------ one ride
+let opened = null;
+let backTo = null;
+let refresh = 0;
+
+async function loadRide(id) {
+  const response = await fetch(`api/rides/${encodeURIComponent(id)}`);
+  if (opened !== id) return;
+  const found = await response.json();
+  if (opened !== id) return;
+  if (response.ok) panels.showTimeline(found, state);
+  else {
+    $("ride-title").textContent = `Ride ${id.slice(0, 8)}…`;
+    $("ride-about").textContent = found.detail ?? "there is nothing about it";
+    $("timeline").replaceChildren();
+  }
+}
+
+function openRide(id) {
+  backTo ??= document.activeElement;
+  opened = map.picked = id;
+  $("ride").hidden = false;
+  history.replaceState(null, "", `#ride=${encodeURIComponent(id)}`);
+  clearInterval(refresh);
+  const load = () => loadRide(id).catch(() => { $("ride-about").textContent = "The server does not answer; trying again."; });
+  load().then(() => $("ride-title").focus({ preventScroll: true }));
+  refresh = setInterval(load, 2000);
+}
+
+function closeRide() {
+  opened = map.picked = null;
+  clearInterval(refresh);
+  $("ride").hidden = true;
+  history.replaceState(null, "", location.pathname + location.search);
+  backTo?.focus?.();
+  backTo = null;
+}
+$("ride-close").addEventListener("click", closeRide);
+addEventListener("keydown", (event) => { if (event.key === "Escape" && opened) closeRide(); });
+
+// ------------------------------------------------------------------ stream
+const wholeEvents = ["whole", "delta"];
+let source;
+function connect() {
+  source = new EventSource("api/stream");
+  source.onopen = () => { state.link = "open"; };
+  source.onerror = () => {
+    state.link = "lost";
+    // The browser tries again by itself, unless the server refused.
+    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+  };
+  for (const name of wholeEvents)
+    source.addEventListener(name, (event) => {
+      state.link = "open";
+      state.take(JSON.parse(event.data), name === "whole");
+      if (name === "whole" || map.known !== state.shapes.size) {
+        map.known = state.shapes.size;
+        map.setShapes();
+      }
+    });
+}
+
+async function loadCells() {
+  for (;;) {
+    try {
+      const response = await fetch("api/cells");
+      if (response.ok) {
+        state.setShapes(await response.json());
+        map.setShapes();
+        return;
+      }
+    } catch { /* the server is away: the banner says so */ }
+    await new Promise((later) => setTimeout(later, 1500));
+  }
+}
+
+// ------------------------------------------------------------------ render
+let slowShown = null;
+function render(force = false) {
+  panels.showStatus(state);
+  panels.showClock(state);
+  if (!state.slow) return;
+  panels.showRides(state, openRide);
+  if (state.slow === slowShown && !force) return;
+  slowShown = state.slow;
+  panels.showFigures(state);
+  panels.showLedger(state);
+  panels.showGroups(state);
+  panels.showFlow(state);
+  panels.showRecommendations(state);
+  panels.showLake(state);
+}
+
+loadCells();
+connect();
+setInterval(render, 250);
+const linked = new URLSearchParams(location.hash.slice(1)).get("ride");
+if (linked) openRide(linked);
+document.documentElement.dataset.ready = "true";
+globalThis.hailbus = { state, map }; // for tests and the curious

@@ -1,0 +1,341 @@
+// Everything beside the map.
+
+import { count, element, eventTime, hour, multiplier, percent, rate, seconds, short, speed } from "./format.js";
+
+const $ = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+const HOT = 6;
+const RIDES = 6;
+const LATE_S = 5;
+const VERY_LATE_S = 60;
+
+const put = (id, text) => {
+  const place = $(id);
+  if (place.textContent !== text) place.textContent = text;
+};
+
+export function nameOf(state, cell) {
+  return state.shapes.get(cell)?.name ?? cell ?? "?";
+}
+
+export function showStatus(state) {
+  const [broker, detail, since] = state.broker;
+  const behind = state.slow?.behind ?? 0;
+  const [dot, words] =
+    state.link !== "open" ? ["down", "page disconnected, trying again"]
+    : broker === "down" ? ["down", "broker down"]
+    : broker === "connecting" ? ["connecting", "waiting for the broker"]
+    : behind > 5000 ? ["connecting", `catching up, ${short(behind)} records to read`]
+    : ["live", "live"];
+  $("status-dot").dataset.state = dot;
+  put("status", words);
+  const banner = $("banner");
+  const message =
+    state.link !== "open" && state.link !== "connecting" ? "The dashboard's server does not answer. What you see is the last known state; the page comes back by itself."
+    : broker === "down" ? `The broker has not answered since ${new Date(since).toLocaleTimeString()}: ${detail || "no reason given"}. What you see is the last known state; it goes on when the broker is back.`
+    : "";
+  banner.hidden = !message;
+  if (banner.textContent !== message) banner.textContent = message;
+}
+
+export function showClock(state) {
+  put("clock", eventTime(state.now()));
+  put("speed", state.clock.last ? speed(state.clock.rate) : "");
+}
+
+export function showFigures(state) {
+  const { slow } = state;
+  if (!slow) return;
+  const now = state.now();
+  const surging = state.surging(now);
+  const events = slow.flow.reduce((sum, [, , perSecond]) => sum + perSecond, 0);
+  put("f-flight", count(slow.ledger.in_flight));
+  put("f-events", rate(events));
+  put("f-drivers", slow.drivers[0] ? `${short(slow.drivers[1])} / ${short(slow.drivers[0])}` : "—");
+  put("f-surge", surging.length ? `${surging.length} · ${multiplier(surging[0][1])}` : "0");
+  put("f-rides", ridesPerHour(state));
+  showHottest(state, surging);
+  showEmpty(state);
+}
+
+// Requests per hour of event time, over what was seen lately.
+function ridesPerHour(state) {
+  const { requested } = state.slow.ledger;
+  const marks = state.completedAt;
+  const last = marks.at(-1);
+  if (!last || state.clock.last - last[0] > 5000) marks.push([state.clock.last, requested]);
+  while (marks.length > 2 && marks.at(-1)[0] - marks[0][0] > 30 * 60000) marks.shift();
+  const [first, newest] = [marks[0], marks.at(-1)];
+  const hours = (newest[0] - first[0]) / 3600000;
+  return hours > 0.005 ? short(Math.round((newest[1] - first[1]) / hours)) : "—";
+}
+
+function showEmpty(state) {
+  const empty = $("empty");
+  const nothing = state.slow.ledger.requested === 0 && state.cells.size === 0;
+  const message =
+    !nothing ? ""
+    : state.broker[0] === "up" ? "The city sleeps: no ride has been requested yet. Start some, and they move here."
+    : "Nothing to show before the broker answers.";
+  empty.hidden = !message;
+  if (empty.textContent !== message) empty.textContent = message;
+}
+
+export function showLedger(state) {
+  const { slow, full } = state;
+  if (!slow) return;
+  const { ledger } = slow;
+  for (const [id, name] of [["l-requested", "requested"], ["l-completed", "completed"], ["l-cancelled", "cancelled"], ["l-unmatched", "unmatched"], ["l-flight", "in_flight"]]) put(id, count(ledger[name]));
+  const failed = (full?.content?.checks ?? []).filter((check) => check.ok === false);
+  const balanced = ledger.balanced && !failed.length && full?.content?.balanced !== false;
+  const verdict = $("verdict");
+  verdict.dataset.ok = ledger.requested ? String(balanced) : "none";
+  put("verdict", !ledger.requested ? "no rides yet" : balanced ? (full?.content?.balanced ? "✓ balanced, every check" : "✓ balanced") : "✗ does not balance");
+  const notes = [];
+  if (ledger.unknown) notes.push(`${count(ledger.unknown)} rides began before the retained log`);
+  if (ledger.repeated) notes.push(`${count(ledger.repeated)} repeated events recognised`);
+  if (slow.unreadable) notes.push(`${count(slow.unreadable)} records not readable`);
+  if (full?.expected && !full.content) notes.push(`the demo's ledger is ${full.error ?? "not there"}`);
+  put("ledger-note", notes.join(" · "));
+  showChecks(full?.content);
+}
+
+let shownChecks = null;
+function showChecks(content) {
+  if (content === shownChecks) return;
+  shownChecks = content;
+  const checks = content?.checks ?? [];
+  $("checks").hidden = !checks.length;
+  const decided = checks.filter((check) => check.ok !== null);
+  const good = decided.filter((check) => check.ok).length;
+  $("checks").querySelector("summary").textContent = decided.length ? `${good} of ${decided.length} checks hold` : `${checks.length} checks, made at the end`;
+  $("checks").querySelector("ul").replaceChildren(
+    ...checks.map((check) => element("li", { "data-ok": String(check.ok) }, element("span", {}, `${check.name}${check.detail ? `: ${check.detail}` : ""}`))),
+  );
+}
+
+export function showGroups(state) {
+  const groups = state.slow?.groups ?? [];
+  if (!groups.length) return;
+  $("groups").replaceChildren(
+    ...groups.map((group) => {
+      const worst = group.seconds > VERY_LATE_S ? "very-late" : group.seconds > LATE_S ? "late" : null;
+      return element("tr", {},
+        element("td", {}, group.group), element("td", {}, rate(group.per_second)),
+        element("td", {}, count(group.records)), element("td", { class: worst }, seconds(group.seconds)));
+    }),
+  );
+}
+
+const svg = (tag, attributes, text) => {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+};
+
+// Three columns of boxes, and links as wide as the events that go through them.
+export function showFlow(state) {
+  const { slow } = state;
+  if (!slow) return;
+  const width = Math.max(300, $("graph").clientWidth || 376);
+  const sources = [...new Set(slow.flow.map(([source]) => source || "?"))];
+  const perTopic = new Map(slow.topics.map((topic) => [topic, 0]));
+  const perSource = new Map(sources.map((source) => [source, 0]));
+  for (const [source, topic, perSecond] of slow.flow) {
+    perTopic.set(topic, (perTopic.get(topic) ?? 0) + perSecond);
+    perSource.set(source || "?", perSource.get(source || "?") + perSecond);
+  }
+  const seen = new Set(slow.flow.map(([, topic]) => topic));
+  const topics = slow.topics.filter((topic) => seen.has(topic));
+  const rows = Math.max(topics.length, sources.length, slow.groups.length, 1);
+  const [step, box, top] = [21, 17, 18];
+  const height = top + rows * step;
+  const columns = { source: [0, width * 0.225], topic: [width * 0.31, width * 0.38], group: [width * 0.775, width * 0.225] };
+  const parts = [];
+  const place = (index, total) => top + ((rows - total) * step) / 2 + index * step + box / 2;
+  const y = {
+    source: new Map(sources.map((name, i) => [name, place(i, sources.length)])),
+    topic: new Map(topics.map((name, i) => [name, place(i, topics.length)])),
+    group: new Map(slow.groups.map(({ group }, i) => [group, place(i, slow.groups.length)])),
+  };
+  const link = (x0, y0, x1, y1, perSecond) => {
+    const bend = (x1 - x0) / 2;
+    const thick = perSecond > 0.05 ? Math.min(7, 1 + Math.log10(1 + perSecond) * 1.8) : 1;
+    parts.push(svg("path", { d: `M${x0} ${y0}C${x0 + bend} ${y0} ${x1 - bend} ${y1} ${x1} ${y1}`, "stroke-width": thick.toFixed(2), class: perSecond > 0.05 ? "busy" : "idle" }));
+  };
+  for (const [source, topic, perSecond] of slow.flow)
+    if (y.topic.has(topic)) link(columns.source[1], y.source.get(source || "?"), columns.topic[0], y.topic.get(topic), perSecond);
+  for (const group of slow.groups)
+    for (const { topic } of group.topics)
+      if (y.topic.has(topic)) link(columns.topic[0] + columns.topic[1], y.topic.get(topic), columns.group[0], y.group.get(group.group), perTopic.get(topic) ?? 0);
+  const node = (column, name, text, perSecond) => {
+    const [x, wide] = columns[column];
+    const middle = y[column].get(name);
+    parts.push(svg("rect", { x: x + 0.5, y: middle - box / 2, width: wide - 1, height: box, rx: 5 }));
+    parts.push(svg("text", { x: x + 6, y: middle + 4 }, clip(text, wide - (perSecond === null ? 9 : 40))));
+    if (perSecond !== null) parts.push(svg("text", { x: x + wide - 6, y: middle + 4, "text-anchor": "end", class: "rate" }, rate(perSecond)));
+  };
+  for (const name of sources) node("source", name, name.replace(/^\//, ""), null);
+  for (const name of topics) node("topic", name, name.replace(/\.v1$/, ""), perTopic.get(name));
+  for (const { group } of slow.groups) node("group", group, group, null);
+  const head = (column, text) => parts.push(svg("text", { x: columns[column][0] + 1, y: 10, class: "column" }, text));
+  head("source", "from"); head("topic", "topic"); head("group", "read by");
+  if (!topics.length) parts.push(svg("text", { x: columns.topic[0], y: top + 13, class: "rate" }, "no event yet"));
+  const graph = $("graph");
+  graph.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  graph.setAttribute("height", height);
+  graph.setAttribute("aria-label", topics.map((topic) => `${topic}: ${rate(perTopic.get(topic))} events per second`).join("; ") || "no event yet");
+  graph.replaceChildren(...parts);
+}
+
+function clip(text, width) {
+  const most = Math.max(3, Math.floor(width / 6));
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+function showHottest(state, surging) {
+  const list = $("hottest");
+  if (!surging.length) {
+    list.replaceChildren(element("li", { class: "note" }, "no cell is above 1.0×"));
+    return;
+  }
+  // Cells of one zone are one line here: the map has them all.
+  const names = new Map();
+  for (const [cell, value] of surging) {
+    const name = nameOf(state, cell);
+    if (!names.has(name)) names.set(name, [cell, value]);
+  }
+  list.replaceChildren(
+    ...[...names].slice(0, HOT).map(([name, [cell, value]]) =>
+      element("li", { title: cell }, element("i", { color: showHottest.colour(value) }), element("span", { class: "name" }, name), element("b", {}, multiplier(value)))),
+  );
+}
+showHottest.colour = () => "transparent";
+export const useColours = (colour) => { showHottest.colour = colour; };
+
+// The list holds still under a pointer or the keyboard, and long enough to aim at.
+const RIDES_HOLD_MS = 4000;
+let ridesShown = { ids: [], at: -Infinity };
+
+export function showRides(state, open) {
+  const list = $("rides");
+  const held = list.matches(":hover") || list.contains(document.activeElement);
+  const due = performance.now() - ridesShown.at > RIDES_HOLD_MS;
+  if (state.latest.length && (!ridesShown.ids.length || (due && !held))) {
+    ridesShown = { ids: state.latest.slice(0, RIDES), at: performance.now() };
+    list.replaceChildren(
+      ...ridesShown.ids.map((id) =>
+        element("li", {}, element("button", { type: "button", "data-ride": id, on: { click: () => open(id) } },
+          element("span", { class: "phase" }), element("span", { class: "way" })))),
+    );
+  }
+  for (const button of list.querySelectorAll("button")) {
+    const { ride: id } = button.dataset;
+    const ended = state.ends.get(id);
+    const ride = state.rides.get(id) ?? ended?.ride;
+    if (!ride) continue;
+    const phase = ended?.phase ?? ride.phase;
+    const words = { requested: "waiting", matched: "car coming", arrived: "car is there" }[phase] ?? phase;
+    const [place, way] = button.children;
+    place.dataset.phase = phase;
+    if (place.textContent !== words) place.textContent = words;
+    const route = `${zoneAt(state, ...ride.from)} → ${zoneAt(state, ride.toLat, ride.toLng)}`;
+    if (way.textContent !== route) way.textContent = button.title = route;
+  }
+}
+
+// The name of the nearest known cell; places are looked up once.
+const placeNames = new Map();
+function zoneAt(state, lat, lng) {
+  const key = `${lat},${lng}`;
+  let name = placeNames.get(key);
+  if (name !== undefined || !state.shapes.size) return name ?? "…";
+  let best = Infinity;
+  for (const { centre, name: candidate } of state.shapes.values()) {
+    const away = (centre[0] - lat) ** 2 + ((centre[1] - lng) * 0.757) ** 2;
+    if (away < best) [best, name] = [away, candidate];
+  }
+  if (placeNames.size > 5000) placeNames.clear();
+  placeNames.set(key, name ?? "?");
+  return name ?? "?";
+}
+
+export function showRecommendations(state) {
+  const found = state.slow?.recommendations;
+  if (!found?.served) return;
+  put("rec-figures", `${count(found.served)} served · ${percent(found.chosen, found.served)} chosen`);
+  $("rec-figures").title = found.chosen ? `${percent(found.chosen_first, found.chosen)} of those chosen were ranked first` : "";
+  $("served").replaceChildren(
+    ...found.recent.slice(0, 3).map((item) =>
+      element("li", { title: item.rider }, element("span", { class: "to" }, `${item.from} → ${item.options.map((option) => option.name).join(", ") || "no destination"}`),
+        element("span", { class: "why" }, item.reason))),
+  );
+}
+
+export function showLake(state) {
+  const lake = state.slow?.lake;
+  if (!lake) return;
+  const rows = $("lake-rows");
+  if (!lake.progress) {
+    put("lake-state", lake.expected ? (lake.error ?? "waiting") : "");
+    rows.replaceChildren(element("p", { class: "note" }, lake.expected ? "the lake sink has not written its progress yet" : "no lake is connected to this page"));
+    return;
+  }
+  const { progress } = lake;
+  put("lake-state", `${progress.state ?? ""}${progress.lag_records ? ` · ${short(progress.lag_records)} to land` : ""}`);
+  const entries = Object.entries(progress.rows ?? {}).sort((a, b) => b[1] - a[1]);
+  rows.replaceChildren(
+    ...(entries.length ? entries.slice(0, 6).map(([name, total]) => element("div", {}, element("dt", {}, name), element("dd", {}, count(total)))) : [element("p", { class: "note" }, progress.message || "no rows yet")]),
+  );
+}
+
+export function showTimeline(found, state) {
+  const events = found.events;
+  const request = events.find((event) => event.type === "ride.requested")?.payload;
+  const last = events.filter((event) => event.topic === "rides.v1").at(-1);
+  put("ride-title", `Ride ${found.ride_id.slice(0, 8)}…`);
+  const about = [];
+  if (request) about.push(element("b", {}, `${nameOf(state, request.pickup_cell)} → ${nameOf(state, request.dropoff_cell)}`), ` · ${request.rider_id}`, request.fare ? ` · ${(request.fare.amount_minor / 100).toFixed(2)} ${request.fare.currency} at ${multiplier(request.multiplier)}` : "");
+  if (last) about.push(` · by the log: ${last.type.replace("ride.", "")} (event ${last.payload?.seq})`);
+  const { booking } = found;
+  if (booking?.error) about.push(` · ${booking.error}`);
+  else if (booking) about.push(` · booking says: ${booking.state} (event ${booking.seq})${booking.seq === last?.payload?.seq ? " ✓" : ""}`);
+  const line = element("p", {}, ...about);
+  if (line.textContent !== $("ride-about").textContent) $("ride-about").replaceChildren(...line.childNodes);
+  // Only what is new is added, so that nothing moves under a pointer.
+  const list = $("timeline");
+  if (list.dataset.ride !== found.ride_id) list.replaceChildren();
+  list.dataset.ride = found.ride_id;
+  const places = new Set([...list.children].map((item) => item.dataset.place));
+  const placeOf = (event) => `${event.topic} ${event.partition} ${event.offset}`;
+  list.append(
+    ...events.filter((event) => !places.has(placeOf(event))).map((event) =>
+      element("li", { "data-topic": event.topic, "data-place": placeOf(event) },
+        element("div", { class: "what" }, element("span", {}, event.type), element("time", { datetime: event.event_time }, hour(Date.parse(event.event_time)))),
+        element("div", { class: "where" }, `${event.topic}[${event.partition}] @ ${event.offset} · written ${new Date(event.written_ms).toISOString().slice(11, 23)}`),
+        element("details", {}, element("summary", {}, "headers and payload"),
+          element("table", {}, element("tbody", {}, element("tr", {}, element("td", {}, "key"), element("td", {}, event.key ?? "none")),
+            ...event.headers.map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", {}, value))))),
+          element("pre", {}, JSON.stringify(event.payload, null, 2))))),
+  );
+}
+
+export function tipFor(state, hit) {
+  const now = state.now();
+  if (hit.ride) {
+    const ride = state.rides.get(hit.ride);
+    if (!ride) return null;
+    const words = { requested: "waiting for a driver", matched: "driver on the way", arrived: "driver at the pickup", riding: "riding" }[ride.phase];
+    return [element("b", {}, words), element("span", {}, `to ${zoneAt(state, ride.toLat, ride.toLng)} · click for its events`)];
+  }
+  const shape = state.shapes.get(hit.cell);
+  const cell = state.cells.get(hit.cell);
+  const valid = cell && cell.until > now;
+  return [
+    element("b", {}, shape?.name ?? hit.cell),
+    element("span", {}, `${shape?.borough ?? ""} · ${hit.cell}`), element("br"),
+    valid ? `${multiplier(cell.multiplier)} · demand ${cell.demand} · supply ${cell.supply}` : cell ? "1.0× · the last price has run out" : "1.0× · no price was ever needed here",
+    valid ? element("br") : null, valid ? element("span", {}, `until ${hour(cell.until)}`) : null,
+  ].filter((part) => part !== null);
+}

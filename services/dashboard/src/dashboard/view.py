@@ -1,0 +1,173 @@
+"""What the page gets: a whole state when it comes, then what changed, as compact JSON."""
+
+import time
+from typing import Any, Final
+
+from dashboard.adapters.files import JsonFile
+from dashboard.adapters.watch import TOPIC_NAMES, Watch, as_json, wall_ms
+from dashboard.domain.city import City
+from dashboard.domain.rides import Ride
+from dashboard.hexagons import is_land, shape
+
+Json = dict[str, Any]  # Any: JSON
+_RIDES_SHOWN: Final = 4_000
+_SLOW_EVERY: Final = 4  # ticks
+
+
+class View:
+    """Turns the watch's state into messages. `tick` every 250 ms; `whole` at any time."""
+
+    def __init__(self, watch: Watch, *, ledger: JsonFile, lake: JsonFile) -> None:
+        self._watch = watch
+        self._ledger = ledger
+        self._lake = lake
+        self._city = watch.city
+        self._rate = 0.0
+        self._last_event_ms = 0
+        self._last_s = time.monotonic()
+        self._ticks = 0
+
+    def whole(self) -> Json:
+        """Return everything."""
+        city = self._watch.city
+        rides = list(city.rides.open.values())[-_RIDES_SHOWN:]
+        return {
+            **self._clock(),
+            **self._slow(),
+            "full": self.full_ledger(),
+            "cells": [_cell(city, cell) for cell in city.cells],
+            "shapes": [shape(cell) for cell in city.cells if not is_land(cell)],
+            "rides": [_ride(ride) for ride in rides],
+        }
+
+    def tick(self) -> tuple[Json, bool]:
+        """Return what changed since the last tick, and whether all must begin anew as the log is read again."""
+        city = self._watch.city
+        city.flow.tick()
+        self._measure_rate(city)
+        is_new = city is not self._city
+        self._city = city
+        self._ticks += 1
+        message = self._clock()
+        if self._ticks % _SLOW_EVERY == 0:
+            self._lake.refresh()
+            message |= self._slow()
+            if self._ledger.refresh():
+                message["full"] = self.full_ledger()
+        if city.changed_cells:
+            message["cells"] = [_cell(city, cell) for cell in city.changed_cells]
+            outside = [shape(cell) for cell in city.changed_cells if not is_land(cell)]
+            if outside:
+                message["shapes"] = outside
+        rides = city.rides
+        if rides.changed:
+            message["rides"] = [_ride(rides.open[ride_id]) for ride_id in list(rides.changed)[:_RIDES_SHOWN]]
+        if rides.ended:
+            message["ended"] = [[ride_id, phase] for ride_id, phase in rides.ended[-_RIDES_SHOWN:]]
+        city.changed_cells.clear()
+        rides.changed.clear()
+        rides.ended.clear()
+        return message, is_new
+
+    def ledger(self) -> Json:
+        """Return the ride equation by the log."""
+        city = self._watch.city
+        counts = city.rides.counts
+        return {
+            "requested": counts.requested,
+            "completed": counts.completed,
+            "cancelled": counts.cancelled,
+            "unmatched": counts.unmatched,
+            "in_flight": len(city.rides.open),
+            "balanced": city.rides.balanced,
+            "unknown": counts.unknown,
+            "repeated": counts.repeated,
+        }
+
+    def full_ledger(self) -> Json:
+        """Return the demo's ledger as it wrote it, or why there is none."""
+        return {
+            "expected": self._ledger.path is not None,
+            "error": self._ledger.error,
+            "content": self._ledger.content,
+        }
+
+    def lag(self) -> list[Json]:
+        """Return each group's lag."""
+        return [as_json(group) for group in self._watch.groups]
+
+    def _measure_rate(self, city: City) -> None:
+        now_s = time.monotonic()
+        elapsed_s = max(now_s - self._last_s, 0.001)
+        moved_ms = city.event_ms - self._last_event_ms if self._last_event_ms else 0
+        rate = max(0.0, moved_ms / 1000 / elapsed_s)
+        # A second of memory: rates jump with the batches in which events come.
+        self._rate += (min(rate, 1e6) - self._rate) * min(1.0, elapsed_s / 1.5)
+        self._last_s, self._last_event_ms = now_s, city.event_ms
+
+    def _clock(self) -> Json:
+        status = self._watch.status
+        return {
+            "t": self._watch.city.event_ms,
+            "rate": round(self._rate, 2),
+            "now": wall_ms(),
+            "broker": [status.broker, status.detail, status.since_ms],
+        }
+
+    def _slow(self) -> Json:
+        city = self._watch.city
+        recommendations = city.recommendations
+        behind = self._watch.status.behind
+        return {
+            "behind": behind,
+            "records": city.records,
+            "unreadable": city.unreadable,
+            "drivers": [len(city.drivers), city.free_drivers],
+            "topics": list(TOPIC_NAMES),
+            "flow": [
+                [source, topic, round(rate, 1), city.flow.totals[source, topic]]
+                for (source, topic), rate in sorted(city.flow.per_second().items())
+            ],
+            "groups": self.lag(),
+            "ledger": self.ledger(),
+            "recommendations": {
+                "served": recommendations.served,
+                "chosen": recommendations.chosen,
+                "chosen_first": recommendations.chosen_first,
+                "recent": list(recommendations.recent),
+            },
+            "lake": {
+                "expected": self._lake.path is not None,
+                "error": self._lake.error,
+                "progress": _lake(self._lake.content),
+            },
+        }
+
+
+def _lake(content: Json | None) -> Json | None:
+    if content is None:
+        return None
+    return {name: content.get(name) for name in ("state", "message", "rows", "lag_records", "updated_at")}
+
+
+def _cell(city: City, cell: str) -> list[Any]:
+    found = city.cells[cell]
+    return [cell, found.multiplier, round(found.demand, 2), round(found.supply, 2), found.valid_until_ms]
+
+
+def _ride(ride: Ride) -> list[Any]:
+    return [
+        ride.ride_id,
+        ride.phase,
+        round(ride.start.lat, 5),
+        round(ride.start.lng, 5),
+        round(ride.end.lat, 5),
+        round(ride.end.lng, 5),
+        ride.t0_ms,
+        ride.t1_ms,
+        round(ride.dropoff.lat, 5),
+        round(ride.dropoff.lng, 5),
+    ]
+
+
+__all__ = ["View"]

@@ -1,0 +1,45 @@
+"""What was paid for rides. Owner: booking."""
+
+from datetime import timedelta
+
+from hailbus import Event, Topic
+
+from ride_events.money import Money
+
+PAYMENTS = Topic("payments.v1", partitions=6, retention=timedelta(days=90), description="Money of every ride")
+
+
+class PaymentEvent(Event, topic=PAYMENTS, key="ride_id"):
+    """A fact about the payment of one ride. `seq` counts 1, 2, 3… per payment."""
+
+    ride_id: str
+    payment_id: str
+    rider_id: str
+    seq: int
+    simulated: bool = False
+
+
+class PaymentAuthorised(PaymentEvent, type="payment.authorised", version=1):
+    """The fare is reserved on the rider's means of payment."""
+
+    amount: Money
+
+
+class PaymentCaptured(PaymentEvent, type="payment.captured", version=1):
+    """The rider was charged."""
+
+    amount: Money
+
+
+class PaymentFailed(PaymentEvent, type="payment.failed", version=1):
+    """The means of payment was refused."""
+
+    amount: Money
+    reason: str
+
+
+class PaymentRefunded(PaymentEvent, type="payment.refunded", version=1):
+    """What was reserved or charged went back to the rider."""
+
+    amount: Money
+    reason: str

@@ -1,0 +1,38 @@
+"""Surge multipliers and demand forecasts per H3 cell. Owner: surge."""
+
+from datetime import datetime, timedelta
+
+from hailbus import Event, Topic
+
+from ride_events.geo import Cell
+
+SURGE = Topic("surge.v1", partitions=6, cleanup_policy="compact", description="The latest multiplier of every cell")
+FORECASTS = Topic("forecasts.v1", partitions=6, retention=timedelta(days=7), description="Demand expected per cell")
+
+
+class SurgeUpdated(Event, topic=SURGE, key="cell", type="surge.updated", version=1):
+    """A cell's price multiplier changed. After `valid_until` the multiplier is 1.0 again.
+
+    `surge_version` grows with each update of the cell; `demand` and `supply` are the weighted counts behind it.
+    """
+
+    cell: Cell
+    multiplier: float
+    surge_version: int
+    window_end: datetime
+    demand: float
+    supply: float
+    valid_until: datetime
+
+
+class DemandForecastPublished(Event, topic=FORECASTS, key="cell", type="demand.forecast_published", version=1):
+    """Pickups expected in a cell in the `horizon_min` minutes after `issued_at`."""
+
+    cell: Cell
+    horizon_min: int
+    p10: float
+    p50: float
+    p90: float
+    mean: float
+    model: str
+    issued_at: datetime

@@ -1,0 +1,1 @@
+"""Writes every event of the bus to an audit log."""

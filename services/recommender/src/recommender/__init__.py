@@ -1,0 +1,1 @@
+"""Recommends destinations, pooled rides and pickup spots from completed rides."""

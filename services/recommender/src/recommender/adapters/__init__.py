@@ -1,0 +1,1 @@
+"""Where the service meets the world."""

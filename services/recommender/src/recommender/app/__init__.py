@@ -1,0 +1,1 @@
+"""Use cases: what the service does with facts and requests."""

@@ -1,0 +1,1 @@
+"""Models that learn from completed trips: values in, values out; no clock, no I/O."""

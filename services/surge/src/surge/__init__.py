@@ -1,0 +1,1 @@
+"""Demand, supply, surge multipliers and forecasts per H3 cell."""

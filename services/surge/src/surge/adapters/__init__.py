@@ -1,0 +1,1 @@
+"""What connects surge with the world."""

@@ -1,0 +1,130 @@
+"""Records as the SDK reads them, facts as the city counts them, and the city's answers as events."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+from uuid import UUID, uuid5
+
+from hailbus import Envelope, Event, event_info
+from hailbus.codec import Encoded, encode
+from ride_events.drivers import (
+    DriverBecameBusy,
+    DriverBecameFree,
+    DriverLocationReported,
+    DriverWentOffline,
+    DriverWentOnline,
+)
+from ride_events.pricing import DemandForecastPublished, SurgeUpdated
+from ride_events.quotes import QuoteOffered
+from ride_events.rides import RideRequested
+
+from surge.app.city import CellForecast, PriceChange
+from surge.domain.cells import pricing_cell
+from surge.domain.forecast import MODEL
+from surge.domain.windows import Fact, Quoted, Requested, Seen
+
+SOURCE = "/surge"
+IDS = UUID("6f0a3c1e-5b0e-5d2a-9d55-3f2f5c7f9a10")
+"""Ids of published events are derived from this and what the event says: published again, it keeps its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record as `hailbus` expects it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+
+    @classmethod
+    def of(cls, message: Any) -> Self:  # Any: faust has no types
+        """Take over a faust message; its timestamp is in seconds."""
+        return cls(
+            message.topic,
+            message.partition,
+            message.offset,
+            round(message.timestamp * 1000),
+            message.timestamp_type or 0,
+            message.key,
+            message.value,
+            message.headers or (),
+        )
+
+
+def milliseconds(moment: datetime) -> int:
+    """Unix milliseconds of a moment."""
+    return round(moment.timestamp() * 1000)
+
+
+def moment_of(at_ms: int) -> datetime:
+    """The moment of Unix milliseconds, UTC."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC)
+
+
+def fact_of(event: Event, at_ms: int) -> Fact | None:
+    """What an event tells a city, None for one that says nothing of demand or supply."""
+    match event:
+        case DriverLocationReported():
+            return Seen(at_ms=at_ms, driver_id=event.driver_id, cell=pricing_cell(event.cell), free=event.free)
+        case QuoteOffered():
+            cell = pricing_cell(event.pickup_cell)
+            return None if cell is None else Quoted(at_ms=at_ms, cell=cell, rider_id=event.rider_id)
+        case RideRequested():
+            cell = pricing_cell(event.pickup_cell)
+            if cell is None:
+                return None
+            return Requested(at_ms=at_ms, cell=cell, ride_id=event.ride_id, rider_id=event.rider_id)
+        case DriverWentOnline() | DriverBecameFree():
+            return Seen(at_ms=at_ms, driver_id=event.driver_id, cell=pricing_cell(event.cell), free=True)
+        case DriverBecameBusy() | DriverWentOffline():
+            return Seen(at_ms=at_ms, driver_id=event.driver_id, cell=None, free=False)
+        case _:
+            return None
+
+
+def price_event(change: PriceChange) -> Encoded:
+    """`surge.updated`: the id is that of cell and version, the time the window's end."""
+    event = SurgeUpdated(
+        cell=change.cell,
+        multiplier=change.multiplier,
+        surge_version=change.version,
+        window_end=moment_of(change.window_end_ms),
+        demand=change.demand,
+        supply=change.supply,
+        valid_until=moment_of(change.valid_until_ms),
+    )
+    return _encoded(event, f"{change.cell}/{change.version}", change.window_end_ms)
+
+
+def forecast_event(forecast: CellForecast) -> Encoded:
+    """`demand.forecast_published`: the id is that of cell, horizon and issue time."""
+    event = DemandForecastPublished(
+        cell=forecast.cell,
+        horizon_min=forecast.horizon_min,
+        p10=forecast.p10,
+        p50=forecast.p50,
+        p90=forecast.p90,
+        mean=forecast.mean,
+        model=MODEL,
+        issued_at=moment_of(forecast.issued_at_ms),
+    )
+    return _encoded(event, f"{forecast.cell}/{forecast.horizon_min}/{forecast.issued_at_ms}", forecast.issued_at_ms)
+
+
+def _encoded(event: Event, name: str, at_ms: int) -> Encoded:
+    info = event_info(event)
+    envelope = Envelope(
+        id=str(uuid5(IDS, f"{info.type}/{name}")),
+        source=SOURCE,
+        type=info.type,
+        version=info.version,
+        time=moment_of(at_ms),
+        subject=str(getattr(event, info.key_field)) if info.key_field else None,
+    )
+    return encode(event, envelope)

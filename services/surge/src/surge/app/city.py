@@ -1,0 +1,287 @@
+"""One city: facts go in, prices and forecasts come out at the end of each minute of event time."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+
+from surge.domain.cells import PRICING_RESOLUTION, ROLL_UP_RESOLUTION, parent, ring
+from surge.domain.forecast import HORIZONS_MIN, SLOT_S, SLOTS_PER_WEEK, DemandModel
+from surge.domain.pricing import CALM, CellPrice, PricingRules, reprice
+from surge.domain.windows import MINUTE_MS, WINDOW_MS, CellDemand, Fact, Minute, Seen, Windows
+
+SLOT_MS: Final = SLOT_S * 1000
+IDLE_MINUTES: Final = 60
+"""A city without any fact for this long is asleep: minutes are skipped until the next fact."""
+KEPT_SLOTS: Final = 5 * SLOTS_PER_WEEK
+"""Counts that the forecast is rebuilt from; what is older hardly weighs any more (0.8 per week)."""
+DRIVER_SHARES: Final = 16
+"""A minute's drivers are kept in this many rows, so that no row grows large and few rows change per batch."""
+
+Row = dict[str, Any]  # Any: JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceChange:
+    """A multiplier to publish. `version` counts minutes since the epoch, so it grows with every one of the cell."""
+
+    cell: str
+    multiplier: float
+    version: int
+    window_end_ms: int
+    demand: float
+    supply: float
+    valid_until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellForecast:
+    """Pickups expected in a cell in the `horizon_min` minutes after `issued_at_ms`."""
+
+    cell: str
+    horizon_min: int
+    mean: float
+    p10: float
+    p50: float
+    p90: float
+    issued_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinuteClosed:
+    """What the end of a minute brought. `slot` holds the pickups per cell of a slot of five minutes that ended too."""
+
+    end_ms: int
+    prices: tuple[PriceChange, ...]
+    forecasts: tuple[CellForecast, ...]
+    slot: tuple[int, Mapping[str, int]] | None
+
+
+class CellForecasts:
+    """The demand model of one resolution, with a column for every cell that was ever asked from."""
+
+    def __init__(self, resolution: int) -> None:
+        self._resolution = resolution
+        self._columns: dict[str, int] = {}
+        self._model = DemandModel()
+
+    def observe(self, slot: int, pickups: Mapping[str, int]) -> None:
+        """Learn the pickups per pricing cell of one slot."""
+        summed: dict[str, int] = {}
+        for cell, count in pickups.items():
+            own = cell if self._resolution == PRICING_RESOLUTION else parent(cell, self._resolution)
+            summed[own] = summed.get(own, 0) + count
+        unknown = sorted(summed.keys() - self._columns.keys())
+        for cell in unknown:
+            self._columns[cell] = len(self._columns)
+        self._model.grow(len(unknown))
+        if self._model.next_slot != slot:
+            self._model.start_at(slot)
+        counts = np.zeros(len(self._columns))
+        for cell, count in summed.items():
+            counts[self._columns[cell]] = count
+        self._model.observe(counts)
+
+    def forecast(self, *, least_mean: float) -> Iterator[CellForecast]:
+        """Forecasts from the end of the last slot on, of the cells that may expect at least `least_mean` pickups."""
+        made = self._model.forecast()
+        assert self._model.next_slot is not None, "a forecast needs a slot before it"
+        issued_at_ms = self._model.next_slot * SLOT_MS
+        for index, horizon_min in enumerate(HORIZONS_MIN):
+            for cell, column in self._columns.items():
+                mean = float(made.mean[index, column])
+                if mean >= least_mean:
+                    p10, p50, p90 = (float(value) for value in made.quantiles[index, :, column])
+                    yield CellForecast(
+                        cell=cell,
+                        horizon_min=horizon_min,
+                        mean=round(mean, 4),
+                        p10=p10,
+                        p50=p50,
+                        p90=p90,
+                        issued_at_ms=issued_at_ms,
+                    )
+
+
+class City:
+    """Windows, prices and forecasts of one city, with the rows that it can be rebuilt from.
+
+    Everything is a deterministic function of the facts: a city that is restored from its rows and hears some facts
+    again goes on exactly as the one before. Three kinds of rows hold it:
+
+    - `demand/…` and `supply/…`: who was seen in a minute, by cell or by share of the drivers; newest values only, so
+      that rows that were written by half before a crash are completed by hearing the facts again.
+    - the state: up to when minutes are closed, and all prices: one row, so that a minute is closed wholly or not.
+    - slots: pickups per cell and five minutes, from which the forecast is learnt again.
+    """
+
+    def __init__(self, *, rules: PricingRules, least_mean: float = 0.5) -> None:
+        self._rules = rules
+        self._least_mean = least_mean
+        self._windows = Windows()
+        self._prices: dict[str, CellPrice] = {}
+        self._forecasts = (CellForecasts(PRICING_RESOLUTION), CellForecasts(ROLL_UP_RESOLUTION))
+        self._changed: set[tuple[str, int, str | int]] = set()
+        self._rows_of_minute: dict[int, set[str]] = {}
+
+    @property
+    def late_count(self) -> int:
+        """Facts that came after their minute was closed."""
+        return self._windows.late_count
+
+    @property
+    def closed_until_ms(self) -> int | None:
+        """Minutes before this are closed; None before the first one is."""
+        return self._windows.closed_until_ms
+
+    @property
+    def surging(self) -> int:
+        """How many cells have a multiplier above 1.0."""
+        return sum(price.multiplier > 1.0 for price in self._prices.values())
+
+    def apply(self, fact: Fact) -> bool:
+        """Count a fact; False when it is late."""
+        if not self._windows.apply(fact):
+            return False
+        minute = fact.at_ms - fact.at_ms % MINUTE_MS
+        if isinstance(fact, Seen):
+            self._changed.add(("supply", minute, crc32(fact.driver_id.encode()) % DRIVER_SHARES))
+        else:
+            self._changed.add(("demand", minute, fact.cell))
+        return True
+
+    def _wake_at(self, at_ms: int) -> int:
+        # Aligned to a slot, so that the first slot is counted whole; nothing happened in the part before.
+        closed_until_ms = at_ms - at_ms % SLOT_MS
+        self._windows.close(closed_until_ms)
+        return closed_until_ms
+
+    def next_end(self, watermark_ms: int) -> int | None:
+        """The end of the next minute that can be closed, None when the watermark has not come so far."""
+        closed_until_ms = self._windows.closed_until_ms
+        if closed_until_ms is None:
+            # Time begins with the earliest fact, not with the one that happened to be read first.
+            first = min(self._windows.minutes, default=watermark_ms)
+            if first + MINUTE_MS > watermark_ms:
+                return None
+            closed_until_ms = self._wake_at(first)
+        if not self._prices:
+            first = min(self._windows.minutes, default=watermark_ms)
+            next_ms = min(first, watermark_ms)
+            if next_ms - closed_until_ms > IDLE_MINUTES * MINUTE_MS:
+                closed_until_ms = self._wake_at(next_ms)
+        end_ms = closed_until_ms + MINUTE_MS
+        return end_ms if end_ms <= watermark_ms else None
+
+    def close_minute(self, end_ms: int) -> MinuteClosed:
+        """Close the minute that ends at `end_ms`, and say what to publish."""
+        rules = self._rules
+        activity = self._windows.activity(end_ms, also=self._prices, ring=ring)
+        before = self._prices
+        after = reprice(before, activity, ring=ring, elapsed_s=60, rules=rules)
+        changes = []
+        for cell, price in after.items():
+            left_s = (price.valid_until_ms - end_ms) / 1000
+            stays = price.multiplier == before.get(cell, CALM).multiplier
+            if stays and (price.multiplier == 1.0 or left_s > rules.refresh_s):
+                continue
+            valid_until_ms = end_ms + rules.valid_s * 1000
+            after[cell] = CellPrice(
+                average=price.average, level=price.level, multiplier=price.multiplier, valid_until_ms=valid_until_ms
+            )
+            counted = activity.get(cell)
+            if counted is None:
+                counted = self._windows.activity(end_ms, also=(cell,), ring=ring)[cell]
+            changes.append(
+                PriceChange(
+                    cell=cell,
+                    multiplier=price.multiplier,
+                    version=end_ms // MINUTE_MS,
+                    window_end_ms=end_ms,
+                    demand=round(counted.demand, 6),
+                    supply=round(counted.supply, 6),
+                    valid_until_ms=valid_until_ms,
+                )
+            )
+        self._prices = after
+        self._windows.close(end_ms)
+        slot = None
+        made: list[CellForecast] = []
+        if end_ms % SLOT_MS == 0:
+            number = end_ms // SLOT_MS - 1
+            pickups = self._windows.rides(end_ms - SLOT_MS, end_ms)
+            slot = (number, pickups)
+            for forecasts in self._forecasts:
+                forecasts.observe(number, pickups)
+                made.extend(forecasts.forecast(least_mean=self._least_mean))
+        self._windows.forget_before(end_ms + MINUTE_MS - WINDOW_MS)
+        return MinuteClosed(end_ms=end_ms, prices=tuple(changes), forecasts=tuple(made), slot=slot)
+
+    # ------------------------------------------------------------------------------------------------ rows
+
+    def changed_rows(self) -> dict[str, Row]:
+        """The window rows that changed since the last call."""
+        rows: dict[str, Row] = {}
+        for kind, start_ms, part in sorted(self._changed, key=str):
+            minute = self._windows.minutes.get(start_ms)
+            if minute is None:
+                continue
+            key = f"{kind}/{start_ms}/{part}"
+            if kind == "demand":
+                who = minute.demand[str(part)]
+                rows[key] = {"rides": who.rides, "quoted": sorted(who.quoted)}
+            else:
+                rows[key] = {
+                    driver: list(sighting)
+                    for driver, sighting in minute.sightings.items()
+                    if crc32(driver.encode()) % DRIVER_SHARES == part
+                }
+            self._rows_of_minute.setdefault(start_ms, set()).add(key)
+        self._changed.clear()
+        return rows
+
+    def obsolete_rows(self) -> list[str]:
+        """The window rows that no window reaches back to any more; each is named once."""
+        if self._windows.closed_until_ms is None:
+            return []
+        oldest = self._windows.closed_until_ms + MINUTE_MS - WINDOW_MS
+        gone = sorted(start for start in self._rows_of_minute if start < oldest)
+        return [key for start in gone for key in sorted(self._rows_of_minute.pop(start))]
+
+    def state_row(self) -> Row:
+        """The state as one row."""
+        return {
+            "closed_until_ms": self._windows.closed_until_ms,
+            "late_count": self._windows.late_count,
+            "prices": {
+                cell: [price.average, price.level, price.multiplier, price.valid_until_ms]
+                for cell, price in self._prices.items()
+            },
+        }
+
+    def restore(self, *, state: Row | None, windows: Mapping[str, Row], slots: Mapping[int, Mapping[str, int]]) -> None:
+        """Become the city that these rows were taken from."""
+        if state is not None:
+            self._windows.closed_until_ms = state["closed_until_ms"]
+            self._windows.late_count = state["late_count"]
+            self._prices = {
+                cell: CellPrice(average=average, level=level, multiplier=multiplier, valid_until_ms=valid_until_ms)
+                for cell, (average, level, multiplier, valid_until_ms) in state["prices"].items()
+            }
+        for key, row in windows.items():
+            kind, start, part = key.split("/")
+            start_ms = int(start)
+            minute = self._windows.minutes.setdefault(start_ms, Minute())
+            if kind == "demand":
+                minute.demand[part] = CellDemand(rides=dict(row["rides"]), quoted=set(row["quoted"]))
+            else:
+                minute.sightings.update({driver: (at, busy, cell) for driver, (at, busy, cell) in row.items()})
+            self._rows_of_minute.setdefault(start_ms, set()).add(key)
+        closed_until_ms = self._windows.closed_until_ms
+        for number in sorted(slots):
+            # A slot may have been written and its minute not: it is counted again when the minute is closed again.
+            if closed_until_ms is not None and (number + 1) * SLOT_MS <= closed_until_ms:
+                for forecasts in self._forecasts:
+                    forecasts.observe(number, slots[number])
