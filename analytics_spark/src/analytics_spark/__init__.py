@@ -1,0 +1,1 @@
+"""Structured Streaming from topics to the lake: bronze, silver, gold."""

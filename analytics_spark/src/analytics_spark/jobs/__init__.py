@@ -1,0 +1,1 @@
+"""One module per streaming query or task: wiring only."""

@@ -1,0 +1,1 @@
+"""One command that runs the city: broker, services, lake, rides and the ledger."""

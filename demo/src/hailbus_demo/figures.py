@@ -1,0 +1,142 @@
+"""The state of a run as one JSON object: for the dashboard while it runs, for `--summary` at the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hailbus_demo.city.plan import to_datetime, to_text
+from hailbus_demo.ledger.model import Check
+from hailbus_demo.replay.book import Book
+from hailbus_demo.replay.stage import Stage
+from hailbus_demo.replay.sure import Traffic
+from hailbus_demo.services import AT_MOST_ONCE
+from hailbus_demo.supervise.processes import Supervisor
+from hailbus_demo.watch import Watch, utc_now_text
+
+
+@dataclass(slots=True)
+class Timings:
+    """Moments of a run, as monotonic seconds."""
+
+    started: float = field(default_factory=time.monotonic)
+    services_ready: float | None = None
+    first_ride: float | None = None
+    rides_done: float | None = None
+    caught_up: float | None = None
+
+
+@dataclass(slots=True)
+class Figures:
+    """Collects what is shown and written."""
+
+    run: int
+    speed: float | None
+    book: Book
+    stage: Stage
+    watch: Watch
+    supervisor: Supervisor | None
+    traffic: Traffic
+    timings: Timings
+    phase: str = "starting"
+    checks: list[Check] = field(default_factory=list)
+    accounts: dict[str, dict[str, int]] = field(default_factory=dict)
+    groups: dict[str, dict[str, int]] = field(default_factory=dict)
+    balanced: bool | None = None
+    rides_before: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything."""
+        watch, timings = self.watch, self.timings
+        event_ms = self.stage.now_ms
+        records = {topic: watch.records_of(topic) for topic in watch.topics}
+        return {
+            "phase": self.phase,
+            "at": utc_now_text(),
+            "event_time": to_text(event_ms) if event_ms else None,
+            "run": self.run,
+            "speed": self.speed,
+            "balanced": self.balanced,
+            "rides": self.book.counts(),
+            "accounts": self.accounts,
+            "groups": [
+                {
+                    "group": lag.group,
+                    "topics": list(lag.topics),
+                    "lag_records": lag.records,
+                    "lag_s": round(lag.seconds, 1),
+                    **self.groups.get(lag.group, {"expected": None, "seen": None, "applied": None}),
+                }
+                for lag in watch.groups.values()
+            ],
+            "topics": [
+                {"topic": topic, "records": n, "at_most_once": topic in AT_MOST_ONCE} for topic, n in records.items()
+            ],
+            "processes": self.processes(),
+            "events_per_s": round(watch.per_second(), 1),
+            "events": watch.records,
+            "recommendations_served": watch.served,
+            "lake_rows": watch.lake.rows if watch.lake_dir is not None else None,
+            "hottest": [
+                {"cell": cell, "multiplier": multiplier}
+                for cell, multiplier in watch.hot_cells(to_datetime(event_ms) if event_ms else None)
+            ],
+            "checks": [asdict(check) for check in self.checks],
+            "figures": {
+                "services_ready_s": _since(timings.started, timings.services_ready),
+                "first_event_s": _since(timings.started, watch.first_record_at),
+                "rides_s": _since(timings.first_ride, timings.rides_done),
+                "caught_up_s": _since(timings.rides_done, timings.caught_up),
+                "chain_events_per_s": self.chain_per_s(),
+                "rides_per_s": self.rides_per_s(),
+                "peak_events_per_s": round(watch.peak_per_s, 1),
+                "requests": self.traffic.sent,
+                "requests_retried": self.traffic.retried,
+                "requests_refused": dict(self.book.refusals),
+                "latency_p50_ms": round(self.traffic.percentile_ms(0.5), 1),
+                "latency_p99_ms": round(self.traffic.percentile_ms(0.99), 1),
+                "quotes_offered": self.book.quotes_offered,
+                "quotes_not_accepted": self.book.quotes_left,
+                "recommendations_asked": self.book.recommendations_asked,
+                "recommendations_chosen": self.book.recommendations_chosen,
+                "lake_tables": watch.lake.tables,
+            },
+        }
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Return name, pid, state, restarts and memory of each process."""
+        if self.supervisor is None:
+            return []
+        self.supervisor.measure_memory()
+        return [
+            {
+                "name": name,
+                "pid": child.pid,
+                "state": child.state,
+                "restarts": child.restarts,
+                "memory_mb": round(child.memory_mb, 1),
+                "memory_peak_mb": round(child.memory_peak_mb, 1),
+                "ready_after_s": None if child.ready_after_s is None else round(child.ready_after_s, 1),
+            }
+            for name, child in self.supervisor.children.items()
+        ]
+
+    def chain_per_s(self) -> float | None:
+        """Return events per second through the whole chain: from the first ride until every reader had every event."""
+        timings = self.timings
+        if timings.first_ride is None or timings.caught_up is None or timings.caught_up <= timings.first_ride:
+            return None
+        return round(self.watch.records / (timings.caught_up - timings.first_ride), 1)
+
+    def rides_per_s(self) -> float | None:
+        """Return booked rides per second while rides were played."""
+        timings = self.timings
+        end = timings.rides_done or time.monotonic()
+        if timings.first_ride is None or end <= timings.first_ride:
+            return None
+        return round((len(self.book.states) - self.rides_before) / (end - timings.first_ride), 1)
+
+
+def _since(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else round(end - start, 2)

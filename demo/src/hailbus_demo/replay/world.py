@@ -1,0 +1,575 @@
+"""Riders and drivers who act: each plan becomes requests, each answer becomes what its rider or driver does next.
+
+Booking decides who drives whom; the plans decide everything else. Nothing is asked twice under two keys: every request
+carries a key made of the run, the ride and the step, so that a repeated one after a crash finds the first one's answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Protocol
+
+from hailbus_demo.city.plan import DriverStarts, DriverStops, Place, Plan, RidePlan, to_datetime, to_ms, to_text
+from hailbus_demo.replay.book import ENDED, Book
+from hailbus_demo.replay.stage import Action, Stage
+from hailbus_demo.replay.sure import GaveUpError, SureClient
+from hailbus_demo.replay.updates import DriverUpdates
+
+POLL_EVERY_MS = 15_000
+"""How often, in event time, riders who wait for a driver look whether they have one."""
+POLL_IDS = 100
+CLOCK_EVERY_MS = 60_000
+"""How far, in event time, booking's clock may fall behind while riders wait and nothing else moves it."""
+WAITS_AT_MOST_MS = 6 * 60_000
+TIMER_PATIENCE_S = 0.2
+QUIETEST_ETA_MS = 20_000
+ASKS_AGAIN_MS = 4 * 60_000
+"""How long a rider who finds the price too high waits before asking again."""
+MOVES_SHARE = 0.6
+"""Share of drivers who, after a ride, go where riders were last seen."""
+ENDS_WITHIN_MS = 30 * 60_000
+"""Event time after the last action by which every timer of booking has come due."""
+
+FAST_LOCATIONS_MS = 25_000
+"""Event time between two positions when event time flies: surge wants to have seen a driver within 30 s."""
+SLOW_LOCATIONS_MS = 4_000
+FAST_FROM = 5.0
+"""Speed from which positions are reported less often and only by free drivers."""
+
+
+class Locations(Protocol):
+    """Where driver apps send their positions; see `locations.py`."""
+
+    def report(self, driver_id: str, place: Place, *, free: bool, ride_id: str | None, at_ms: int) -> None:
+        """Send a position at most once, without waiting."""
+
+
+class Advice(Protocol):
+    """Asks for recommendations and tells which was taken; see `advice.py`."""
+
+    async def ask(self, plan: RidePlan, at_ms: int, key: str) -> Any:
+        """Return what was served, to be handed to `chosen`."""
+
+    async def chosen(self, served: Any, plan: RidePlan, ride_id: str, at_ms: int, key: str) -> bool:
+        """Report the option that the rider took, if one of them was; say whether."""
+
+
+@dataclass(slots=True)
+class DriverState:
+    """A driver as the replay knows it. `leg` is where from and to the car moves, and when."""
+
+    driver_id: str
+    place: Place
+    online: bool = False
+    ride_id: str | None = None
+    stops: bool = False
+    rides: int = 0
+    leg: tuple[Place, Place, int, int] | None = None
+
+    def position(self, at_ms: int) -> Place:
+        """Return the place at an event time: along the leg, or where it ended."""
+        if self.leg is None:
+            return self.place
+        start, end, from_ms, to_ms_ = self.leg
+        share = min(max((at_ms - from_ms) / max(to_ms_ - from_ms, 1), 0.0), 1.0)
+        return (
+            round(start[0] + share * (end[0] - start[0]), 5),
+            round(start[1] + share * (end[1] - start[1]), 5),
+        )
+
+
+@dataclass(slots=True)
+class RideState:
+    """A ride as the replay knows it. `matches` counts its drivers; `step` grows so that stale actions notice.
+
+    `seq` is how much of its story is known: the number of its last event.
+    """
+
+    plan: RidePlan
+    quote_id: str | None = None
+    ride_id: str | None = None
+    state: str = "asking"
+    driver_id: str | None = None
+    matches: int = 0
+    step: int = 0
+    asked_again: bool = False
+    seq: int = 0
+    matched_at: str | None = None
+    served: Any = None
+
+
+class World:
+    """Turns plans into actions on a stage.
+
+    Args:
+        stage: Where actions run.
+        booking: Booking's API.
+        book: Where rides and their ends are noted.
+        run: Prefix of every idempotency key: unique per run against the same booking.
+        locations: Where positions go, `None` for nowhere.
+        location_every_ms: Event time between two positions of one driver.
+        busy_locations: Whether drivers with a ride report, too; surge needs the free ones only.
+        advice: The recommender, `None` for none.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: Stage,
+        booking: SureClient,
+        book: Book,
+        run: str,
+        locations: Locations | None = None,
+        location_every_ms: int = 4_000,
+        busy_locations: bool = True,
+        advice: Advice | None = None,
+    ) -> None:
+        self.stage = stage
+        self.booking = booking
+        self.book = book
+        self.run_id = run
+        self.updates = DriverUpdates(booking, prefix=run)
+        self.locations = locations
+        self.location_every_ms = location_every_ms
+        self.busy_locations = busy_locations
+        self.advice = advice
+        self.drivers: dict[str, DriverState] = {}
+        self.rides: dict[str, RideState] = {}
+        """Rides that are not ended, by ride id."""
+        self._waiting: dict[str, RideState] = {}
+        self._polling = False
+        self._driver_steps = 0
+        self._clock_ms = 0
+        """Where booking's clock stands because of a request that carried a time."""
+        self._recent_pickups: list[Place] = []
+        self._reporting = False
+
+    async def play(self, plans: Iterator[Plan]) -> None:
+        """Act out plans in order of time until all rides have ended, or the stage is stopped."""
+        await self.stage.run(plans, self._begin)
+
+    async def adopt(self) -> int:
+        """Take over what an earlier run left in booking: rides under way and drivers online; return the rides.
+
+        Rides that the book does not know (a run was killed between a request and its answer) are noted.
+        """
+        adopted = 0
+        async for body in self._pages("/rides", "rides"):
+            ride_id, state = body["ride_id"], body["state"]
+            if self.book.states.get(ride_id) not in ENDED:
+                self.book.note(ride_id, state)
+            if state in ENDED:
+                continue
+            adopted += 1
+            ride = RideState(plan=_plan_of(body), quote_id=body["quote_id"], ride_id=ride_id)
+            self.rides[ride_id] = ride
+            self.stage.at(_ms(body["requested_at"]), partial(self._resume, ride, body))
+        async for body in self._pages("/drivers?status=free&status=busy", "drivers"):
+            driver = self._driver(body["driver_id"], _place(body["position"]) or (0.0, 0.0))
+            driver.online = True
+            driver.ride_id = body["ride_id"]
+        return adopted
+
+    async def _pages(self, path: str, what: str) -> Any:
+        after = None
+        while True:
+            joined = f"{path}{'&' if '?' in path else '?'}limit=500" + (f"&after={after}" if after else "")
+            page = await self.booking.get(joined)
+            for body in page[what]:
+                yield body
+            after = page["next"]
+            if after is None:
+                return
+
+    async def _resume(self, ride: RideState, body: Any, at_ms: int) -> None:
+        await self._on_ride(ride, body, at_ms)
+        driver = self.drivers.get(ride.driver_id or "")
+        if ride.state == "arrived":
+            self._next(ride, at_ms + ride.plan.boards_after_ms, self._start)
+        elif ride.state == "in_progress" and driver is not None:
+            self._next(ride, at_ms + ride.plan.duration_s * 1000, self._complete)
+
+    async def settle(self, *, past_ms: int) -> None:
+        """Move booking's clock so far on that its last timers (quotes that nobody accepted) come due."""
+        self._driver_steps += 1
+        self._clock_ms = max(self._clock_ms, past_ms)
+        key = f"{self.run_id}:clock:{self._driver_steps}"
+        status, body = await self.booking.post("/clock", {}, key=key, event_time=to_text(past_ms))
+        if status != 200:
+            raise GaveUpError(f"booking refused to move its clock with {status}: {body}")
+
+    def _begin(self, plan: Plan) -> tuple[int, Action]:
+        match plan:
+            case RidePlan():
+                return plan.asks_at_ms, partial(self._ask, RideState(plan=plan))
+            case DriverStarts():
+                return plan.at_ms, partial(self._online, plan)
+            case DriverStops():
+                return plan.at_ms, partial(self._offline, plan.driver_id)
+
+    # Riders
+
+    async def _ask(self, ride: RideState, at_ms: int) -> None:
+        plan = ride.plan
+        self._clock_ms = max(self._clock_ms, at_ms)
+        if len(self._recent_pickups) >= 200:
+            self._recent_pickups = self._recent_pickups[100:]
+        self._recent_pickups.append(plan.pickup)
+        if plan.asks_recommender and self.advice is not None and not ride.asked_again:
+            ride.served = await self.advice.ask(plan, at_ms, f"{self.run_id}:{plan.key}:advice")
+            self.book.recommendations_asked += 1
+        body = {
+            "rider_id": plan.rider_id,
+            "pickup": _as_json(plan.pickup),
+            "dropoff": _as_json(plan.dropoff),
+            "passengers": plan.passengers,
+            "distance_m": plan.distance_m,
+            "duration_s": plan.duration_s,
+            "simulated": True,  # no recording holds a quote
+        }
+        status, quote = await self.booking.post(
+            "/quotes",
+            body,
+            key=f"{self.run_id}:{plan.key}:quote{'-again' if ride.asked_again else ''}",
+            event_time=to_text(at_ms),
+        )
+        if status != 201:
+            self._refused("quote", status, quote)
+            return
+        self.book.quotes_offered += 1
+        ride.quote_id = quote["quote_id"]
+        if not plan.accepts:
+            self.book.quotes_left += 1
+            return
+        if quote["multiplier"] > plan.max_multiplier and not ride.asked_again:
+            self.book.quotes_left += 1  # too dear: ask once more later, then take what it costs
+            ride.asked_again = True
+            self._next(ride, at_ms + ASKS_AGAIN_MS + plan.accepts_after_ms, self._ask)
+            return
+        self._next(ride, at_ms + plan.accepts_after_ms, self._accept)
+
+    async def _accept(self, ride: RideState, at_ms: int) -> None:
+        plan = ride.plan
+        key = f"{self.run_id}:{plan.key}:ride"
+        status, body = await self.booking.post(
+            "/rides", {"quote_id": ride.quote_id, "simulated": plan.simulated}, key=key, event_time=to_text(at_ms)
+        )
+        if status != 201:
+            self.book.quotes_left += 1
+            self._refused("ride", status, body)
+            return
+        ride.ride_id = str(body["ride_id"])
+        self.rides[ride.ride_id] = ride
+        if ride.served is not None and self.advice is not None:
+            taken = await self.advice.chosen(ride.served, plan, ride.ride_id, at_ms, f"{self.run_id}:{plan.key}:chosen")
+            self.book.recommendations_chosen += taken
+            ride.served = None
+        await self._on_ride(ride, body, at_ms)
+        if plan.gives_up == "requested" and ride.state not in ENDED:
+            self.stage.at(at_ms + plan.gives_up_after_ms, partial(self._gives_up_waiting, ride))
+
+    async def _gives_up_waiting(self, ride: RideState, at_ms: int) -> None:
+        if ride.state in ("requested", "redispatched", "matched"):
+            await self._rider_cancels(ride, at_ms)
+
+    async def _rider_cancels(self, ride: RideState, at_ms: int) -> None:
+        if ride.state in ENDED:
+            return
+        status, body = await self.booking.post(
+            f"/rides/{ride.ride_id}/cancel",
+            {"by": "rider", "reason": "changed_plans"},
+            key=f"{self.run_id}:{ride.plan.key}:cancel:{ride.step}",
+            event_time=to_text(at_ms),
+        )
+        await self._answered(ride, "cancel", status, body, at_ms)
+
+    # Rides
+
+    def _next(self, ride: RideState, at_ms: int, action: Callable[[RideState, int], Any]) -> None:
+        """Plan the ride's next step; it is void when another step came first."""
+        ride.step += 1
+        step = ride.step
+
+        async def when_due(now_ms: int) -> None:
+            if ride.step == step:
+                await action(ride, now_ms)
+
+        self.stage.at(at_ms, when_due)
+
+    async def _on_ride(self, ride: RideState, body: Any, at_ms: int) -> None:
+        """Take booking's word on a ride and plan what follows.
+
+        Answers to requests that crossed each other may come in any order: one that tells less than is known is void.
+        """
+        assert ride.ride_id is not None
+        if body["seq"] < ride.seq:
+            return
+        ride.seq = body["seq"]
+        state, driver_id = str(body["state"]), body["driver_id"]
+        before, driver_before = ride.state, ride.driver_id
+        ride.state = state
+        self.book.note(ride.ride_id, state)
+        if state in ("requested", "redispatched"):
+            if before != state or driver_before is not None:
+                self._free(ride, at_ms)
+            self._waiting[ride.ride_id] = ride
+            self._poll_at(at_ms + POLL_EVERY_MS)
+            return
+        self._waiting.pop(ride.ride_id, None)
+        if state in ENDED:
+            ride.step += 1
+            self._free(ride, at_ms)
+            self.rides.pop(ride.ride_id, None)
+            return
+        if state == "matched" and (driver_before != driver_id or ride.matched_at != body["matched_at"]):
+            ride.state = "redispatched" if ride.matched_at is not None else state  # the driver before did not complete
+            self._free(ride, at_ms)
+            ride.state, ride.matched_at = state, body["matched_at"]
+            self._matched(ride, body)
+        elif driver_id is not None:
+            ride.driver_id = str(driver_id)
+
+    def _matched(self, ride: RideState, body: Any) -> None:
+        plan = ride.plan
+        ride.driver_id = str(body["driver_id"])
+        ride.matches += 1
+        matched_ms = _ms(body["matched_at"])
+        arrives_ms = matched_ms + max(QUIETEST_ETA_MS, int(body["eta_s"] or 0) * 1000)
+        driver = self._driver(ride.driver_id, plan.pickup)
+        driver.ride_id = ride.ride_id
+        driver.leg = (driver.position(matched_ms), plan.pickup, matched_ms, arrives_ms)
+        driver.place = plan.pickup
+        if ride.matches <= plan.driver_cancels:
+            self._next(ride, min(matched_ms + plan.driver_cancels_after_ms, arrives_ms - 1), self._driver_cancels)
+        elif plan.gives_up == "matched":
+            self._next(ride, min(matched_ms + plan.gives_up_after_ms, arrives_ms - 1), self._rider_cancels)
+        else:
+            self._next(ride, arrives_ms, self._arrive)
+
+    async def _arrive(self, ride: RideState, at_ms: int) -> None:
+        status, body = await self._update(ride, {"kind": "arrived"}, at_ms)
+        if await self._answered(ride, "arrived", status, body, at_ms) and ride.state == "arrived":
+            plan = ride.plan
+            if plan.gives_up == "arrived":
+                self._next(ride, at_ms + min(plan.gives_up_after_ms, plan.boards_after_ms), self._rider_cancels)
+            else:
+                self._next(ride, at_ms + plan.boards_after_ms, self._start)
+
+    async def _start(self, ride: RideState, at_ms: int) -> None:
+        status, body = await self._update(ride, {"kind": "start"}, at_ms)
+        if await self._answered(ride, "start", status, body, at_ms) and ride.state == "in_progress":
+            ends_ms = at_ms + ride.plan.duration_s * 1000
+            driver = self.drivers.get(ride.driver_id or "")
+            if driver is not None:
+                driver.leg = (ride.plan.pickup, ride.plan.dropoff, at_ms, ends_ms)
+                driver.place = ride.plan.dropoff
+            self._next(ride, ends_ms, self._complete)
+
+    async def _complete(self, ride: RideState, at_ms: int) -> None:
+        plan = ride.plan
+        update = {"kind": "complete", "distance_m": plan.distance_m, "duration_s": plan.duration_s}
+        status, body = await self._update(ride, update, at_ms)
+        await self._answered(ride, "complete", status, body, at_ms)
+
+    async def _driver_cancels(self, ride: RideState, at_ms: int) -> None:
+        status, body = await self._update(ride, {"kind": "cancel", "reason": "vehicle_trouble"}, at_ms)
+        await self._answered(ride, "driver_cancel", status, body, at_ms)
+
+    async def _update(self, ride: RideState, update: dict[str, Any], at_ms: int) -> tuple[int, Any]:
+        return await self.updates.send({**update, "driver_id": ride.driver_id, "ride_id": ride.ride_id}, at_ms)
+
+    async def _answered(self, ride: RideState, step: str, status: int, body: Any, at_ms: int) -> bool:
+        """Take the answer to a step of a ride; after a refusal ask how the ride stands. Say whether it was granted."""
+        if status == 200:
+            await self._on_ride(ride, body, at_ms)
+            return True
+        self._refused(step, status, body)
+        ride.step += 1
+        current = await self.booking.get(f"/rides/{ride.ride_id}")
+        ride.matched_at = None  # whatever was planned for this driver is void: plan anew
+        await self._resume(ride, current, at_ms)
+        return False
+
+    def _refused(self, step: str, status: int, body: Any) -> None:
+        kind = str(body.get("type", "")).rsplit("/", 1)[-1] if isinstance(body, dict) else ""
+        self.book.refusals[f"{step} {status} {kind}".strip()] += 1
+
+    # Waiting riders
+
+    def _poll_at(self, at_ms: int) -> None:
+        if not self._polling:
+            self._polling = True
+            self.stage.at(at_ms, self._poll)
+
+    async def _poll(self, at_ms: int) -> None:
+        self._polling = False
+        waiting = list(self._waiting)
+        if not waiting:
+            return
+        if at_ms - self._clock_ms >= CLOCK_EVERY_MS:
+            # A booking clock that nobody moves would never let the last riders' waiting time run out.
+            await self.settle(past_ms=at_ms)
+            if self._overdue(at_ms):  # its timers fire in their own time, event time must not run away from them
+                await asyncio.sleep(TIMER_PATIENCE_S)
+        for i in range(0, len(waiting), POLL_IDS):
+            ids = "&".join(f"ride_id={ride_id}" for ride_id in waiting[i : i + POLL_IDS])
+            page = await self.booking.get(f"/rides?limit={POLL_IDS}&{ids}")
+            for body in page["rides"]:
+                ride = self._waiting.get(body["ride_id"])
+                if ride is not None:
+                    await self._on_ride(ride, body, at_ms)
+        if self._waiting:
+            self._poll_at(at_ms + POLL_EVERY_MS)
+
+    def _overdue(self, at_ms: int) -> bool:
+        return any(at_ms - ride.plan.asks_at_ms > WAITS_AT_MOST_MS for ride in self._waiting.values())
+
+    # Drivers
+
+    def _driver(self, driver_id: str, place: Place) -> DriverState:
+        driver = self.drivers.get(driver_id)
+        if driver is None:
+            driver = self.drivers[driver_id] = DriverState(driver_id=driver_id, place=place)
+        return driver
+
+    async def _online(self, plan: DriverStarts, at_ms: int) -> None:
+        driver = self._driver(plan.driver_id, plan.place)
+        driver.stops = False
+        if driver.online:
+            return
+        driver.place, driver.leg = plan.place, None
+        status, body = await self.updates.send(
+            {"kind": "online", "driver_id": plan.driver_id, "position": _as_json(plan.place), "simulated": True}, at_ms
+        )
+        if status != 200:
+            self._refused("online", status, body)
+            return
+        driver.online = True
+        if self.locations is not None and not self._reporting:
+            self._reporting = True
+            self.stage.at(at_ms + 1000, self._report, background=True)
+        self._saw_driver(body, at_ms)
+
+    async def _offline(self, driver_id: str, at_ms: int) -> None:
+        driver = self.drivers.get(driver_id)
+        if driver is None or not driver.online:
+            return
+        if driver.ride_id is not None:
+            driver.stops = True
+            return
+        driver.online = False
+        status, body = await self.updates.send({"kind": "offline", "driver_id": driver_id}, at_ms)
+        if status == 409:  # a rider was quicker: the shift ends after that ride
+            driver.online, driver.stops = True, True
+            self._poll_at(at_ms)
+        elif status != 200:
+            self._refused("offline", status, body)
+
+    def _free(self, ride: RideState, at_ms: int) -> None:
+        """Let the ride's driver go: home when the shift is over, else perhaps to where riders are."""
+        driver_id, ride.driver_id = ride.driver_id, None
+        driver = self.drivers.get(driver_id or "")
+        if driver is None or driver.ride_id != ride.ride_id:
+            return
+        if ride.state != "completed":
+            driver.place = driver.position(at_ms)
+        driver.ride_id, driver.leg = None, None
+        driver.rides += 1
+        if driver.stops:
+            driver.stops = False
+            self.stage.at(at_ms, partial(self._offline, driver.driver_id))
+        elif self._waiting:
+            self._poll_at(at_ms)  # booking may have given the driver to a rider who waits
+        random = Random(zlib.crc32(f"{driver.driver_id}:{driver.rides}".encode()))
+        if random.random() < MOVES_SHARE and self._recent_pickups:
+            after_ms = 120_000 + int(random.random() * 240_000)
+            self.stage.at(at_ms + after_ms, partial(self._move, driver, driver.rides, random), background=True)
+
+    async def _move(self, driver: DriverState, rides: int, random: Random, at_ms: int) -> None:
+        if not driver.online or driver.ride_id is not None or driver.rides != rides:
+            return
+        near = self._recent_pickups[random.randrange(len(self._recent_pickups))]
+        place = (round(near[0] + random.gauss(0, 0.003), 5), round(near[1] + random.gauss(0, 0.004), 5))
+        driver.place, driver.leg = place, None
+        status, body = await self.updates.send(
+            {"kind": "location", "driver_id": driver.driver_id, "position": _as_json(place)}, at_ms
+        )
+        if status == 200:
+            self.book.locations_sent += 1
+            self._saw_driver(body, at_ms)
+        else:
+            self._refused("location", status, body)
+
+    def _saw_driver(self, body: Any, at_ms: int) -> None:
+        if body.get("status") == "busy" and self._waiting:
+            self._poll_at(at_ms)
+
+    async def _report(self, at_ms: int) -> None:
+        """Send the positions of one part of the drivers; each has its turn once per `location_every_ms`."""
+        assert self.locations is not None
+        slots = max(1, self.location_every_ms // 1000)
+        slot = (at_ms // 1000) % slots
+        for driver in self.drivers.values():
+            if not driver.online or zlib.crc32(driver.driver_id.encode()) % slots != slot:
+                continue
+            if driver.ride_id is not None and not self.busy_locations:
+                continue
+            self.locations.report(
+                driver.driver_id,
+                driver.position(at_ms),
+                free=driver.ride_id is None,
+                ride_id=driver.ride_id,
+                at_ms=at_ms,
+            )
+            self.book.locations_sent += 1
+        self.stage.at(at_ms + 1000, self._report, background=True)
+
+
+def report_every(speed: float | None, asked_s: float | None) -> tuple[int, bool]:
+    """Return the event time between two positions of a driver, and whether drivers with a ride report, too."""
+    fast = speed is None or speed > FAST_FROM
+    every_ms = FAST_LOCATIONS_MS if fast else SLOW_LOCATIONS_MS
+    return (every_ms if asked_s is None else max(1000, round(asked_s * 1000))), not fast
+
+
+def _plan_of(body: Any) -> RidePlan:
+    """Return a plan for a ride that an earlier run left under way: it goes on without incident."""
+    requested_ms = _ms(body["requested_at"])
+    return RidePlan(
+        key=f"adopted-{body['ride_id']}",
+        asks_at_ms=requested_ms,
+        rider_id=body["rider_id"],
+        pickup=_place(body["pickup"]) or (0.0, 0.0),
+        dropoff=_place(body["dropoff"]) or (0.0, 0.0),
+        passengers=body["passengers"],
+        distance_m=body["distance_m"] or 3000,
+        duration_s=body["duration_s"] or 600,
+        fleet="",
+        asks_recommender=False,
+        accepts=True,
+        accepts_after_ms=0,
+        max_multiplier=99.0,
+        gives_up=None,
+        gives_up_after_ms=0,
+        driver_cancels=0,
+        driver_cancels_after_ms=0,
+        boards_after_ms=30_000,
+        simulated=body["simulated"],
+    )
+
+
+def _as_json(place: Place) -> dict[str, float]:
+    return {"lat": place[0], "lng": place[1]}
+
+
+def _place(body: Any) -> Place | None:
+    return None if body is None else (float(body["lat"]), float(body["lng"]))
+
+
+def _ms(text: str) -> int:
+    return to_ms(type(to_datetime(0)).fromisoformat(text))

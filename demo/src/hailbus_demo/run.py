@@ -1,0 +1,499 @@
+"""The whole job: processes up, rides played, everything caught up, ledger drawn up, processes down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import time
+import webbrowser
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hailbus import Bus, ClusterAdmin, HailbusError, KafkaBus
+from rich.console import Console
+from ride_events import TOPICS
+
+from hailbus_demo.audit import AuditPlan, catch_up, draw_up
+from hailbus_demo.chaos import VICTIMS, Chaos
+from hailbus_demo.errors import RunFailedError, UsageError
+from hailbus_demo.figures import Figures, Timings
+from hailbus_demo.options import RideOptions, parse_address
+from hailbus_demo.replay.advice import RecommenderClient
+from hailbus_demo.replay.book import Book
+from hailbus_demo.replay.http import HttpClient
+from hailbus_demo.replay.locations import LocationFeed, driver_apps
+from hailbus_demo.replay.stage import Stage
+from hailbus_demo.replay.sure import GaveUpError, SureClient
+from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every
+from hailbus_demo.ride_files.reader import describe
+from hailbus_demo.rides import RideSource
+from hailbus_demo.services import (
+    CONSUMERS,
+    TOPIC_NAMES,
+    Ports,
+    broker_spec,
+    lake_spec,
+    names,
+    service_specs,
+)
+from hailbus_demo.show import Screen, figures_table, ledger_table
+from hailbus_demo.supervise.ports import HOST, accepts, free_ports, require_free
+from hailbus_demo.supervise.processes import Supervisor, command
+from hailbus_demo.supervise.state import DataDir, RunState, write_whole
+from hailbus_demo.watch import Watch
+
+LAKE_FINISH = "finish"
+"""A file of this name in the lake's folder asks the Spark job to land everything, through gold, and to end."""
+SERVICE_DEADLINE_S = 120.0
+"""How long a request is repeated while its service does not answer."""
+BOOK_EVERY_S = 2.0
+REACHABLE_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What `demo` was asked to do."""
+
+    rides: RideOptions
+    data_dir: Path
+    fresh: bool
+    port: int | None
+    bootstrap: str | None
+    spark: bool
+    browser: bool
+    exit_when_done: bool
+    summary: Path | None
+    chaos: bool
+    catch_up_s: float
+    dashboard_port: int | None = None
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM: the first asks for an orderly end, the second for a quick one."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    def install(self) -> None:
+        """Take over both signals."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._come)
+
+    def _come(self) -> None:
+        if self.asked.is_set():
+            self.insisted.set()
+        self.asked.set()
+
+
+async def run_demo(options: RunOptions, console: Console) -> int:
+    """Do the whole job; return the exit code: 0 balanced, 1 not balanced or failed.
+
+    Raises:
+        UsageError: Something that the user can put right.
+        RunFailedError: A process cannot be kept running.
+    """
+    data_dir = DataDir(options.data_dir)
+    with contextlib.closing(data_dir.lock()):
+        if options.fresh:
+            data_dir.wipe()
+        before = data_dir.load()
+        cluster = options.bootstrap or "in-house"
+        if before is not None and before.cluster != cluster:
+            raise UsageError(
+                f"{data_dir.root} belongs to a run on {before.cluster}, not on {cluster}: start anew with --fresh, or "
+                "give another --data-dir"
+            )
+        source = RideSource(options.rides, data_dir=data_dir, clock_ms=None if before is None else before.clock_ms)
+        if options.summary is not None and not options.summary.absolute().parent.is_dir():
+            raise UsageError(f"--summary {options.summary}: the folder does not exist, make it or choose another")
+        return await _Run(options, data_dir, before, source, console).run()
+
+
+class _Run:
+    """One run of the demo."""
+
+    def __init__(
+        self, options: RunOptions, data_dir: DataDir, before: RunState | None, source: RideSource, console: Console
+    ) -> None:
+        self.options = options
+        self.data_dir = data_dir
+        self.source = source
+        self.console = console
+        self.timings = Timings()
+        self.state = RunState(
+            cluster=options.bootstrap or "in-house",
+            run=1 if before is None else before.run + 1,
+            clock_ms=None if before is None else before.clock_ms,
+        )
+        self.continues = before is not None
+        self.screen = Screen(console)
+        self.interrupts = Interrupts()
+        self.supervisor = Supervisor(say=self.screen.say)
+        # Ctrl-C may come before anybody waits for a failure.
+        self.supervisor.failure.add_done_callback(lambda failed: failed.exception())
+
+    async def run(self) -> int:
+        """Run it."""
+        self.interrupts.install()
+        try:
+            return await self._run()
+        finally:
+            await self.screen.close()
+            await self._stop_processes()
+
+    async def _run(self) -> int:
+        options, say = self.options, self.screen.say
+        ports = self._choose_ports()
+        if options.bootstrap is not None:
+            await self._unless_interrupted(refuse_silence(options.bootstrap))
+        self.data_dir.save(self.state)
+        for folder in (self.data_dir.databases, self.data_dir.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        _log_to(self.data_dir.logs / "demo.log")
+        lake_ready = asyncio.create_task(self._set_up_lake()) if options.spark else None
+        if options.bootstrap is None:
+            assert ports.broker is not None
+            bootstrap = f"{HOST}:{ports.broker}"
+            await self.supervisor.start(broker_spec(self.data_dir, ports.broker))
+            await self._unless_interrupted(self.supervisor.wait_ready("broker"))
+            say(f"broker at {bootstrap}")
+        else:
+            bootstrap = options.bootstrap
+        bus = KafkaBus(bootstrap_servers=bootstrap, client_id="demo")
+        created = await self._provision(bus, bootstrap)
+        if created:
+            say(f"{len(created)} topics created")
+        specs = service_specs(self.data_dir, bootstrap=bootstrap, bus=bus, ports=ports)
+        for spec in specs:
+            await self.supervisor.start(spec)
+        lake_start = asyncio.create_task(self._start_lake(lake_ready, bootstrap)) if lake_ready is not None else None
+        await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
+        self.timings.services_ready = time.monotonic()
+        say(f"booking's API at {ports.url('booking')}/docs, the recommender's at {ports.url('recommender')}/docs")
+        say(f"services are ready; dashboard: {ports.url('dashboard')}")
+        self.screen.dashboard_url = ports.url("dashboard")
+        if options.browser and self.console.is_terminal:
+            await asyncio.to_thread(webbrowser.open, ports.url("dashboard"))
+        booking = SureClient(
+            HttpClient(ports.url("booking"), connections=options.rides.in_flight),
+            name="booking",
+            deadline_s=SERVICE_DEADLINE_S,
+        )
+        advice = RecommenderClient(
+            SureClient(HttpClient(ports.url("recommender")), name="recommender", deadline_s=SERVICE_DEADLINE_S),
+            self.source.city,
+        )
+        book = Book(self.data_dir.book)
+        watch = Watch(
+            bus,
+            topics=TOPIC_NAMES,
+            consumers=CONSUMERS,
+            lake_dir=self.data_dir.lake if options.spark else None,
+        )
+        stage = Stage(speed=options.rides.speed, limit=options.rides.in_flight)
+        figures = Figures(
+            run=self.state.run,
+            speed=options.rides.speed,
+            book=book,
+            stage=stage,
+            watch=watch,
+            supervisor=self.supervisor,
+            traffic=booking.traffic,
+            timings=self.timings,
+            rides_before=len(book.states),
+        )
+        await watch.start()
+        self.screen.figures = figures
+        writer = asyncio.create_task(self._keep_writing(figures))
+        plan = AuditPlan(
+            bus=bus,
+            bootstrap=bootstrap,
+            booking=booking,
+            databases={
+                name: self.data_dir.database_url(name) for name in ("booking", "surge", "recommender", "logger")
+            },
+            consumers=CONSUMERS,
+            lake_dir=self.data_dir.lake if options.spark else None,
+            deadline_s=options.catch_up_s,
+        )
+        try:
+            async with self.screen, driver_apps(bus) as locations:
+                await self._play(figures, booking, advice, locations)
+                if lake_start is not None:
+                    await self._unless_interrupted(lake_start)
+                code = await self._settle_accounts(plan, figures, watch)
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            await watch.stop()
+            book.close()
+            if lake_start is not None and not lake_start.done():
+                lake_start.cancel()
+                await asyncio.gather(lake_start, return_exceptions=True)
+        self._write(figures)
+        self._print_end(figures)
+        if not options.exit_when_done and not self.interrupts.asked.is_set():
+            say(f"the city is at rest; look around at {ports.url('dashboard')}, Ctrl-C ends")
+            await self._first(self.interrupts.asked.wait(), self.supervisor.failure)
+        return code
+
+    def _choose_ports(self) -> Ports:
+        options = self.options
+        free = free_ports(4)
+        broker = None
+        if options.bootstrap is None:
+            broker = free[0] if options.port is None else require_free(options.port, what="--port")
+        dashboard = free[1]
+        if options.dashboard_port is not None:
+            dashboard = require_free(options.dashboard_port, what="--dashboard-port")
+        return Ports(broker=broker, dashboard=dashboard, booking=free[2], recommender=free[3])
+
+    async def _provision(self, bus: Bus, bootstrap: str) -> frozenset[str]:
+        try:
+            async with asyncio.timeout(60), ClusterAdmin(bus, client_id="demo-provision") as admin:
+                if self.options.bootstrap is not None and not self.continues:
+                    await self._refuse_old_topics(admin, bootstrap)
+                return await admin.provision(TOPICS)
+        except (HailbusError, TimeoutError) as error:
+            if self.options.bootstrap is None:
+                raise RunFailedError(f"the topics cannot be made: {error}") from error
+            raise UsageError(
+                f"no Kafka-protocol cluster answers at {bootstrap} ({error or 'no answer within 60 s'}): start it, or "
+                "correct --bootstrap"
+            ) from error
+
+    async def _refuse_old_topics(self, admin: ClusterAdmin, bootstrap: str) -> None:
+        """Refuse a cluster with events of a run that this data directory knows nothing of."""
+        existing = await admin.topics(None)
+        ours = [name for name in TOPIC_NAMES if name in existing]
+        ends = await admin.end_offsets(ours) if ours else {}
+        full = sorted({tp.topic for tp, end in ends.items() if end > 0})
+        if full:
+            shown = ", ".join(full[:3]) + (" …" if len(full) > 3 else "")
+            raise UsageError(
+                f"the topics {shown} at {bootstrap} hold events of another run: delete them there, or continue that "
+                "run by its --data-dir"
+            )
+
+    async def _set_up_lake(self) -> None:
+        """Fetch what Spark needs; the bars of the first time are the command's own."""
+        process = await asyncio.create_subprocess_exec(command("lake"), "setup", stdin=asyncio.subprocess.DEVNULL)
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        if code != 0:
+            raise RunFailedError("Spark's parts cannot be fetched (see above): mend it, or go without by --no-spark")
+
+    async def _start_lake(self, ready: asyncio.Task[None], bootstrap: str) -> None:
+        await ready
+        await self.supervisor.start(lake_spec(self.data_dir, bootstrap=bootstrap))
+        await self.supervisor.wait_ready("lake")
+        self.screen.say(f"the lake is open after {self.supervisor.children['lake'].ready_after_s or 0:.0f} s")
+
+    async def _play(
+        self, figures: Figures, booking: SureClient, advice: RecommenderClient, locations: LocationFeed
+    ) -> None:
+        options, stage = self.options.rides, figures.stage
+        every_ms, busy = report_every(options.speed, options.location_every_s)
+        world = World(
+            stage=stage,
+            booking=booking,
+            book=figures.book,
+            run=f"r{self.state.run}",
+            locations=locations,
+            location_every_ms=every_ms,
+            busy_locations=busy,
+            advice=advice,
+        )
+        if self.continues:
+            adopted = await world.adopt()
+            self.screen.say(f"run {self.state.run} goes on from the last one: {adopted} rides were under way")
+        figures.phase = "running"
+        self.timings.first_ride = time.monotonic()
+        chaos = self._chaos()
+        chaos_task = asyncio.create_task(chaos.run()) if chaos is not None else None
+        playing = asyncio.create_task(world.play(self.source.plans()))
+        ends = asyncio.create_task(self._end_asked())
+        watched: list[asyncio.Future[Any]] = [playing, ends, self.supervisor.failure]
+        try:
+            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+            if self.supervisor.failure.done():
+                self.supervisor.failure.result()
+            interrupted = not playing.done()
+            if interrupted:
+                figures.phase = "stopping"
+                stage.stop()
+            await self._first(playing, self.supervisor.failure, self.interrupts.insisted.wait())
+            if not playing.done():
+                raise RunFailedError("stopped at once, as asked: rides under way were left alone")
+            playing.result()
+            if not interrupted:
+                await world.settle(past_ms=stage.now_ms + ENDS_WITHIN_MS)
+                stage.now_ms += ENDS_WITHIN_MS
+            await locations.close()
+            self.timings.rides_done = time.monotonic()
+            figures.phase = "catching_up"
+            self._save_clock(stage)
+            if chaos is not None and chaos_task is not None:
+                chaos.hurry.set()
+                await self._first(chaos_task, self.supervisor.failure, self.interrupts.insisted.wait())
+        except GaveUpError as error:
+            raise RunFailedError(str(error)) from error
+        finally:
+            for task in (playing, ends, chaos_task):
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(*(t for t in (playing, ends, chaos_task) if t is not None), return_exceptions=True)
+        if self.source.files is not None:
+            self.screen.say(describe(self.source.files.counts))
+            if self.source.files.counts.rejected:
+                self.screen.say(f"rejected rows are in {self.data_dir.rejects}")
+
+    def _chaos(self) -> Chaos | None:
+        if not self.options.chaos:
+            return None
+        victims = [
+            name for name in VICTIMS if name in self.supervisor.children or (name == "lake" and self.options.spark)
+        ]
+        options = self.options.rides
+        began = time.monotonic()
+
+        def share_done() -> float | None:
+            if options.limit is not None:
+                return self.source.taken / options.limit
+            if options.duration_s is not None:
+                return (time.monotonic() - began) / options.duration_s
+            return None
+
+        return Chaos(self.supervisor, victims, share_done=share_done, say=self.screen.say)
+
+    async def _end_asked(self) -> None:
+        duration_s = self.options.rides.duration_s
+        try:
+            async with asyncio.timeout(duration_s):
+                await self.interrupts.asked.wait()
+        except TimeoutError:
+            return
+
+    async def _settle_accounts(self, plan: AuditPlan, figures: Figures, watch: Watch) -> int:
+        try:
+            waiting = asyncio.create_task(catch_up(plan, watch))
+            await self._first(waiting, self.supervisor.failure, self.interrupts.insisted.wait())
+            if not waiting.done():
+                waiting.cancel()
+                raise RunFailedError("stopped at once, as asked: no ledger was drawn up")
+            behind = waiting.result()
+            if plan.lake_dir is not None:
+                behind |= await self._finish_lake(plan.lake_dir, watch)
+                watch.look_at_lake()
+            self.timings.caught_up = time.monotonic()
+            figures.phase = "checking"
+            await draw_up(plan, figures, behind=behind, replayed=True)
+        except GaveUpError as error:
+            raise RunFailedError(str(error)) from error
+        figures.phase = "done"
+        return 0 if figures.balanced else 1
+
+    async def _finish_lake(self, lake_dir: Path, watch: Watch) -> dict[str, int]:
+        """Have the Spark job bring silver and gold up to bronze and end; return it as late if it does not."""
+        (lake_dir / LAKE_FINISH).touch()
+        ended = asyncio.create_task(self.supervisor.let_end("lake"))
+        stamp, deadline = "", time.monotonic() + self.options.catch_up_s
+        while not ended.done() and time.monotonic() < deadline:
+            await self._first(ended, self.supervisor.failure, self.interrupts.insisted.wait(), asyncio.sleep(2))
+            if self.interrupts.insisted.is_set():
+                ended.cancel()
+                raise RunFailedError("stopped at once, as asked: no ledger was drawn up")
+            watch.look_at_lake()
+            if watch.lake.stamp != stamp:
+                stamp, deadline = watch.lake.stamp, time.monotonic() + self.options.catch_up_s
+        if not ended.done():
+            ended.cancel()
+            return {"the lake's silver and gold": 1}
+        return {} if ended.result() else {"the lake's silver and gold": 1}
+
+    def _print_end(self, figures: Figures) -> None:
+        state = figures.as_json()
+        self.console.print(ledger_table(state))
+        self.console.print(figures_table(state))
+        if self.options.summary is not None:
+            write_whole(self.options.summary, json.dumps(state, indent=2) + "\n")
+        if not state["balanced"]:
+            wrong = [check["name"] for check in state["checks"] if check["ok"] is False]
+            self.console.print(f"the accounts disagree: {', '.join(wrong)}", style="bold red", soft_wrap=True)
+
+    async def _keep_writing(self, figures: Figures) -> None:
+        while True:
+            self._write(figures)
+            self._save_clock(figures.stage)
+            await asyncio.sleep(BOOK_EVERY_S)
+
+    def _write(self, figures: Figures) -> None:
+        write_whole(self.data_dir.ledger, json.dumps(figures.as_json()) + "\n")
+
+    def _save_clock(self, stage: Stage) -> None:
+        if stage.now_ms and stage.now_ms != self.state.clock_ms:
+            self.state = replace(self.state, clock_ms=max(stage.now_ms, self.state.clock_ms or 0))
+            self.data_dir.save(self.state)
+
+    async def _unless_interrupted(self, work: Any) -> None:
+        """Wait for something, unless the user wants to stop or a process is given up."""
+        task = asyncio.ensure_future(work)
+        await self._first(task, self.supervisor.failure, self.interrupts.asked.wait())
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise RunFailedError("stopped before the city was ready")
+        task.result()
+
+    async def _first(self, *works: Any) -> None:
+        """Wait until the first of several is done; a failed process is raised."""
+        tasks = [asyncio.ensure_future(work) for work in works]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for work, task in zip(works, tasks, strict=True):
+            if task is not work:
+                task.cancel()
+        if self.supervisor.failure.done():
+            self.supervisor.failure.result()
+
+    async def _stop_processes(self) -> None:
+        """Services first, then the lake, the broker last; whatever happens nothing is left."""
+        try:
+            services = [n for n in self.supervisor.children if n not in ("broker", "lake")]
+            await self.supervisor.stop(*services)
+            await self.supervisor.stop("lake")
+            await self.supervisor.stop("broker")
+        finally:
+            self.supervisor.kill_all()
+
+
+def _log_to(path: Path) -> None:
+    """Send what libraries log to a file: the terminal belongs to the progress."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+async def refuse_silence(bootstrap: str) -> None:
+    """Refuse a cluster of which no address accepts a connection, before anything is started.
+
+    Raises:
+        UsageError: Nobody answers.
+    """
+    addresses = [parse_address(part, option="--bootstrap") for part in bootstrap.split(",")]
+    deadline = time.monotonic() + REACHABLE_WITHIN_S
+    while time.monotonic() < deadline:
+        for host, port in addresses:
+            if await asyncio.to_thread(accepts, host, port):
+                return
+        await asyncio.sleep(0.5)
+    raise UsageError(f"nobody answers at {bootstrap}: start the cluster, or correct --bootstrap")

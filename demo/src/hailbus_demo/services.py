@@ -1,0 +1,195 @@
+"""The processes of the city: their commands, environment, ports and what "ready" means for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hailbus import Bus, ClusterAdmin
+from ride_events import TOPICS
+from ride_events.drivers import DRIVER_LOCATIONS
+
+from hailbus_demo.ledger.model import Consumer
+from hailbus_demo.replay.http import HttpClient, UnreachableError
+from hailbus_demo.supervise.ports import HOST, accepts
+from hailbus_demo.supervise.processes import ProcessSpec, command
+from hailbus_demo.supervise.state import DataDir
+
+AT_MOST_ONCE = frozenset({DRIVER_LOCATIONS.name})
+"""Topics that may lose events by design."""
+TOPIC_NAMES = tuple(topic.name for topic in TOPICS)
+COMPACTED = frozenset(topic.name for topic in TOPICS if "compact" in topic.cleanup_policy)
+
+CONSUMERS = (
+    Consumer(
+        group="booking",
+        database="booking",
+        topics=("booking-timers.v1", "surge.v1"),
+    ),
+    Consumer(
+        group="surge",
+        database="surge",
+        topics=("rides.v1", "quotes.v1", "drivers.v1", *AT_MOST_ONCE),
+    ),
+    Consumer(
+        group="recommender",
+        database="recommender",
+        topics=("rides.v1",),
+        types=frozenset({"ride.requested", "ride.completed", "ride.cancelled", "ride.unmatched"}),
+    ),
+    Consumer(group="event-logger", database="logger", topics=TOPIC_NAMES),
+)
+"""Who must apply what, once: the groups with an inbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """Where each server listens on loopback."""
+
+    broker: int | None
+    booking: int
+    recommender: int
+    dashboard: int
+
+    def url(self, name: str) -> str:
+        """Return the base URL of an HTTP service."""
+        return f"http://{HOST}:{getattr(self, name)}"
+
+
+def broker_spec(data_dir: DataDir, port: int) -> ProcessSpec:
+    """Return the in-house broker's process."""
+
+    async def ready() -> bool:
+        return accepts(HOST, port)
+
+    return ProcessSpec(
+        name="broker",
+        argv=(command("hailbus-broker"), "serve", "--listen", f"{HOST}:{port}", "--data-dir", str(data_dir.broker)),
+        env={},
+        log=data_dir.logs / "broker.log",
+        ready=ready,
+    )
+
+
+def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) -> list[ProcessSpec]:
+    """Return the processes of the services."""
+    event_time = "event"
+    booking = _http(
+        "booking",
+        data_dir,
+        port=ports.booking,
+        env={
+            "BOOKING_BOOTSTRAP_SERVERS": bootstrap,
+            "BOOKING_DATABASE_URL": data_dir.database_url("booking"),
+            "BOOKING_CLOCK": event_time,
+        },
+    )
+    recommender = _http(
+        "recommender",
+        data_dir,
+        port=ports.recommender,
+        env={
+            "RECOMMENDER_BOOTSTRAP_SERVERS": bootstrap,
+            "RECOMMENDER_DATABASE_URL": data_dir.database_url("recommender"),
+        },
+    )
+    dashboard = _http(
+        "dashboard",
+        data_dir,
+        port=ports.dashboard,
+        env={
+            "DASHBOARD_BOOTSTRAP_SERVERS": bootstrap,
+            "DASHBOARD_BOOKING_URL": ports.url("booking"),
+            "DASHBOARD_LEDGER_FILE": str(data_dir.ledger.absolute()),
+            "DASHBOARD_LAKE_FILE": str((data_dir.lake / "progress.json").absolute()),
+        },
+    )
+    surge = ProcessSpec(
+        name="surge",
+        argv=(command("surge"),),
+        env={
+            "SURGE_BOOTSTRAP_SERVERS": bootstrap,
+            "SURGE_DATABASE_URL": data_dir.database_url("surge"),
+            "SURGE_STATE_DIR": str((data_dir.root / "surge").absolute()),
+            "SURGE_CLOCK": event_time,
+        },
+        log=data_dir.logs / "surge.log",
+        ready=_group_exists(bus, "surge"),
+    )
+    logger = ProcessSpec(
+        name="event-logger",
+        argv=(command("event-logger"),),
+        env={
+            "LOGGER_BOOTSTRAP_SERVERS": bootstrap,
+            "LOGGER_DATABASE_URL": data_dir.database_url("logger"),
+            "LOGGER_FILE": str((data_dir.root / "audit.jsonl").absolute()),
+        },
+        log=data_dir.logs / "event-logger.log",
+        ready=_group_exists(bus, "event-logger"),
+    )
+    return [booking, surge, recommender, logger, dashboard]
+
+
+def lake_spec(data_dir: DataDir, *, bootstrap: str) -> ProcessSpec:
+    """Return the Spark job's process. It is ready when its streams run, some seconds after its JVM."""
+
+    async def ready() -> bool:
+        return lake_state(data_dir.lake) in ("running", "finishing", "caught-up")
+
+    return ProcessSpec(
+        name="lake",
+        argv=(command("lake-sink"),),
+        env={"LAKE_BOOTSTRAP_SERVERS": bootstrap, "LAKE_DIR": str(data_dir.lake.absolute())},
+        log=data_dir.logs / "lake.log",
+        ready=ready,
+        ready_within_s=180.0,
+        grace_s=45.0,
+    )
+
+
+def lake_state(lake_dir: Path) -> str:
+    """Return what the lake sink that runs now says of itself, `absent` if none does."""
+    try:
+        progress = json.loads((lake_dir / "progress.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "absent"
+    alive = Path(f"/proc/{progress['pid']}").exists() or not Path("/proc").exists()
+    return str(progress["state"]) if alive else "absent"
+
+
+def _http(name: str, data_dir: DataDir, *, port: int, env: dict[str, str]) -> ProcessSpec:
+    async def ready() -> bool:
+        client = HttpClient(f"http://{HOST}:{port}", connections=1)
+        try:
+            return (await client.request("GET", "/readyz", within_s=2.0)).status == 200
+        except UnreachableError:
+            return False
+        finally:
+            await client.close()
+
+    prefix = name.upper()
+    return ProcessSpec(
+        name=name,
+        argv=(command(name),),
+        env={**env, f"{prefix}_LISTEN": f"{HOST}:{port}"},
+        log=data_dir.logs / f"{name}.log",
+        ready=ready,
+    )
+
+
+def _group_exists(bus: Bus, group: str) -> Callable[[], Awaitable[bool]]:
+    async def ready() -> bool:
+        try:
+            async with ClusterAdmin(bus, client_id="demo-ready") as admin:
+                return group in await admin.list_groups()
+        except Exception:  # noqa: BLE001  # the broker may be away just now: not ready
+            return False
+
+    return ready
+
+
+def names(specs: Sequence[ProcessSpec]) -> list[str]:
+    """Return the names of processes."""
+    return [spec.name for spec in specs]

@@ -1,0 +1,173 @@
+"""What the terminal shows: a live table where there is one, plain lines where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from hailbus_demo.figures import Figures
+
+PLAIN_EVERY_S = 5.0
+LIVE_EVERY_S = 1.0
+
+
+class Screen:
+    """Shows a run's progress until closed.
+
+    Args:
+        console: Where; `console.is_terminal` decides between a live table and plain lines.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.figures: Figures | None = None
+        self.dashboard_url: str | None = None
+        self._live: Live | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._began = time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Show a line that stays."""
+        self.console.print(Text(f"[{time.monotonic() - self._began:6.1f} s] {line}"), soft_wrap=True)
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._refresh())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop showing progress."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    async def _refresh(self) -> None:
+        while True:
+            figures = self.figures
+            if figures is not None:
+                state = figures.as_json()
+                if self.console.is_terminal:
+                    if self._live is None:
+                        self._live = Live(console=self.console, auto_refresh=False, transient=True)
+                        self._live.start()
+                    self._live.update(self._table(state), refresh=True)
+                else:
+                    self.console.print(plain_line(state), soft_wrap=True, highlight=False, markup=False)
+            await asyncio.sleep(LIVE_EVERY_S if self.console.is_terminal else PLAIN_EVERY_S)
+
+    def _table(self, state: dict[str, Any]) -> Group:
+        rides = state["rides"]
+        head = Table.grid(padding=(0, 3))
+        head.add_row(
+            f"[bold]{(state['event_time'] or '—')[:19].replace('T', ' ')}[/]",
+            f"{rides['requested']:,} rides: {rides['completed']:,} completed, {rides['cancelled']:,} cancelled, "
+            f"{rides['unmatched']:,} unmatched, {rides['in_flight']:,} in flight",
+        )
+        lake = "—" if state["lake_rows"] is None else f"{state['lake_rows']:,}"
+        head.add_row(
+            f"{state['events_per_s']:,.0f} events/s",
+            f"{state['events']:,} events · {state['recommendations_served']:,} recommendations · "
+            f"{lake} rows in the lake",
+        )
+        hottest = "  ".join(f"{h['cell'][:12]} ×{h['multiplier']:.1f}" for h in state["hottest"]) or "no surge"
+        head.add_row("hottest cells", hottest)
+        if self.dashboard_url:
+            head.add_row("dashboard", f"[link={self.dashboard_url}]{self.dashboard_url}[/link]")
+        lags = Table(box=None, padding=(0, 2, 0, 0))
+        for title in ("group", "behind", "seconds"):
+            lags.add_column(title, justify="left" if title == "group" else "right")
+        for group in state["groups"]:
+            lags.add_row(group["group"], f"{group['lag_records']:,}", f"{group['lag_s']:.1f}")
+        processes = Table(box=None, padding=(0, 2, 0, 0))
+        for title in ("process", "state", "memory", "restarts"):
+            processes.add_column(title, justify="left" if title in ("process", "state") else "right")
+        colours = {"ready": "green", "failed": "red", "restarting": "yellow", "starting": "yellow"}
+        for process in state["processes"]:
+            colour = colours.get(process["state"], "default")
+            processes.add_row(
+                process["name"],
+                f"[{colour}]{process['state']}[/]",
+                f"{process['memory_mb']:,.0f} MB",
+                str(process["restarts"] or ""),
+            )
+        both = Table.grid(padding=(0, 6))
+        both.add_row(lags, processes)
+        return Group(Text(), head, Text(), both, Text(state["phase"].replace("_", " "), style="dim"))
+
+
+def plain_line(state: dict[str, Any]) -> str:
+    """Return the state in one line, for logs and pipes."""
+    rides = state["rides"]
+    lags = " ".join(f"{g['group']}={g['lag_records']}/{g['lag_s']:.0f}s" for g in state["groups"])
+    hottest = " ".join(f"{h['cell']}x{h['multiplier']:.1f}" for h in state["hottest"][:3]) or "-"
+    restarted = " ".join(f"{p['name']}:{p['restarts']}" for p in state["processes"] if p["restarts"])
+    unwell = " ".join(f"{p['name']}:{p['state']}" for p in state["processes"] if p["state"] not in ("ready", "stopped"))
+    parts = [
+        f"{state['phase']}",
+        f"{(state['event_time'] or '-')[:19]}",
+        f"rides {rides['requested']} ({rides['in_flight']} in flight)",
+        f"{state['events_per_s']:.0f} events/s",
+        f"{state['events']} events",
+        f"recommendations {state['recommendations_served']}",
+        f"lake {'-' if state['lake_rows'] is None else state['lake_rows']}",
+        f"lag {lags}",
+        f"hottest {hottest}",
+    ]
+    if restarted:
+        parts.append(f"restarts {restarted}")
+    if unwell:
+        parts.append(f"not ready {unwell}")
+    return " | ".join(parts)
+
+
+def ledger_table(state: dict[str, Any]) -> Table:
+    """Return the ledger's checks as a table."""
+    verdict = {True: "[bold green]balanced[/]", False: "[bold red]NOT BALANCED[/]", None: "not checked"}
+    table = Table(title=f"Ledger: {verdict[state['balanced']]}", title_justify="left", show_lines=False)
+    table.add_column("")
+    table.add_column("what", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for check in state["checks"]:
+        mark = {True: "[green]ok[/]", False: "[bold red]NO[/]", None: "[dim]–[/]"}[check["ok"]]
+        table.add_row(mark, check["name"], check["detail"])
+    return table
+
+
+def figures_table(state: dict[str, Any]) -> Table:
+    """Return what was measured as a table."""
+    figures = state["figures"]
+    table = Table(title="Measured", title_justify="left")
+    table.add_column("figure", no_wrap=True)
+    table.add_column("value", overflow="fold")
+
+    def row(name: str, value: Any, unit: str = "") -> None:
+        if value is not None:
+            table.add_row(name, f"{value:,}{unit}" if isinstance(value, int | float) else str(value))
+
+    row("services ready after", figures["services_ready_s"], " s")
+    row("first event after", figures["first_event_s"], " s")
+    row("rides played for", figures["rides_s"], " s")
+    row("then until all had caught up", figures["caught_up_s"], " s")
+    row("rides booked", figures["rides_per_s"], " per second")
+    row("events through the whole chain", figures["chain_events_per_s"], " per second")
+    row("requests", f"{figures['requests']:,}, {figures['requests_retried']:,} repeated after a failure")
+    row("answers", f"half within {figures['latency_p50_ms']} ms, 99 % within {figures['latency_p99_ms']} ms")
+    if state["processes"]:
+        peaks = ", ".join(f"{p['name']} {p['memory_peak_mb']:,.0f}" for p in state["processes"])
+        row("memory at most, MB", peaks)
+    return table

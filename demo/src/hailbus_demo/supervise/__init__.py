@@ -1,0 +1,1 @@
+"""Starts the processes of the city, keeps them running, and stops them."""
