@@ -1,0 +1,487 @@
+"""The in-house broker side by side with Apache Kafka on this machine: one client, the same settings, alternating.
+
+`just bench-broker` runs all of it (about half an hour), `just bench-broker --quick` a part in about five minutes,
+`--only throughput,latency` some. Figures are medians of the rounds; the ratio is ours over Apache Kafka's.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+from tests.support import free_port  # noqa: E402 - it runs as a script, too
+
+APACHE_KAFKA = Path(os.environ.get("HAILBUS_SHARED", ROOT.parent / "shared")) / "apache-kafka" / "kafka"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True, kw_only=True)
+class Broker:
+    """A running broker process."""
+
+    name: str
+    directory: Path
+    settings: dict[str, str]
+    port: int = field(default_factory=free_port)
+    pid: int = 0
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        if self.name == "hailbus":
+            command: list[str | Path] = [
+                Path(sys.executable).parent / "hailbus-broker",
+                "serve",
+                "--listen",
+                self.bootstrap,
+            ]
+            command += ["--data-dir", self.directory / "data"]
+            command += [f"--set={name}={value}" for name, value in self.settings.items()]
+            with (self.directory / "broker.log").open("ab") as log:
+                self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+            assert line.startswith("bootstrap="), (self.directory / "broker.log").read_text()[-2000:]
+            self.pid = self.process.pid
+            return
+        properties = self.directory / "more.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in self.settings.items()))
+        subprocess.run(
+            [APACHE_KAFKA, "start", "--port", str(self.port), "--dir", self.directory, "--properties", properties],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        self.pid = listener_of(self.port)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(30)
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        else:
+            subprocess.run([APACHE_KAFKA, "stop", "--dir", self.directory], check=False, capture_output=True)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        else:
+            wait_until(lambda: not Path(f"/proc/{self.pid}").exists(), "the killed process is gone")
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far, user and system, all threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+    def rss_mb(self) -> float:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6
+
+
+def listener_of(port: int) -> int:
+    """Return the process that listens on a port of this machine."""
+    inode = None
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            columns = line.split()
+            if columns[1].endswith(f":{port:04X}") and columns[3] == "0A":
+                inode = columns[9]
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()) == f"socket:[{inode}]":
+                return int(link.parts[2])
+    raise SystemExit(f"nothing listens on port {port}")
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"never came: {what}")
+        time.sleep(0.002)
+
+
+def serves(bootstrap: str) -> bool:
+    """Whether the broker answers ApiVersions v0 on a new connection."""
+    host, port = bootstrap.split(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 0.5) as connection:
+        connection.settimeout(0.5)
+        connection.sendall(bytes.fromhex("0000000a 0012 0000 00000001 0000"))
+        return len(connection.recv(64)) > 0
+    return False
+
+
+@contextlib.contextmanager
+def running(name: str, **settings: str) -> Iterator[Broker]:
+    directory = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
+    defaults = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
+    broker = Broker(name=name, directory=directory, settings=defaults | settings)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def no_sync(name: str) -> dict[str, str]:
+    """What makes the broker leave syncing to the operating system, as Apache Kafka does by default."""
+    return {"log.flush.interval.messages": str(2**63 - 1)} if name == "hailbus" else {}
+
+
+def group_sync(name: str) -> dict[str, str]:
+    """What makes the broker sync before it acks: ours by default, for Apache Kafka after each append."""
+    return {} if name == "hailbus" else {"log.flush.interval.messages": "1"}
+
+
+def create(broker: Broker, topic: str, partitions: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
+
+
+def produce(broker: Broker, topic: str, *, count: int, payload: bytes, **options: object) -> float:
+    """Produce and wait for all acks. Returns seconds."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "queue.buffering.max.messages": 500_000, **options})
+    failed: list[object] = []
+
+    def done(error: object, _: object) -> None:
+        if error is not None:
+            failed.append(error)
+
+    began = time.perf_counter()
+    for number in range(count):
+        while True:
+            try:
+                producer.produce(topic, payload, partition=0, on_delivery=done)
+                break
+            except BufferError:
+                producer.poll(0.01)
+        if number % 1000 == 0:
+            producer.poll(0)
+    producer.flush(120)
+    assert not failed, failed[0]
+    return time.perf_counter() - began
+
+
+def consume(broker: Broker, topic: str, *, count: int) -> float:
+    """Read from the start. Returns seconds from the first record on."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 1,
+            "queued.max.messages.kbytes": 65_536,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    got = 0
+    began = time.perf_counter()
+    while got < count:
+        got += len(consumer.consume(10_000, 1))
+    took = time.perf_counter() - began
+    consumer.close()
+    return took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured quantity of both brokers; `lower_is_better` decides how the ratio reads."""
+
+    what: str
+    unit: str
+    ours: list[float]
+    theirs: list[float]
+
+    def line(self) -> str:
+        ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
+        ratio = f"{ours / theirs:6.2f}" if theirs else "     –"
+        return f"{self.what:<58} {ours:>12,.2f} {theirs:>12,.2f} {ratio}  {self.unit}"
+
+
+class Report:
+    """Prints figures as they come and keeps them for `--json`."""
+
+    def __init__(self) -> None:
+        self.figures: list[Figure] = []
+
+    def heading(self, text: str) -> None:
+        print(f"\n{text:<58} {'hailbus':>12} {'Apache Kafka':>12}  ratio", flush=True)
+
+    def add(self, what: str, unit: str, ours: list[float], theirs: list[float]) -> None:
+        self.figures.append(Figure(what=what, unit=unit, ours=ours, theirs=theirs))
+        print(self.figures[-1].line(), flush=True)
+
+
+NAMES = ("hailbus", "apache")
+
+
+def both(stack: contextlib.ExitStack, settings: Callable[[str], dict[str, str]]) -> dict[str, Broker]:
+    return {name: stack.enter_context(running(name, **settings(name))) for name in NAMES}
+
+
+def throughput(report: Report, *, rounds: int, quick: bool) -> None:
+    """MB/s through the machine and broker CPU-seconds per GB, produced and consumed."""
+    cases = [
+        (100, "all", "none", {}),
+        (1000, "all", "none", {}),
+        (1000, "all", "none", {"linger.ms": 0, "batch.size": 16_384}),
+    ]
+    if not quick:
+        cases += [
+            (100, "1", "none", {}),
+            (1000, "1", "none", {}),
+            (10_000, "all", "none", {}),
+            (1000, "all", "lz4", {}),
+            (1000, "all", "zstd", {}),
+        ]
+    for sync_name, settings in (("not synced", no_sync), ("group fsync", group_sync)):
+        if sync_name == "group fsync" and quick:
+            continue
+        report.heading(f"Throughput, {sync_name}, confluent-kafka, 1 partition")
+        with contextlib.ExitStack() as stack:
+            brokers = both(stack, settings)
+            for broker in brokers.values():  # warm: JIT, page cache, connections
+                create(broker, "warm")
+                produce(broker, "warm", count=100_000, payload=os.urandom(500))
+                consume(broker, "warm", count=100_000)
+            for size, acks, codec, options in cases:
+                count = (
+                    min(400_000, 160_000_000 // size) if sync_name == "not synced" else min(100_000, 40_000_000 // size)
+                )
+                figures: dict[tuple[str, str], list[float]] = {}
+                payload = os.urandom(size // 2).hex().encode()
+                for round_number in range(rounds):
+                    for name, broker in brokers.items():
+                        topic = f"t-{size}-{acks}-{codec}-{len(options)}-{round_number}"
+                        create(broker, topic)
+                        gigabytes = size * count / 1e9
+                        before = broker.cpu_s()
+                        took = produce(
+                            broker,
+                            topic,
+                            count=count,
+                            payload=payload,
+                            acks=acks,
+                            **{"compression.type": codec, **options},
+                        )
+                        figures.setdefault((name, "produce MB/s"), []).append(gigabytes * 1000 / took)
+                        figures.setdefault((name, "produce CPU"), []).append((broker.cpu_s() - before) / gigabytes)
+                        before = broker.cpu_s()
+                        took = consume(broker, topic, count=count)
+                        figures.setdefault((name, "consume MB/s"), []).append(gigabytes * 1000 / took)
+                        figures.setdefault((name, "consume CPU"), []).append((broker.cpu_s() - before) / gigabytes)
+                what = f"{size:,} B, acks={acks}, {codec}{', 16 KiB, linger 0' if options else ''}"
+                for quantity, unit in (
+                    ("produce MB/s", "MB/s"),
+                    ("produce CPU", "broker CPU s per GB"),
+                    ("consume MB/s", "MB/s"),
+                    ("consume CPU", "broker CPU s per GB"),
+                ):
+                    label = f"{what}: {quantity.split()[0]}"
+                    report.add(label, unit, figures["hailbus", quantity], figures["apache", quantity])
+            report.add("RSS after this load", "MB", [brokers["hailbus"].rss_mb()], [brokers["apache"].rss_mb()])
+
+
+def end_to_end(broker: Broker, *, per_s: int, seconds: float) -> list[float]:
+    """Latencies in ms of single records at a fixed rate, counted from when each was due to be sent."""
+    topic = f"latency-{per_s}-{time.monotonic_ns()}"
+    create(broker, topic)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "latency",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 100,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0})
+    total = int(per_s * seconds)
+    latencies: list[float] = []
+
+    def send() -> None:
+        began = time.monotonic_ns() + 200_000_000
+        for number in range(total):
+            due = began + number * 1_000_000_000 // per_s
+            while (left := due - time.monotonic_ns()) > 0:
+                producer.poll(min(left / 1e9, 0.001))
+            producer.produce(topic, str(due).encode().ljust(1000), partition=0)
+        producer.flush(60)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    deadline = time.monotonic() + seconds + 120
+    while len(latencies) < total:
+        assert time.monotonic() < deadline, f"{len(latencies)} of {total} records came"
+        for message in consumer.consume(1000, 0.05):
+            value = message.value()
+            assert value is not None
+            latencies.append((time.monotonic_ns() - int(value)) / 1e6)
+    sender.join()
+    consumer.close()
+    return latencies[total // 5 :]  # the first fifth warms up
+
+
+def latency(report: Report, *, rounds: int, quick: bool) -> None:
+    """End to end at fixed rates, linger 0, acks=all, 1 KB, not synced; no coordinated omission."""
+    report.heading("End-to-end latency, linger 0, acks=all, 1 KB, not synced")
+    with contextlib.ExitStack() as stack:
+        brokers = both(stack, no_sync)
+        for broker in brokers.values():
+            end_to_end(broker, per_s=1000, seconds=3)
+        for per_s in (1000, 10_000):
+            found: dict[str, list[list[float]]] = {name: [] for name in NAMES}
+            for _ in range(rounds):
+                for name, broker in brokers.items():
+                    found[name].append(sorted(end_to_end(broker, per_s=per_s, seconds=4 if quick else 10)))
+            for share, label in ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")):
+                ours, theirs = ([run[int(len(run) * share)] for run in found[name]] for name in NAMES)
+                report.add(f"{per_s:,} messages/s: {label}", "ms", ours, theirs)
+
+
+def footprint(report: Report, *, rounds: int, quick: bool) -> None:
+    """Start to serving, start to first acked produce, idle memory, serving again after SIGKILL under load."""
+    report.heading("Footprint")
+    figures: dict[tuple[str, str], list[float]] = {}
+    for _ in range(rounds):
+        for name in NAMES:
+            directory = Path(tempfile.mkdtemp(prefix="bench-start-"))
+            broker = Broker(name=name, directory=directory, settings={})
+            began = time.monotonic()
+            starter = threading.Thread(target=broker.start)
+            starter.start()
+            wait_until(functools.partial(serves, broker.bootstrap), "the broker serves")
+            figures.setdefault((name, "start to serving"), []).append(time.monotonic() - began)
+            create(broker, "first")
+            produce(broker, "first", count=1, payload=b"x")
+            figures.setdefault((name, "start to first acked produce"), []).append(time.monotonic() - began)
+            starter.join()
+            figures.setdefault((name, "idle RSS"), []).append(broker.rss_mb())
+            load = threading.Thread(target=quietly, args=(broker, 200_000 if quick else 600_000))
+            load.start()
+            time.sleep(1)
+            broker.kill()
+            began = time.monotonic()
+            starter = threading.Thread(target=broker.start)
+            starter.start()
+            wait_until(functools.partial(serves, broker.bootstrap), "the broker serves again")
+            figures.setdefault((name, "serving again after SIGKILL under load"), []).append(time.monotonic() - began)
+            starter.join()
+            load.join()
+            figures.setdefault((name, "RSS under load"), []).append(broker.rss_mb())
+            broker.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+    for quantity in dict.fromkeys(quantity for _, quantity in figures):
+        unit = "MB" if "RSS" in quantity else "s"
+        report.add(quantity, unit, figures["hailbus", quantity], figures["apache", quantity])
+
+
+def quietly(broker: Broker, count: int) -> None:
+    """Load whose end does not matter."""
+    with contextlib.suppress(KafkaException, AssertionError):
+        produce(broker, "first", count=count, payload=b"x" * 1000)
+
+
+def scale(report: Report, *, rounds: int, quick: bool) -> None:
+    """1,000 partitions, 2,000 connections, a storm of commits by 100 groups."""
+    del rounds, quick
+    report.heading("Scale")
+    figures: dict[tuple[str, str], float] = {}
+    for name in NAMES:
+        with running(name) as broker:
+            began = time.monotonic()
+            create(broker, "wide", 1000)
+            figures[name, "create a topic of 1,000 partitions, s"] = time.monotonic() - began
+            figures[name, "RSS with 1,000 partitions, MB"] = broker.rss_mb()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+            before = broker.rss_mb()
+            with contextlib.ExitStack() as stack:
+                for _ in range(2000):
+                    connection = stack.enter_context(socket.create_connection(("127.0.0.1", broker.port)))
+                    connection.sendall(bytes.fromhex("0000000a 0012 0000 00000001 0000"))
+                    assert connection.recv(64)
+                figures[name, "RSS of 2,000 idle connections, MB"] = broker.rss_mb() - before
+            create(broker, "committed", 10)
+            consumers = [
+                Consumer({"bootstrap.servers": broker.bootstrap, "group.id": f"storm-{n}", "enable.auto.commit": False})
+                for n in range(100)
+            ]
+            used = broker.cpu_s()
+            began = time.monotonic()
+            for number in range(20):
+                offsets = [TopicPartition("committed", partition, number) for partition in range(10)]
+                for consumer in consumers:
+                    consumer.commit(offsets=offsets, asynchronous=True)
+            for consumer in consumers:
+                consumer.commit(offsets=[TopicPartition("committed", 0, 99)], asynchronous=False)
+            figures[name, "20 commits each by 100 groups, s"] = time.monotonic() - began
+            figures[name, "the same, broker CPU s"] = broker.cpu_s() - used
+            for consumer in consumers:
+                consumer.close()
+    for what in dict.fromkeys(what for _, what in figures):
+        report.add(
+            what.rsplit(",", 1)[0], what.rsplit(", ", 1)[1], [figures["hailbus", what]], [figures["apache", what]]
+        )
+
+
+PARTS = {"footprint": footprint, "throughput": throughput, "latency": latency, "scale": scale}
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
+    parser.add_argument("--rounds", type=int, help="alternations of the two brokers (3, with --quick 1)")
+    parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args(arguments)
+    chosen = options.only.split(",") if options.only else list(PARTS)
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"--only knows {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
+    if not APACHE_KAFKA.exists():
+        sys.exit("Apache Kafka is compared with: its start script is looked for beside the clone or at HAILBUS_SHARED")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    print(f"command: bench_broker.py {' '.join(arguments)}")
+    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"commit:  {commit.stdout.strip()}, CPython {platform.python_version()}")
+    report = Report()
+    for name in chosen:
+        PARTS[name](report, rounds=options.rounds or (1 if options.quick else 3), quick=options.quick)
+    if options.json:
+        figures = [
+            {"what": f.what, "unit": f.unit, "hailbus": f.ours, "apache_kafka": f.theirs} for f in report.figures
+        ]
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

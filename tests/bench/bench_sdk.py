@@ -1,0 +1,359 @@
+"""Events per second and CPU per event of hailbus, beside bare clients, on one broker in one run.
+
+    python tests/bench/bench_sdk.py --bootstrap 127.0.0.1:9092 [--events 50000] [--rounds 3]
+
+Each figure is the median of the rounds; CPU is this process's own. `aiokafka + model` is what a service does without an
+SDK: it builds, dumps or validates the same pydantic model. FastStream and confluent-kafka take part when installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiokafka
+from hailbus import AtLeastOnce, AtMostOnce, Batch, ClusterAdmin, Context, Event, KafkaBus, Service, Topic, event_info
+from hailbus.testing import MemoryBus
+
+Result = dict[str, float]
+Work = Callable[[], Awaitable[int]]
+
+
+def event_class(topic: Topic) -> type[Any]:
+    class Measured(Event, topic=topic, key="ride_id", type="bench.measured"):
+        ride_id: str
+        rider_id: str
+        lat: float
+        lon: float
+        fare_cents: int
+        note: str
+        simulated: bool
+
+    return Measured
+
+
+def fields(i: int) -> dict[str, Any]:
+    """Seven fields, about 300 bytes as JSON."""
+    return {
+        "ride_id": f"ride-{i % 5000:031d}",
+        "rider_id": f"rider-{i:030d}",
+        "lat": 40.7128,
+        "lon": -74.006,
+        "fare_cents": i,
+        "note": "n" * 120,
+        "simulated": True,
+    }
+
+
+async def measured(work: Work) -> Result:
+    wall, cpu = time.perf_counter(), time.process_time()
+    count = await work()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return {"events_per_s": count / wall, "cpu_us": cpu / count * 1e6, "per_core": count / cpu}
+
+
+class Bench:
+    def __init__(self, bootstrap: str, count: int) -> None:
+        self.bus = KafkaBus(bootstrap_servers=bootstrap, max_batch_bytes=131_072)
+        self.bootstrap = bootstrap
+        self.count = count
+
+    async def topic(self) -> tuple[Topic, type[Any]]:
+        topic = Topic(f"bench-{random.randrange(10**9)}", partitions=1)
+        async with ClusterAdmin(self.bus) as admin:
+            await admin.provision([topic])
+        return topic, event_class(topic)
+
+    # ------------------------------------------------------------------------------------------ publishing
+
+    async def aiokafka_publish(self, *, with_model: bool) -> Result:
+        topic, cls = await self.topic()
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=self.bootstrap, acks="all", enable_idempotence=True, linger_ms=5, max_batch_size=131_072
+        )
+        await producer.start()
+        raw = cls(**fields(1)).model_dump_json().encode()
+
+        async def work() -> int:
+            futures = []
+            for i in range(self.count):
+                if with_model:
+                    event = cls(**fields(i))
+                    raw_i = event.__pydantic_serializer__.to_json(event)
+                    futures.append(await producer.send(topic.name, raw_i, key=event.ride_id.encode()))
+                else:
+                    futures.append(await producer.send(topic.name, raw, key=b"ride-1"))
+            await asyncio.gather(*futures)
+            return self.count
+
+        try:
+            return await measured(work)
+        finally:
+            await producer.stop()
+
+    async def hailbus_publish(self, *, how: str) -> Result:
+        _, cls = await self.topic()
+        svc = Service("bench", provision=False)
+        pub = svc.publishes(cls)
+
+        async def enqueued() -> int:
+            futures = [await pub.enqueue(cls(**fields(i))) for i in range(self.count)]
+            await asyncio.gather(*futures)
+            return self.count
+
+        async def many() -> int:
+            await pub.publish_many(cls(**fields(i)) for i in range(self.count))
+            return self.count
+
+        async def awaited() -> int:
+            async def some(start: int) -> None:
+                for i in range(start, self.count, 1000):
+                    await pub.publish(cls(**fields(i)))
+
+            await asyncio.gather(*(some(start) for start in range(1000)))
+            return self.count
+
+        async with svc.running(self.bus):
+            return await measured({"enqueue": enqueued, "many": many, "awaited": awaited}[how])
+
+    async def latency(self) -> Result:
+        _, cls = await self.topic()
+        svc = Service("bench", provision=False)
+        pub = svc.publishes(cls)
+        times = []
+        async with svc.running(self.bus):
+            await pub.publish(cls(**fields(0)))
+            for i in range(500):
+                began = time.perf_counter()
+                await pub.publish(cls(**fields(i)))
+                times.append((time.perf_counter() - began) * 1000)
+        times.sort()
+        return {"p50_ms": times[250], "p99_ms": times[495]}
+
+    # ------------------------------------------------------------------------------------------ consuming
+
+    async def filled(self) -> tuple[Topic, type[Any]]:
+        topic, cls = await self.topic()
+        svc = Service("fill", provision=False)
+        pub = svc.publishes(cls)
+        async with svc.running(self.bus):
+            await pub.publish_many(cls(**fields(i)) for i in range(self.count))
+        return topic, cls
+
+    async def aiokafka_consume(self, *, with_model: bool) -> Result:
+        topic, cls = await self.filled()
+        consumer = aiokafka.AIOKafkaConsumer(
+            topic.name, bootstrap_servers=self.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+        )
+        await consumer.start()
+
+        async def work() -> int:
+            seen = 0
+            while seen < self.count:
+                for records in (await consumer.getmany(timeout_ms=500, max_records=1000)).values():
+                    if with_model:
+                        for record in records:
+                            cls.__pydantic_validator__.validate_json(record.value)
+                    seen += len(records)
+            return seen
+
+        try:
+            return await measured(work)
+        finally:
+            await consumer.stop()
+
+    async def hailbus_consume(self, *, how: str) -> Result:
+        _, cls = await self.filled()
+        svc = Service(f"bench-{random.randrange(10**9)}")
+        seen = 0
+        first = asyncio.Event()
+        done = asyncio.Event()
+
+        def count(more: int) -> None:
+            nonlocal seen
+            seen += more
+            first.set()
+            if seen >= self.count:
+                done.set()
+
+        if how == "batches":
+
+            @svc.on_batch(cls)
+            async def batch(items: Batch[Any]) -> None:
+                count(len(items))
+
+        else:
+
+            @svc.on(cls, delivery=AtMostOnce() if how == "at most once" else AtLeastOnce())
+            async def one(event: Any, ctx: Context) -> None:
+                count(1)
+
+        async with svc.running(self.bus):
+            await first.wait()
+            before = seen
+
+            async def work() -> int:
+                await done.wait()
+                return self.count - before
+
+            return await measured(work)
+
+    async def memory(self) -> Result:
+        topic = Topic("bench", partitions=1)
+        cls = event_class(topic)
+        bus = MemoryBus()
+        svc = Service("bench")
+        pub = svc.publishes(cls)
+        done = asyncio.Event()
+        seen = 0
+
+        @svc.on(cls)
+        async def one(event: Any, ctx: Context) -> None:
+            nonlocal seen
+            seen += 1
+            if seen >= self.count:
+                done.set()
+
+        filler = Service("fill")
+        fill = filler.publishes(cls)
+        async with filler.running(bus):
+            await fill.publish_many(cls(**fields(i)) for i in range(self.count))
+
+        async def work() -> int:
+            async with svc.running(bus):
+                await done.wait()
+            return self.count
+
+        assert pub.events == (cls,)
+        return await measured(work)
+
+    # ------------------------------------------------------------------------------------------ others
+
+    async def confluent(self) -> Result:
+        from confluent_kafka import Producer
+
+        topic, cls = await self.topic()
+        producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "linger.ms": 5, "batch.size": 131_072})
+
+        async def work() -> int:
+            for i in range(self.count):
+                event = cls(**fields(i))
+                while True:
+                    try:
+                        producer.produce(
+                            topic.name, event.__pydantic_serializer__.to_json(event), event.ride_id.encode()
+                        )
+                    except BufferError:
+                        producer.poll(0.01)
+                    else:
+                        break
+                if i % 1000 == 0:
+                    producer.poll(0)
+            producer.flush()
+            return self.count
+
+        return await measured(work)
+
+    async def faststream(self) -> Result:
+        kafka: Any = importlib.import_module("faststream.kafka")  # optional, so unknown to the type checker
+
+        topic, cls = await self.topic()
+        broker = kafka.KafkaBroker(self.bootstrap, acks="all", linger_ms=5, max_batch_size=131_072)
+        await broker.start()
+
+        async def work() -> int:
+            for i in range(self.count):
+                event = cls(**fields(i))
+                await broker.publish(event, topic.name, key=event.ride_id.encode(), no_confirm=True)
+            await broker._producer._producer.producer.flush()
+            return self.count
+
+        try:
+            return await measured(work)
+        finally:
+            await broker.stop()
+
+
+async def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
+    bench = Bench(bootstrap, count)
+    cases: dict[str, Callable[[], Awaitable[Result]]] = {
+        "publish: aiokafka, bytes": lambda: bench.aiokafka_publish(with_model=False),
+        "publish: aiokafka + model": lambda: bench.aiokafka_publish(with_model=True),
+        "publish: hailbus enqueue": lambda: bench.hailbus_publish(how="enqueue"),
+        "publish: hailbus publish_many": lambda: bench.hailbus_publish(how="many"),
+        "publish: hailbus awaited, 1000 at once": lambda: bench.hailbus_publish(how="awaited"),
+        "consume: aiokafka, bytes": lambda: bench.aiokafka_consume(with_model=False),
+        "consume: aiokafka + model": lambda: bench.aiokafka_consume(with_model=True),
+        "consume: hailbus at least once, key lanes": lambda: bench.hailbus_consume(how="at least once"),
+        "consume: hailbus at most once": lambda: bench.hailbus_consume(how="at most once"),
+        "consume: hailbus batches": lambda: bench.hailbus_consume(how="batches"),
+        "memory bus through a handler": bench.memory,
+    }
+    if importlib.util.find_spec("confluent_kafka"):
+        cases["publish: confluent-kafka + model"] = bench.confluent
+    if importlib.util.find_spec("faststream"):
+        cases["publish: faststream, unconfirmed"] = bench.faststream
+    found: dict[str, list[Result]] = {name: [] for name in cases}
+    for _ in range(rounds):  # interleaved, so that a busy moment of the machine hits all alike
+        for name, case in cases.items():
+            found[name].append(await case())
+    medians = {
+        name: {key: statistics.median(result[key] for result in results) for key in results[0]}
+        for name, results in found.items()
+    }
+    medians["latency of one awaited publish"] = await bench.latency()
+    return medians
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--events", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    results = asyncio.run(run(arguments.bootstrap, arguments.events, arguments.rounds))
+    size = len(event_class(Topic("x"))(**fields(1)).model_dump_json())
+    assert event_info(event_class(Topic("x"))).key_field == "ride_id"
+    print(f"{arguments.events} events of {size} bytes, {arguments.rounds} rounds, Python {platform.python_version()}")
+    for name, result in results.items():
+        if "p50_ms" in result:
+            print(f"{name:45} p50 {result['p50_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms")
+        else:
+            print(
+                f"{name:45} {result['events_per_s']:9,.0f}/s  {result['cpu_us']:6.1f} µs CPU  "
+                f"{result['per_core']:9,.0f}/s per core"
+            )
+
+    def ratio(ours: str, theirs: str) -> float:
+        return results[ours]["per_core"] / results[theirs]["per_core"]
+
+    bars = [
+        ("publish: hailbus publish_many", "publish: aiokafka + model", 0.75),
+        ("publish: hailbus enqueue", "publish: aiokafka + model", 0.75),
+        ("publish: hailbus awaited, 1000 at once", "publish: aiokafka + model", 0.75),
+        ("consume: hailbus at least once, key lanes", "consume: aiokafka + model", 0.5),
+        ("consume: hailbus at most once", "consume: aiokafka + model", 0.7),
+        ("consume: hailbus batches", "consume: aiokafka + model", 0.7),
+    ]
+    for ours, theirs, bar in bars:
+        found = ratio(ours, theirs)
+        print(f"{'ok ' if found >= bar else 'LOW'} {ours} is {found:.2f} x {theirs} per core, the bar is {bar}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What type checkers must accept, without a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import Depends, FastAPI
+from hailbus import (
+    AtLeastOnce,
+    Batch,
+    Catalogue,
+    Context,
+    Done,
+    Event,
+    Publisher,
+    Retry,
+    Service,
+    Topic,
+    Verdict,
+    bus_reader,
+)
+
+RIDES = Topic("rides.v1", partitions=3)
+
+
+class RideEvent(Event, topic=RIDES, key="ride_id"):
+    ride_id: str
+
+
+class RideRequested(RideEvent, type="ride.requested", version=2):
+    rider_id: str
+    note: str | None = None
+
+
+class RideCompleted(RideEvent, type="ride.completed"):
+    fare: int
+
+
+class RideCancelled(RideEvent, type="ride.cancelled"):
+    pass
+
+
+svc = Service("booking", source="/booking")
+rides: Publisher[RideRequested | RideCompleted] = svc.publishes(RideRequested, RideCompleted)
+inferred = svc.publishes(RideRequested, RideCompleted)
+narrower: Publisher[RideRequested] = rides  # who may publish both may publish one
+
+
+async def publish() -> None:
+    receipt = await rides.publish(RideRequested(ride_id="1", rider_id="2"))
+    offset: int | None = receipt.offset
+    await inferred.publish(RideCompleted(ride_id="1", fare=offset or 0))
+    await rides.publish_many([RideRequested(ride_id="1", rider_id="2"), RideCompleted(ride_id="1", fare=3)])
+
+
+@svc.on(RideRequested)
+async def one(event: RideRequested, ctx: Context) -> None:
+    event.rider_id.upper()
+
+
+@svc.on(RideRequested, RideCompleted, group="other", delivery=AtLeastOnce(order="partition"))
+async def two(event: RideRequested | RideCompleted, ctx: Context) -> Verdict | None:
+    match event:
+        case RideRequested():
+            return Retry()
+        case RideCompleted():
+            return Done()
+
+
+@svc.on(RideRequested, RideCompleted, group="base")
+async def base(event: RideEvent, ctx: Context) -> None:
+    event.ride_id.upper()
+
+
+@svc.on_batch(RideRequested, RideCompleted, group="batch")
+async def batch(items: Batch[RideRequested | RideCompleted]) -> Sequence[Verdict]:
+    return [Done() for item in items if item.event.ride_id]
+
+
+app = FastAPI(lifespan=svc.lifespan)
+app.include_router(svc.health())
+
+
+@app.post("/rides")
+async def request_ride(pub: Annotated[Publisher[RideRequested], Depends(rides)]) -> None:
+    await pub.publish(RideRequested(ride_id="1", rider_id="2"))
+
+
+async def tail() -> None:
+    from hailbus.testing import MemoryBus
+
+    async for delivery in bus_reader(MemoryBus(), RideRequested):
+        delivery.event.rider_id.upper()
+    async for anything in bus_reader(MemoryBus(), Catalogue.of(RideRequested)):
+        anything.event.model_dump()

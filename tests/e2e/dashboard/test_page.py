@@ -1,0 +1,245 @@
+"""The page in a real browser: what people see, click and read."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hailbus.testing import MemoryBus
+from playwright.async_api import Browser, Page, async_playwright, expect
+from ride_events import LatLng
+
+from tests.integration.dashboard.city import HOT, page, story
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here: apt install chromium"),
+    pytest.mark.timeout(240),
+]
+PATIENCE_MS = 30_000
+
+
+@asynccontextmanager
+async def browser() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield chromium
+        finally:
+            await chromium.close()
+
+
+@asynccontextmanager
+async def visit(
+    chromium: Browser, url: str, *, width: int = 1280, height: int = 800, dark: bool = True, may_complain: bool = False
+) -> AsyncIterator[Page]:
+    """Open the page; at the end nothing may have been complained about, nor asked of anybody else."""
+    tab = await chromium.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
+    tab.set_default_timeout(PATIENCE_MS)
+    complaints: list[str] = []
+    strangers: list[str] = []
+    tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("request", lambda request: strangers.append(request.url) if not request.url.startswith(url) else None)
+    await tab.goto(url)
+    await expect(tab.locator("#status")).to_have_text("live", timeout=PATIENCE_MS)
+    try:
+        yield tab
+    finally:
+        await tab.close()
+    assert strangers == []
+    assert may_complain or complaints == []
+
+
+async def shows(tab: Page, selector: str, text: str) -> None:
+    await expect(tab.locator(selector)).to_have_text(text, timeout=PATIENCE_MS)
+
+
+# The colour that the canvas shows at a place, and the one that the legend has for a multiplier.
+PIXEL = """([lat, lng]) => {
+  const { map } = globalThis.hailbus;
+  const [x, y] = map.toScreen(map.constructor.world(lat, lng));
+  const [column, row] = [x, y].map((at) => Math.round(at * map.ratio));
+  return [...map.layerContext.getImageData(column, row, 1, 1).data.slice(0, 3)];
+}"""
+LEGEND = "(multiplier) => globalThis.hailbus.map.colour(multiplier).match(/\\d+/g).map(Number)"
+PLACE = """(id) => {
+  const found = globalThis.hailbus.map.places?.find(([ride]) => ride === id);
+  if (!found) return null;
+  const box = document.getElementById("map").getBoundingClientRect();
+  return [found[1] + box.left, found[2] + box.top];
+}"""
+
+
+async def test_prices_colour_the_hexagons_as_the_legend_says() -> None:
+    bus = MemoryBus()
+    centre = {"lat": 40.7606, "lng": -73.9853}
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await shows(tab, "#f-surge", "0")
+        await tab.wait_for_function("globalThis.hailbus.map.paths.size > 1200")
+        place = await tab.evaluate("(cell) => globalThis.hailbus.state.shapes.get(cell).centre", HOT)
+        land = "(hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16))"
+        colour_of_land = await tab.evaluate(f"({land})(globalThis.hailbus.map.colours.land)")
+        assert await tab.evaluate(PIXEL, place) == colour_of_land, centre
+        await tell.price(2.0)
+        await shows(tab, "#f-surge", "1 · 2.0×")
+        await shows(tab, "#hottest li", "Midtown Center2.0×")
+        wanted = await tab.evaluate(LEGEND, 2.0)
+        await tab.wait_for_function(
+            f"([place, wanted]) => JSON.stringify(({PIXEL})(place)) === JSON.stringify(wanted)", arg=[place, wanted]
+        )
+        water = await tab.evaluate(PIXEL, [40.75, -74.03])
+        assert water not in (wanted, colour_of_land)
+        await tell.price(1.0, version=2)
+        await shows(tab, "#hottest li", "no cell is above 1.0×")
+
+
+async def test_a_ride_moves_and_a_click_shows_its_records() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await shows(tab, "#empty", "The city sleeps: no ride has been requested yet. Start some, and they move here.")
+        await tell.ride("moving", until="riding")
+        await expect(tab.locator("#empty")).to_be_hidden(timeout=PATIENCE_MS)
+        await tab.wait_for_function(f"({PLACE})('moving') !== null")
+        before = await tab.evaluate(PLACE, "moving")
+        # Another ride's end is half an hour later: event time goes on, and with it the first ride.
+        await tell.ride(
+            "other", until="completed", start=LatLng(lat=40.70, lng=-73.8), end=LatLng(lat=40.72, lng=-73.8)
+        )
+        await tab.wait_for_function(
+            f"(before) => {{ const now = ({PLACE})('moving'); return now && now[1] > before[1] + 40; }}", arg=before
+        )
+        x, y = await tab.evaluate(PLACE, "moving")
+        await tab.mouse.move(x, y)
+        await expect(tab.locator("#tip")).to_contain_text("riding", timeout=PATIENCE_MS)
+        await tab.mouse.click(x, y)
+        await expect(tab.locator("#ride")).to_be_visible(timeout=PATIENCE_MS)
+        await expect(tab.locator("#timeline > li")).to_have_count(7, timeout=PATIENCE_MS)
+        types = await tab.locator("#timeline .what span").all_inner_texts()
+        assert types[0] == "quote.offered"
+        assert types[-1] == "ride.started"
+        item = tab.locator("#timeline > li", has_text="ride.requested")
+        record = next(
+            found
+            for found in bus.records("rides.v1")
+            if found.key == b"moving" and dict(found.headers)["ce_type"] == b"ride.requested"
+        )
+        await expect(item.locator(".where")).to_contain_text(f"rides.v1[{record.partition}] @ {record.offset}")
+        await item.locator("summary").click()
+        await expect(item.locator("table")).to_contain_text(dict(record.headers)["ce_id"].decode())
+        payload: dict[str, Any] = json.loads(await item.locator("pre").inner_text())
+        assert payload == json.loads(record.value or b"")
+        await expect(tab.locator("#ride-about")).to_contain_text("Midtown Center → ")
+
+
+async def test_the_keyboard_reaches_a_ride_and_comes_back() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await tell.ride("one", until="matched")
+        button = tab.locator("#rides button")
+        await expect(button).to_contain_text("car coming", timeout=PATIENCE_MS)
+        await button.focus()
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#ride")).to_be_visible(timeout=PATIENCE_MS)
+        await tab.keyboard.press("Escape")
+        await expect(tab.locator("#ride")).to_be_hidden()
+        assert await tab.evaluate("document.activeElement.dataset.ride") == "one"
+        await tab.locator("#map").focus()
+        scale = await tab.evaluate("globalThis.hailbus.map.view.scale")
+        await tab.keyboard.press("+")
+        assert await tab.evaluate("globalThis.hailbus.map.view.scale") == pytest.approx(1.4 * scale)
+
+
+async def test_the_ledger_is_green_and_turns_red_when_a_check_fails(tmp_path: Path) -> None:
+    bus, ledger = MemoryBus(), tmp_path / "ledger.json"
+    async with (
+        story(bus) as tell,
+        page(bus, ledger_file=ledger) as url,
+        browser() as chromium,
+        visit(chromium, url) as tab,
+    ):
+        await shows(tab, "#verdict", "no rides yet")
+        await tell.ride("one", until="completed")
+        await tell.ride("two", until="riding")
+        await tell.ride("three", until="cancelled")
+        await shows(tab, "#verdict", "✓ balanced")
+        numbers = [
+            await tab.locator(f"#l-{name}").inner_text() for name in ("requested", "completed", "cancelled", "flight")
+        ]
+        assert numbers == ["3", "1", "1", "1"]
+        ledger.write_text(
+            json.dumps({"balanced": None, "checks": [{"name": "applied once", "ok": False, "detail": "2 of 3"}]})
+        )
+        await shows(tab, "#verdict", "✗ does not balance")
+        await tab.locator("#checks summary").click()
+        await shows(tab, "#checks li", "applied once: 2 of 3")
+        colour = await tab.locator("#verdict").evaluate("(found) => getComputedStyle(found).color")
+        assert colour == "rgb(255, 107, 107)"
+
+
+async def test_flow_recommendations_and_groups_are_told() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await tell.ride("one", until="completed")
+        await tell.recommend()
+        await expect(tab.locator("#graph")).to_contain_text("payments", timeout=PATIENCE_MS)
+        await shows(tab, "#rec-figures", "1 served · 100 % chosen")
+        await expect(tab.locator("#served li")).to_contain_text("usual at this hour from Times Sq/Theatre District")
+        await shows(tab, "#groups td", "no group has committed yet")
+        await expect(tab.locator("#lake-rows")).to_have_text("no lake is connected to this page")
+
+
+async def test_a_server_that_goes_away_is_said_and_comes_back() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, browser() as chromium:
+        await tell.ride("one")
+        first = page(bus)
+        url = await first.__aenter__()
+        async with visit(chromium, url, may_complain=True) as tab:
+            await shows(tab, "#l-requested", "1")
+            await first.__aexit__(None, None, None)
+            await expect(tab.locator("#banner")).to_contain_text("server does not answer", timeout=PATIENCE_MS)
+            await shows(tab, "#l-requested", "1")
+            await tell.ride("two")
+            async with page(bus, port=int(url.rsplit(":", 1)[1])):
+                await shows(tab, "#l-requested", "2")
+                await expect(tab.locator("#banner")).to_be_hidden()
+                await tab.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (820, 1100), (1280, 800)])
+async def test_it_fits_phones_tablets_and_desks_dark_and_light(width: int, height: int, tmp_path: Path) -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium:
+        await tell.price()
+        for number in range(12):
+            await tell.ride(f"ride-{number}", until=("riding", "matched", "requested")[number % 3])
+        for dark in (True, False):
+            async with visit(chromium, url, width=width, height=height, dark=dark) as tab:
+                await shows(tab, "#f-flight", "12")
+                assert await tab.evaluate("document.documentElement.scrollWidth") <= width
+                assert await tab.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+                map_box = await tab.locator("#map").bounding_box()
+                assert map_box is not None
+                assert map_box["height"] > 0.4 * height
+                image = await tab.screenshot(path=tmp_path / f"{width}-{dark}.png")
+                assert len(image) > 20_000
+                background = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert background == ("rgb(11, 16, 22)" if dark else "rgb(238, 241, 245)")
+                await tab.locator("#theme").click()
+                assert await tab.evaluate("document.documentElement.dataset.theme") == ("light" if dark else "dark")

@@ -1,0 +1,229 @@
+"""The one command, as a user runs it: short runs that must balance, and everything that can be mistyped."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+DEMO = str(Path(sys.executable).parent / "demo")
+QUIET = ["--no-browser", "--exit-when-done", "--speed", "max"]
+DEADLINE_S = 280
+OPTIONS = [
+    "--rides",
+    "--day",
+    "--from",
+    "--until",
+    "--limit",
+    "--duration",
+    "--speed",
+    "--seed",
+    "--rate",
+    "--cells",
+    "--data-dir",
+    "--fresh",
+    "--port",
+    "--bootstrap",
+    "--no-spark",
+    "--no-browser",
+    "--exit-when-done",
+    "--summary",
+    "--chaos",
+    "--supply",
+    "--location-every",
+    "--catch-up",
+]
+
+
+def demo(*arguments: str, within_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([DEMO, *arguments], capture_output=True, text=True, timeout=within_s, check=False)
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def wait_for(what: str, found: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not found():
+        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
+        time.sleep(0.1)
+
+
+def assert_balanced(done: subprocess.CompletedProcess[str], summary: Path, *, requested: int) -> dict[str, Any]:
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    state = summary_of(summary)
+    assert state["balanced"] is True
+    rides = state["rides"]
+    assert rides["requested"] == requested
+    assert rides["requested"] == sum(rides[end] for end in ("completed", "cancelled", "unmatched", "in_flight"))
+    assert state["accounts"]["booking"] == state["accounts"]["log"] == state["accounts"]["replay"] == rides
+    groups = {group["group"]: group for group in state["groups"]}
+    assert set(groups) == {"booking", "surge", "recommender", "event-logger"}
+    for group in groups.values():
+        assert group["applied"] <= group["seen"]
+        assert group["lag_records"] == 0
+    assert groups["event-logger"]["applied"] == groups["event-logger"]["expected"]
+    return state
+
+
+@pytest.mark.timeout(600)
+def test_a_simulated_city_balances_and_the_next_run_goes_on_from_it(tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    options = [*QUIET, "--no-spark", "--data-dir", str(tmp_path / "data"), "--summary", str(summary)]
+    first = demo(*options, "--limit", "40", "--seed", "3")
+    state = assert_balanced(first, summary, requested=40)
+    assert state["run"] == 1
+    assert state["recommendations_served"] > 0
+    assert state["figures"]["first_event_s"] > 0
+    assert "Ledger: balanced" in first.stdout
+    again = demo(*options, "--limit", "20", "--seed", "3")
+    assert_balanced(again, summary, requested=60)
+    too_early = demo(*options, "--from", "2014-05-02T17:00")
+    assert too_early.returncode == 2
+    assert "start a new city with --fresh, or choose a later --from" in too_early.stderr
+
+
+@pytest.mark.timeout(600)
+def test_rides_of_a_published_file_balance_and_bad_rows_are_kept(tmp_path: Path) -> None:
+    rides = tmp_path / "uber.csv"
+    rows = [f'"5/1/2014 8:{i // 4:02}:00",40.7{i % 10}1,-73.98{i % 7},"B02512"' for i in range(40)]
+    rides.write_text('"Date/Time","Lat","Lon","Base"\n' + "\n".join([*rows, '"5/1/2014 8:30:00",0,0,"B02512"']))
+    summary = tmp_path / "summary.json"
+    data = tmp_path / "data"
+    done = demo(*QUIET, "--no-spark", "--data-dir", str(data), "--rides", str(rides), "--summary", str(summary))
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    state = summary_of(summary)
+    assert state["balanced"] is True
+    assert state["rides"]["requested"] >= 40  # and those who cancelled, of whom no record tells
+    assert "40 rides of 41 rows; 1 rows rejected" in done.stdout
+    assert "pickup outside of the city: 0, 0" in (data / "rejects.csv").read_text()
+
+
+@pytest.mark.timeout(600)
+def test_killed_processes_come_back_and_the_accounts_balance(tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    data = ["--data-dir", str(tmp_path / "data"), "--summary", str(summary)]
+    done = demo(*QUIET, "--no-spark", "--chaos", "--limit", "80", *data)
+    state = assert_balanced(done, summary, requested=80)
+    for name in ("broker", "booking", "surge", "recommender"):
+        assert f"chaos: kill -9 {name}" in done.stdout
+        assert next(p for p in state["processes"] if p["name"] == name)["restarts"] >= 1
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_the_lake_balances_too(tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    done = demo(*QUIET, "--limit", "40", "--data-dir", str(tmp_path / "data"), "--summary", str(summary), within_s=800)
+    state = assert_balanced(done, summary, requested=40)
+    assert state["lake_rows"] == sum(topic["records"] for topic in state["topics"])
+    assert "lake = log" in done.stdout
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    options = ["--no-spark", "--no-browser", "--speed", "60", "--data-dir", str(tmp_path / "data")]
+    with (tmp_path / "out.txt").open("w") as out:
+        process = subprocess.Popen(
+            [DEMO, *options, "--summary", str(tmp_path / "summary.json")], stdout=out, stderr=out, text=True
+        )
+    try:
+        yield process, tmp_path
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def ledger_shows(folder: Path, found: Callable[[dict[str, Any]], bool]) -> bool:
+    try:
+        return found(summary_of(folder / "data" / "ledger.json"))
+    except FileNotFoundError:
+        return False
+
+
+def pids_of(folder: Path) -> list[int]:
+    processes = summary_of(folder / "data" / "ledger.json")["processes"]
+    return [process["pid"] for process in processes if process["pid"] is not None]
+
+
+@pytest.mark.timeout(400)
+def test_control_c_ends_with_a_ledger_and_leaves_nothing_behind(
+    running: tuple[subprocess.Popen[str], Path],
+) -> None:
+    process, folder = running
+    wait_for("rides", lambda: ledger_shows(folder, lambda state: state["rides"]["requested"] >= 10), 120)
+    children = pids_of(folder)
+    assert len(children) == 6
+    process.send_signal(signal.SIGINT)
+    assert process.wait(200) == 0, (folder / "out.txt").read_text()[-5000:]
+    state = summary_of(folder / "summary.json")
+    assert state["balanced"] is True
+    assert state["rides"]["in_flight"] > 0
+    assert not any(psutil.pid_exists(pid) for pid in children)
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_demo_leaves_nothing_behind(running: tuple[subprocess.Popen[str], Path]) -> None:
+    process, folder = running
+    wait_for("rides", lambda: ledger_shows(folder, lambda state: state["rides"]["requested"] >= 5), 120)
+    children = pids_of(folder)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+    def gone(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_for("the end of all children", lambda: all(gone(pid) for pid in children), 10)
+
+
+def test_what_is_mistyped_is_told_in_one_sentence(tmp_path: Path) -> None:
+    recorded = tmp_path / "rides.csv"
+    recorded.write_text("Date/Time,Lat,Lon,Base\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        wrong = {
+            ("--speed", "fast"): "--speed fast is no speed: give a number above 0, such as 60, or max",
+            ("--sped", "9"): "`demo --help` lists the options",
+            ("--limit", "0"): "Invalid value for '--limit'",
+            ("--rides", str(tmp_path / "none.csv")): "does not exist: name a file or folder with recorded rides",
+            ("--port", port): f"port {port} on 127.0.0.1 is taken: stop who listens there, or give --port another port",
+            ("--bootstrap", "127.0.0.1:1"): "nobody answers at 127.0.0.1:1: start the cluster, or correct --bootstrap",
+            ("--bootstrap", "kafka"): "--bootstrap kafka is no address: write it as HOST:PORT",
+            ("--summary", str(tmp_path / "no" / "s.json")): "the folder does not exist, make it or choose another",
+            ("--rides", str(recorded), "--rate", "3"): "--rate is for the simulator: leave it out with --rides",
+        }
+        for arguments, sentence in wrong.items():
+            done = demo("--no-spark", "--no-browser", "--data-dir", str(tmp_path / "data"), *arguments, within_s=60)
+            assert done.returncode == 2, (arguments, done.stdout, done.stderr)
+            assert sentence in done.stderr, (arguments, done.stderr)
+            assert done.stderr.startswith("demo: ")
+            assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_help_explains_every_option() -> None:
+    done = subprocess.run(
+        [DEMO, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+    )
+    assert done.returncode == 0
+    for option in OPTIONS:
+        assert option in done.stdout, option

@@ -1,0 +1,281 @@
+"""Concurrent clients over real sockets while the broker is killed with SIGKILL and restarted, again and again.
+
+`HAILBUS_HISTORY_SECONDS` sets how long (default 40; `just history` takes 600), `HAILBUS_SEED` replays the same kills.
+"""
+
+import functools
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tests.support import free_port
+
+from .checker import End, History, Polled, Sent, violations
+
+TOPIC = "history"
+PARTITIONS = 3
+SECONDS = float(os.environ.get("HAILBUS_HISTORY_SECONDS", "40"))
+
+
+class Broker:
+    """The in-house broker on one port and data directory, through many lives."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.address = f"127.0.0.1:{free_port()}"
+        self.lives = 0
+        self.slowest_start_s = 0.0
+        self.start()
+
+    def start(self) -> None:
+        began = time.monotonic()
+        command: list[str | Path] = [Path(sys.executable).parent / "hailbus-broker", "serve", "--listen", self.address]
+        with (self.directory / "broker.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--data-dir", self.directory / "data", "--set=group.initial.rebalance.delay.ms=0"],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("bootstrap="), (self.directory / "broker.log").read_text()[-3000:]
+        self.address = line.strip().removeprefix("bootstrap=")
+        self.lives += 1
+        self.slowest_start_s = max(self.slowest_start_s, time.monotonic() - began)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.stop()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    running = Broker(tmp_path)
+    yield running
+    running.stop()
+
+
+class Workload:
+    """Producers, transactional producers and consumers that write down what they did."""
+
+    def __init__(self, address: str) -> None:
+        self.common = {
+            "bootstrap.servers": address,
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 200,
+            "log_level": 0,
+        }
+        self.stopped = threading.Event()
+        self.values = itertools.count(1)
+        self.transaction_ids = itertools.count(1)
+        self.transactions: dict[int, End] = {}
+        self.lock = threading.Lock()
+        self.sent: list[Sent] = []
+        self.polled: list[Polled] = []
+
+    def record(self, send: Sent) -> None:
+        with self.lock:
+            self.sent.append(send)
+
+    def produce(self, name: str, partition: int) -> None:
+        """Send to one partition with an idempotent producer, acks=all, a few hundred in flight."""
+        producer = Producer(
+            {
+                **self.common,
+                "enable.idempotence": True,
+                "linger.ms": 2,
+                "delivery.timeout.ms": 60_000,
+                "batch.num.messages": 50,
+            }
+        )
+        window = threading.Semaphore(300)
+
+        def done(value: int, error: KafkaError | None, message: Message) -> None:
+            outcome: End = "ok" if error is None else "unknown"
+            offset = message.offset() if error is None else None
+            self.record(Sent(process=name, partition=partition, value=value, outcome=outcome, offset=offset))
+            window.release()
+
+        while not self.stopped.is_set():
+            if not window.acquire(timeout=0.05):
+                producer.poll(0)
+                continue
+            value = next(self.values)
+            producer.produce(
+                TOPIC,
+                str(value).encode(),
+                partition=partition,
+                on_delivery=functools.partial(done, value),
+            )
+            producer.poll(0.001)
+        left = producer.flush(60)
+        assert left == 0, f"{name}: {left} sends without an answer"
+
+    def transact(self, name: str, chance: random.Random) -> None:
+        """Write to all partitions in transactions; abort a third of them."""
+        producer: Producer | None = None
+        while not self.stopped.is_set():
+            try:
+                if producer is None:
+                    settings = {"transactional.id": name, "transaction.timeout.ms": 20_000, "linger.ms": 0}
+                    producer = Producer({**self.common, **settings})
+                    producer.init_transactions(30)
+                self.one_transaction(name, producer, chance)
+            except KafkaException:
+                producer = None  # whatever went wrong, a new producer fences this one and ends its transaction
+
+    def one_transaction(self, name: str, producer: Producer, chance: random.Random) -> None:
+        number = next(self.transaction_ids)
+        self.transactions[number] = "fail"  # nothing is committed before the commit is asked for
+        pending: dict[int, int] = {}
+        offsets: dict[int, int] = {}
+        producer.begin_transaction()
+        try:
+            for partition in range(PARTITIONS):
+                for _ in range(chance.randint(1, 4)):
+                    value = next(self.values)
+                    pending[value] = partition
+
+                    def done(error: KafkaError | None, message: Message, value: int = value) -> None:
+                        if error is None and (offset := message.offset()) is not None:
+                            offsets[value] = offset
+
+                    producer.produce(TOPIC, str(value).encode(), partition=partition, on_delivery=done)
+            if producer.flush(30):
+                raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+            if chance.random() < 1 / 3:
+                producer.abort_transaction(30)
+            else:
+                self.transactions[number] = "unknown"
+                producer.commit_transaction(30)
+                self.transactions[number] = "ok"
+        finally:
+            for value, partition in pending.items():
+                offset = offsets.get(value)
+                outcome: End = "unknown" if offset is None else "ok"
+                self.record(
+                    Sent(
+                        process=name,
+                        partition=partition,
+                        value=value,
+                        outcome=outcome,
+                        offset=offset,
+                        transaction=number,
+                    )
+                )
+
+    def consume(self, name: str, life: int, until: dict[int, int] | None = None) -> list[Polled]:
+        """Read all partitions from the start; with `until`, to these ends, else for a while."""
+        consumer = Consumer(
+            {
+                **self.common,
+                "group.id": name,
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": False,
+                "auto.offset.reset": "error",
+            }
+        )
+        consumer.assign([TopicPartition(TOPIC, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+        got: list[Polled] = []
+        deadline = time.monotonic() + 60
+        while not self.stopped.is_set() if until is None else self.behind(consumer, until):
+            assert until is None or time.monotonic() < deadline, f"{name} never reached {until}"
+            for message in consumer.consume(500, 0.1):
+                partition, offset, value = message.partition(), message.offset(), message.value()
+                if message.error() is None and partition is not None and offset is not None and value is not None:
+                    got.append(Polled(process=name, life=life, partition=partition, offset=offset, value=int(value)))
+            if until is None and len(got) > 20_000:
+                break  # a new life reads from the start again
+        consumer.close()
+        return got
+
+    def behind(self, consumer: Consumer, until: dict[int, int]) -> bool:
+        positions = consumer.position([TopicPartition(TOPIC, partition) for partition in until])
+        return any(max(place.offset, 0) < until[place.partition] for place in positions)
+
+    def read_again_and_again(self, name: str) -> None:
+        for life in itertools.count():
+            if self.stopped.is_set():
+                return
+            got = self.consume(name, life)
+            with self.lock:
+                self.polled.extend(got)
+
+
+def end_offsets(address: str) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "ends", "log_level": 0})
+    try:
+        return {p: consumer.get_watermark_offsets(TopicPartition(TOPIC, p), timeout=30)[1] for p in range(PARTITIONS)}
+    finally:
+        consumer.close()
+
+
+def create_topic(address: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result()
+
+
+@pytest.mark.timeout(SECONDS + 240)
+def test_no_promise_is_broken_while_the_broker_is_killed(broker: Broker) -> None:
+    seed = int(os.environ.get("HAILBUS_SEED", random.SystemRandom().randrange(1 << 32)))
+    chance = random.Random(seed)
+    create_topic(broker.address)
+    work = Workload(broker.address)
+    failures: list[BaseException] = []
+
+    def guarded(target: object, *arguments: object) -> threading.Thread:
+        def run() -> None:
+            try:
+                target(*arguments)  # type: ignore[operator]  # one of the workload's methods
+            except BaseException as failure:  # noqa: BLE001 - shown by the main thread
+                failures.append(failure)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    threads = [guarded(work.produce, f"producer-{p}", p) for p in range(PARTITIONS)]
+    threads += [guarded(work.transact, f"transactions-{n}", random.Random(seed + n)) for n in (1, 2)]
+    threads += [guarded(work.read_again_and_again, f"consumer-{n}") for n in (1, 2)]
+    ends = time.monotonic() + SECONDS
+    while time.monotonic() < ends and not failures:
+        threading.Event().wait(chance.uniform(0.5, 4))  # how long this life of the broker lasts
+        broker.kill()
+        broker.start()
+    work.stopped.set()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), f"HAILBUS_SEED={seed}: a client never ended"
+    assert not failures, f"HAILBUS_SEED={seed}: {failures[0]!r}"
+    for name in ("transactions-1", "transactions-2"):  # a successor ends what is still open
+        Producer({**work.common, "transactional.id": name}).init_transactions(60)
+    work.stopped.clear()
+    final = work.consume("final", 0, until=end_offsets(broker.address))
+    history = History(sent=work.sent, polled=work.polled, final=final, transactions=work.transactions)
+    ended = {end: list(work.transactions.values()).count(end) for end in ("ok", "fail", "unknown")}
+    print(
+        f"HAILBUS_SEED={seed}: {broker.lives} lives, slowest start {broker.slowest_start_s:.2f} s,"
+        f" {len(work.sent):,} sends, {len(work.polled):,} polls, transactions {ended}"
+    )
+    assert ended["ok"], "no transaction was committed: the history proves nothing"
+    assert violations(history) == {}, f"HAILBUS_SEED={seed} HAILBUS_HISTORY_SECONDS={SECONDS:.0f}"

@@ -1,0 +1,295 @@
+"""The surge worker against a broker: what it publishes, and what a kill at any moment leaves of it."""
+
+import asyncio
+import datetime as dt
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from hailbus import ClusterAdmin, Event, event_info
+from hailbus.codec import decode, encode, envelope_for
+from ride_events import CATALOGUE, LatLng, Money
+from ride_events.drivers import DriverBecameBusy, DriverLocationReported
+from ride_events.pricing import FORECASTS, SURGE
+from ride_events.quotes import QuoteOffered
+from ride_events.rides import RIDES, RideRequested
+from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, price_event
+from surge.adapters.streams.skipped import SkippedRecords
+from surge.adapters.streams.worker import SOURCES, topics
+from surge.app.city import City
+from surge.domain.pricing import PricingRules
+from surge.domain.watermark import LATENESS_MS
+
+from .conftest import Broker, Worker
+
+START = dt.datetime(2014, 5, 5, 18, 0, tzinfo=dt.UTC)
+Told = tuple[Event, dt.datetime, str]
+
+
+def city_events(minutes: int, *, seed: int = 7, drivers: int = 60, riders_per_minute: int = 30) -> list[Told]:
+    """Drivers who report every four seconds and riders who ask, in order of event time."""
+    chance = random.Random(seed)
+
+    def place() -> LatLng:
+        return LatLng(lat=40.735 + chance.random() * 0.03, lng=-74.0 + chance.random() * 0.03)
+
+    told: list[Told] = []
+    for second in range(minutes * 60):
+        at = START + dt.timedelta(seconds=second)
+        for driver in range(second % 4, drivers, 4):
+            where = place()
+            report = DriverLocationReported(
+                driver_id=f"driver-{driver}", position=where, cell=where.cell(), free=chance.random() < 0.3
+            )
+            told.append((report, at, f"location-{driver}-{second}"))
+        if second % 20 == 0:
+            told.append((DriverBecameBusy(driver_id="driver-1", seq=second, ride_id="x"), at, f"busy-{second}"))
+        if chance.random() < riders_per_minute / 60:
+            # A rush in one place, so that some prices rise.
+            where, to = (LatLng(lat=40.7484, lng=-73.9857) if chance.random() < 0.7 else place()), place()
+            common: dict[str, Any] = {
+                "rider_id": f"rider-{second % 500}",
+                "pickup": where,
+                "dropoff": to,
+                "pickup_cell": where.cell(),
+                "dropoff_cell": to.cell(),
+                "fare": Money(amount_minor=1200),
+                "multiplier": 1.0,
+                "surge_version": None,
+                "quote_id": f"quote-{second}",
+                "seq": 1,
+            }
+            offer = QuoteOffered(**common, distance_m=900, duration_s=300, expires_at=at + dt.timedelta(minutes=2))
+            told.append((offer, at, f"quote-{second}"))
+            if chance.random() < 0.8:
+                told.append((RideRequested(**common, ride_id=f"ride-{second}"), at, f"request-{second}"))
+    return told
+
+
+def expected(told: list[Told]) -> dict[str, dict[str, bytes]]:
+    """What must be published, by topic and event id: the same city, heard in one piece and in order."""
+    city = City(rules=PricingRules())
+    wanted: dict[str, dict[str, bytes]] = {SURGE.name: {}, FORECASTS.name: {}}
+    watermark_ms = 0
+    for event, at, _ in told:
+        fact = fact_of(event, milliseconds(at))
+        if fact is not None:
+            city.apply(fact)
+        watermark_ms = max(watermark_ms, milliseconds(at) - LATENESS_MS)
+    assert city.late_count == 0
+    while (end_ms := city.next_end(watermark_ms)) is not None:
+        minute = city.close_minute(end_ms)
+        for encoded in map(price_event, minute.prices):
+            wanted[SURGE.name][dict(encoded.headers)["ce_id"].decode()] = encoded.value
+        for encoded in map(forecast_event, minute.forecasts):
+            wanted[FORECASTS.name][dict(encoded.headers)["ce_id"].decode()] = encoded.value
+    return wanted
+
+
+@asynccontextmanager
+async def producer(bootstrap: str) -> AsyncIterator[AIOKafkaProducer]:
+    client = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, linger_ms=5)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+async def tell(client: AIOKafkaProducer, told: list[Told], *, per_second: float | None = None) -> None:
+    """Publish in order; each partition keeps the order of event times."""
+    waiting: list[asyncio.Future[Any]] = []
+    began = time.monotonic()
+    for number, (event, at, event_id) in enumerate(told):
+        key, value, headers = encode(event, envelope_for(event, source="/test", id=event_id, time=at))
+        topic = event_info(type(event)).topic.name
+        waiting.append(await client.send(topic, value, key=key, headers=headers))
+        if per_second and number % 50 == 0:
+            await asyncio.sleep(max(0.0, began + number / per_second - time.monotonic()))
+    await asyncio.gather(*waiting)
+
+
+async def read_all(bootstrap: str, topic: str) -> list[Any]:
+    """Every record of a topic up to its present end."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        partitions = [TopicPartition(topic, number) for number in range(6)]
+        consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
+        records: list[Any] = []
+        while any([await consumer.position(tp) < ends[tp] for tp in partitions]):
+            for batch in (await consumer.getmany(timeout_ms=500)).values():
+                records.extend(batch)
+        return records
+    finally:
+        await consumer.stop()
+
+
+async def until(look: Callable[[], Any], *, timeout_s: float, what: str) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        await asyncio.sleep(0.1)
+    return seen
+
+
+async def until_published(
+    bootstrap: str, wanted: dict[str, dict[str, bytes]], worker: Worker, *, timeout_s: float
+) -> None:
+    """Wait for the whole of what is wanted, then compare; an id that comes twice must say the same twice."""
+    deadline = time.monotonic() + timeout_s
+    for topic, events in wanted.items():
+        seen: dict[str, bytes] = {}
+        while events.keys() - seen.keys():
+            assert time.monotonic() < deadline, (
+                f"{len(events.keys() - seen.keys())} of {len(events)} events of {topic} are missing: "
+                + worker.log.read_text(errors="replace")[-1500:]
+            )
+            if not worker.is_running:  # as a supervisor would
+                worker.start()
+            for record in await read_all(bootstrap, topic):
+                event_id = dict(record.headers)["ce_id"].decode()
+                assert seen.setdefault(event_id, record.value) == record.value
+            await asyncio.sleep(0.5)
+        assert seen == events
+
+
+async def provision(bootstrap: str) -> None:
+    async with ClusterAdmin(bootstrap) as admin:
+        await admin.provision(topics("surge"))
+
+
+async def lag(bootstrap: str) -> int:
+    async with ClusterAdmin(bootstrap) as admin:
+        return sum(one.lag for one in await admin.lag("surge", SOURCES))
+
+
+async def test_it_publishes_the_prices_and_forecasts_of_what_it_hears(broker: Broker, worker: Worker) -> None:
+    told = city_events(22)
+    wanted = expected(told)
+    assert len(wanted[SURGE.name]) > 20
+    assert wanted[FORECASTS.name]
+    await provision(broker.bootstrap)
+    worker.start()
+    async with producer(broker.bootstrap) as client:
+        await tell(client, told)
+    await until_published(broker.bootstrap, wanted, worker, timeout_s=90)
+    assert worker.inbox() == {event_id: 1 for _, _, event_id in told}
+    for record in await read_all(broker.bootstrap, SURGE.name):
+        event, envelope = decode(record, CATALOGUE)
+        assert envelope.source == "/surge"
+        assert envelope.subject == record.key.decode()
+        assert envelope.time == event.model_dump()["window_end"]
+    assert worker.signal(signal.SIGTERM) == 0
+    assert await lag(broker.bootstrap) == 0
+
+
+async def test_killed_at_any_moment_it_counts_each_event_once(broker: Broker, worker: Worker) -> None:
+    told = city_events(15)
+    wanted = expected(told)
+    ids = {event_id for _, _, event_id in told}
+    await provision(broker.bootstrap)
+    worker.start()
+    async with producer(broker.bootstrap) as client:
+        telling = asyncio.create_task(tell(client, told, per_second=len(told) / 20))
+        for share in (0.1, 0.3, 0.5):
+            await until(lambda share=share: len(worker.inbox()) > share * len(ids), timeout_s=60, what="the inbox")  # type: ignore[misc]
+            worker.kill()
+            worker.start()
+        await until(lambda: len(worker.inbox()) > 0.6 * len(ids), timeout_s=60, what="the inbox")
+        broker.kill()
+        broker.start()
+
+        def went_on() -> bool:
+            if not worker.is_running:
+                assert worker.exit_code == 1
+                worker.start()
+            return len(worker.inbox()) > 0.8 * len(ids)
+
+        await until(went_on, timeout_s=90, what="the inbox after the broker's kill")
+        worker.kill()
+        worker.start()
+        await telling
+    await until_published(broker.bootstrap, wanted, worker, timeout_s=120)
+    inbox = worker.inbox()
+    assert inbox.keys() == ids
+    assert sum(inbox.values()) < 2 * len(ids)  # seen again is what was in hand at a kill, not all
+
+
+async def test_what_cannot_be_read_is_put_aside_and_passed(broker: Broker, worker: Worker) -> None:
+    told = city_events(2)
+    await provision(broker.bootstrap)
+    async with producer(broker.bootstrap) as client:
+        await client.send_and_wait(RIDES.name, b"{", key=b"k", headers=[("ce_id", b"1")], partition=3)
+        await client.send_and_wait(RIDES.name, None, key=b"gone", headers=[("ce_id", b"2")], partition=3)
+        await tell(client, told)
+    worker.start()
+    await until(lambda: len(worker.inbox()) == len(told), timeout_s=60, what="the inbox")
+    (dead,) = await read_all(broker.bootstrap, "rides.v1.surge-dlt")
+    headers = dict(dead.headers)
+    assert (dead.key, dead.value) == (b"k", b"{")
+    assert headers["kafka_dlt-original-topic"] == b"rides.v1"
+    assert headers["kafka_dlt-original-partition"] == b"3"
+    assert headers["kafka_dlt-original-offset"] == b"0"
+    deadline = time.monotonic() + 20
+    while await lag(broker.bootstrap):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
+
+
+async def test_a_range_of_the_log_is_read_again(broker: Broker) -> None:
+    told = city_events(1)
+    await provision(broker.bootstrap)
+    async with producer(broker.bootstrap) as client:
+        await tell(client, told)
+    log = [record for record in await read_all(broker.bootstrap, "driver-locations.v1") if record.partition == 2]
+    skipped = SkippedRecords(broker.bootstrap)
+    try:
+        for start, end in ((0, 3), (5, 6), (2, len(log) - 1)):
+            found = await skipped.read("driver-locations.v1", 2, start, end)
+            assert [(record.offset, record.value) for record in found] == [
+                (record.offset, record.value) for record in log[start:end]
+            ]
+    finally:
+        await skipped.close()
+
+
+async def test_a_second_worker_of_the_group_refuses(broker: Broker, worker: Worker, tmp_path: Path) -> None:
+    await provision(broker.bootstrap)
+    worker.start()
+    await until(lambda: worker.said("city_loaded"), timeout_s=60, what="the first worker")
+    other = Worker(tmp_path, broker.bootstrap, name="other", SURGE_INSTANCE="other")
+    other.start()
+    try:
+        await until(lambda: other.exit_code is not None, timeout_s=60, what="the second worker's end")
+        assert other.exit_code == 1
+        assert other.said("surge: only ")
+        assert other.said("stop the other one")
+    finally:
+        other.kill()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"SURGE_BOOTSTRAP_SERVER": "x:1"}, "unknown setting SURGE_BOOTSTRAP_SERVER"),
+        ({"SURGE_CLOCK": "sun"}, "SURGE_CLOCK: "),
+        ({"SURGE_DATABASE_URL": "mysql://x/y"}, "database 'mysql' is not supported"),
+        ({"SURGE_CONNECT_TIMEOUT_S": "1"}, "no Kafka broker answers at"),
+    ],
+)
+async def test_a_wrong_setting_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    worker = Worker(tmp_path, "127.0.0.1:9", **changes)
+    worker.start()
+    await until(lambda: worker.exit_code is not None, timeout_s=60, what="its end")
+    assert worker.exit_code == 2
+    assert worker.said(f"surge: {said}") == 1, worker.log.read_text()

@@ -1,0 +1,281 @@
+"""Whatever riders and drivers do in whatever order, the books agree."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import h3
+from booking.app.cancel_ride import CancelRide
+from booking.app.change_destination import ChangeDestination
+from booking.app.drive import CompleteRide, ReportArrival, StartRide
+from booking.app.drivers import GoOffline, GoOnline, ReportLocation
+from booking.app.elapse import Elapse
+from booking.app.offer_quote import OfferQuote
+from booking.app.policy import Policy
+from booking.app.ports import Command, Needs, Outgoing, Work
+from booking.app.request_ride import RequestRide
+from booking.app.update_drivers import UpdateDrivers
+from booking.app.world import Changes, World
+from booking.domain.driver import Driver, DriverStatus
+from booking.domain.errors import Refusal
+from booking.domain.place import Place
+from booking.domain.quote import Quote
+from booking.domain.ride import TERMINAL, PaymentState, Ride, RideState
+from hailbus import event_info
+from hypothesis import given, settings, target
+from hypothesis import strategies as st
+from ride_events.timers import TimerElapsed
+
+START = datetime(2014, 5, 1, 8, tzinfo=UTC)
+CELLS = ("882a100d29fffff", "882a100d2bfffff", "882a1072d7fffff", "882a104a27fffff")
+PLACES = tuple(Place(lat=40.7 + number / 50, lng=-74.0, cell=cell) for number, cell in enumerate(CELLS))
+DRIVERS = ("d1", "d2", "d3")
+ACTIVE = {RideState.MATCHED, RideState.ARRIVED, RideState.IN_PROGRESS}
+
+
+@dataclass
+class Stored:
+    """What a database would hold."""
+
+    quotes: dict[str, Quote] = field(default_factory=dict)
+    rides: dict[str, Ride] = field(default_factory=dict)
+    drivers: dict[str, Driver] = field(default_factory=dict)
+    outgoing: list[Outgoing] = field(default_factory=list)
+    timers: dict[str, Outgoing] = field(default_factory=dict)
+
+    def flush(self, changes: Changes) -> None:
+        self.quotes.update(changes.quotes)
+        self.rides.update(changes.rides)
+        self.drivers.update(changes.drivers)
+        for schedule_id in changes.cancelled:
+            self.timers.pop(schedule_id, None)
+        self.timers.update(changes.timers)
+        self.outgoing.extend(changes.outgoing)
+
+    def load(self) -> World:
+        """A world after a restart: only what is open is read at once."""
+        world = World(Policy())
+        for ride in self.rides.values():
+            if ride.waiting:
+                world.learn(ride)
+        for driver in self.drivers.values():
+            if driver.status is not DriverStatus.OFFLINE:
+                world.learn(driver)
+        return world
+
+
+Move = tuple[str, int, int, int, int]
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "online",
+                "online",
+                "offline",
+                "move",
+                "book",
+                "book",
+                "quote",
+                "ride",
+                "arrive",
+                "arrive",
+                "start",
+                "start",
+                "complete",
+                "complete",
+                "rider_cancels",
+                "driver_cancels",
+                "no_show",
+                "elsewhere",
+                "timer",
+                "updates",
+                "flush",
+                "restart",
+            ]
+        ),
+        st.integers(0, 5),
+        st.integers(0, 3),
+        st.integers(0, 30),
+        st.integers(0, 9),
+    ),
+    min_size=20,
+    max_size=80,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Book:
+    """Quote and ride in one, so that most runs have rides."""
+
+    number: int
+    place: Place
+
+    def needs(self) -> Needs:
+        return Needs()
+
+    def decide(self, work: Work) -> Ride:
+        quote_id = f"quote-{self.number}"
+        OfferQuote(quote_id=quote_id, rider_id="r", pickup=self.place, dropoff=PLACES[0]).decide(work)
+        return RequestRide(ride_id=f"ride-{self.number}", quote_id=quote_id).decide(work)
+
+
+def luck_of(move: Move) -> int:
+    return move[4]
+
+
+def command_of(move: Move, number: int, stored: Stored, quotes: list[str], rides: list[str]) -> Command[object] | None:
+    kind, which, where, _, luck = move
+    driver_id, place = DRIVERS[which % 3], PLACES[where]
+    quote_id = quotes[which % len(quotes)] if quotes else "none"
+    # Mostly the ride that is open and the driver who has it, now and then any other.
+    open_rides = [ride_id for ride_id in rides if stored.rides[ride_id].state not in TERMINAL] or rides
+    chosen = rides if luck == 0 else open_rides
+    ride_id = chosen[-1 - which % len(chosen)] if chosen else "none"
+    ride = stored.rides.get(ride_id)
+    by = ride.driver_id if ride is not None and ride.driver_id is not None and luck != 1 else driver_id
+    match kind:
+        case "online":
+            return GoOnline(driver_id=driver_id, position=place)
+        case "offline":
+            return GoOffline(driver_id=driver_id)
+        case "move":
+            return ReportLocation(driver_id=driver_id, position=place)
+        case "quote":
+            return OfferQuote(quote_id=f"quote-{number}", rider_id="r", pickup=place, dropoff=PLACES[0])
+        case "book":
+            return Book(number=number, place=PLACES[where % 3])
+        case "ride":
+            return RequestRide(ride_id=f"ride-{number}", quote_id=quote_id)
+        case "arrive":
+            return ReportArrival(ride_id=ride_id, driver_id=by)
+        case "start":
+            return StartRide(ride_id=ride_id, driver_id=by)
+        case "complete":
+            return CompleteRide(ride_id=ride_id, driver_id=by, distance_m=1_000, duration_s=300)
+        case "rider_cancels":
+            return CancelRide(ride_id=ride_id, by="rider", reason="late")
+        case "driver_cancels":
+            return CancelRide(ride_id=ride_id, by="driver", driver_id=by, reason="flat tyre")
+        case "no_show":
+            return CancelRide(ride_id=ride_id, by="driver", driver_id=by, reason="no_show")
+        case "elsewhere":
+            return ChangeDestination(ride_id=ride_id, dropoff=place)
+        case "updates":
+            return UpdateDrivers(
+                updates=[
+                    (GoOnline(driver_id=driver_id, position=place), None),
+                    (GoOffline(driver_id="nobody"), None),
+                    (ReportLocation(driver_id=driver_id, position=PLACES[0]), None),
+                ]
+            )
+        case "timer" if stored.timers:
+            timer = sorted(stored.timers.values(), key=lambda one: one.id)[which % len(stored.timers)].event
+            assert isinstance(timer, TimerElapsed)
+            return Elapse(kind=timer.kind, subject_id=timer.subject_id, seq=timer.seq, due_at=timer.due_at)
+        case _:
+            return None
+
+
+def prepare(world: World, stored: Stored, command: Command[object]) -> None:
+    """What the writer does before a command decides."""
+    missing = world.missing(command.needs())
+    for quote_id in missing.quotes:
+        if quote_id in stored.quotes:
+            world.learn(stored.quotes[quote_id])
+    for ride_id in missing.rides:
+        if ride_id in stored.rides:
+            world.learn(stored.rides[ride_id])
+    for driver_id in missing.drivers:
+        if driver_id in stored.drivers:
+            world.learn(stored.drivers[driver_id])
+
+
+@settings(max_examples=100, deadline=None)
+@given(MOVES)
+def test_books_agree_whatever_happens(moves: list[Move]) -> None:
+    stored = Stored()
+    world = stored.load()
+    quotes: list[str] = []
+    rides: list[str] = []
+    now = START
+    for number, move in enumerate(moves):
+        now += timedelta(seconds=move[3])
+        if move[0] == "restart":
+            # Killed: what was not flushed never happened.
+            world = stored.load()
+            quotes, rides = list(stored.quotes), list(stored.rides)
+            continue
+        if move[0] != "flush":
+            command = command_of(move, number, stored, quotes, rides)
+            if command is None:
+                continue
+            prepare(world, stored, command)
+            world.begin(now)
+            before = world.counts()
+            try:
+                result = command.decide(world)
+            except Refusal:
+                world.undo()
+                assert world.counts() == before
+                continue
+            if isinstance(result, Quote):
+                quotes.append(result.quote_id)
+            if luck_of(move) == 2:
+                continue  # the next command sees it before it is stored
+        changes = world.take_changes()
+        stored.flush(changes)
+        rides = list(stored.rides)
+        world.forget_settled(changes)
+        check_books(stored)
+    stored.flush(world.take_changes())
+    check_books(stored)
+    target(float(max((ride.seq for ride in stored.rides.values()), default=0)), label="events of a ride")
+
+
+def check_books(stored: Stored) -> None:
+    seqs: dict[str, list[int]] = defaultdict(list)
+    payments: dict[str, list[str]] = defaultdict(list)
+    ids: set[str] = set()
+    for item in stored.outgoing:
+        assert item.id not in ids
+        ids.add(item.id)
+        kind = event_info(item.event).type
+        if kind.startswith("payment."):
+            payments[getattr(item.event, "ride_id")].append(kind)  # noqa: B009 events of one kind have it
+        else:
+            subject = getattr(item.event, event_info(item.event).key_field or "")
+            seqs[f"{kind.partition('.')[0]}/{subject}"].append(getattr(item.event, "seq"))  # noqa: B009
+    for ride in stored.rides.values():
+        assert seqs[f"ride/{ride.ride_id}"] == list(range(1, ride.seq + 1))
+        expected = {
+            PaymentState.AUTHORISED: ["payment.authorised"],
+            PaymentState.CAPTURED: ["payment.authorised", "payment.captured"],
+            PaymentState.REFUNDED: ["payment.authorised", "payment.refunded"],
+        }
+        assert payments[ride.ride_id] == expected[ride.payment]
+        assert (ride.payment is PaymentState.CAPTURED) == (ride.state is RideState.COMPLETED)
+        assert (ride.payment is PaymentState.AUTHORISED) == (ride.state not in TERMINAL)
+        assert len(ride.declined) <= 3
+        if ride.state in ACTIVE:
+            assert stored.drivers[ride.driver_id or ""].ride_id == ride.ride_id
+        # Who waits has a timer, so that no ride waits for ever.
+        if ride.waiting:
+            timer = stored.timers[f"match_timeout:{ride.ride_id}"].event
+            assert isinstance(timer, TimerElapsed)
+            assert timer.seq == ride.timer_seq
+    # Nobody waits beside a free driver.
+    for ride in stored.rides.values():
+        for driver in stored.drivers.values():
+            if ride.waiting and driver.status is DriverStatus.FREE and driver.driver_id not in ride.declined:
+                assert driver.position is not None
+                assert h3.grid_distance(ride.pickup.cell, driver.position.cell) > Policy().match_rings
+    for driver in stored.drivers.values():
+        assert seqs[f"driver/{driver.driver_id}"] == list(range(1, driver.seq + 1))
+        if driver.status is DriverStatus.BUSY:
+            ride = stored.rides[driver.ride_id or ""]
+            assert ride.state in ACTIVE
+            assert ride.driver_id == driver.driver_id
+        else:
+            assert driver.ride_id is None
+    for quote in stored.quotes.values():
+        assert seqs[f"quote/{quote.quote_id}"] == list(range(1, quote.seq + 1))

@@ -1,0 +1,138 @@
+"""A city that is rebuilt from its rows, wherever the process died, goes on as if nothing had happened."""
+
+import itertools
+import json
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from surge.app.city import SLOT_MS, City, MinuteClosed
+from surge.domain.cells import ring
+from surge.domain.pricing import PricingRules
+from surge.domain.windows import MINUTE_MS, Fact, Quoted, Requested, Seen
+
+CENTRE = "882a100d25fffff"
+CELLS = (CENTRE, *ring(CENTRE))
+START_MS = 1_400_000_100_000 - 1_400_000_100_000 % SLOT_MS
+RULES = PricingRules()
+
+
+def facts(seed: int, minutes: int) -> list[Fact]:
+    chance = random.Random(seed)
+    told: list[Fact] = []
+    for number in range(minutes * 20):
+        at_ms = START_MS + number * 3_000
+        cell = CENTRE if chance.random() < 0.6 else chance.choice(CELLS)
+        match chance.randrange(4):
+            case 0:
+                told.append(Quoted(at_ms=at_ms, cell=cell, rider_id=f"u{chance.randrange(40)}"))
+            case 1 | 2:
+                told.append(
+                    Requested(at_ms=at_ms, cell=cell, ride_id=f"r{number}", rider_id=f"u{chance.randrange(40)}")
+                )
+            case _:
+                free = chance.random() < 0.5
+                told.append(Seen(at_ms=at_ms, driver_id=f"d{chance.randrange(9)}", cell=cell, free=free))
+    return told
+
+
+class Table:
+    """The rows as a crash finds them: written rows survive, in JSON as in a changelog."""
+
+    def __init__(self) -> None:
+        self.windows: dict[str, str] = {}
+        self.state: str | None = None
+        self.slots: dict[int, str] = {}
+
+    def city(self) -> City:
+        city = City(rules=RULES, least_mean=0.0)
+        city.restore(
+            state=None if self.state is None else json.loads(self.state),
+            windows={key: json.loads(row) for key, row in self.windows.items()},
+            slots={number: json.loads(row) for number, row in self.slots.items()},
+        )
+        return city
+
+
+def run(told: list[Fact], *, crashes: random.Random | None) -> tuple[dict[int, MinuteClosed], int]:
+    """Minutes by their end as published, and how often the process died. Every write may be its last."""
+    table, published, deaths = Table(), dict[int, MinuteClosed](), 0
+    city, position = table.city(), 0
+
+    def dies() -> bool:
+        return crashes is not None and deaths < 12 and crashes.random() < 0.06
+
+    while position < len(told):
+        crashed = False
+        batch = told[position : position + 7]
+        for fact in batch:
+            city.apply(fact)
+        for key, row in city.changed_rows().items():
+            if crashed := dies():
+                break
+            table.windows[key] = json.dumps(row)
+        if not crashed:
+            position += len(batch)  # acknowledged: never heard again
+            watermark_ms = batch[-1].at_ms - 30_000
+            while not crashed and (end_ms := city.next_end(watermark_ms)) is not None:
+                minute = city.close_minute(end_ms)
+                assert published.setdefault(end_ms, minute) == minute
+                if minute.slot is not None:
+                    table.slots[minute.slot[0]] = json.dumps(minute.slot[1])
+                if crashed := dies():
+                    break
+                table.state = json.dumps(city.state_row())
+                for key in city.obsolete_rows():
+                    table.windows.pop(key, None)
+        if crashed or dies():
+            deaths += 1
+            city = table.city()
+    return published, deaths
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2**32))
+@settings(max_examples=25, deadline=None)
+def test_a_crash_at_any_write_changes_nothing_that_is_published(seed: int, fate: int) -> None:
+    told = facts(seed, minutes=14)
+    whole, _ = run(told, crashes=None)
+    assert len(whole) >= 12
+    broken, _ = run(told, crashes=random.Random(fate))
+    assert broken == whole
+
+
+def test_prices_rise_are_published_on_change_and_refreshed_before_they_expire() -> None:
+    city = City(rules=RULES)
+    published: list[Any] = []
+    for minute in range(40):
+        start_ms = START_MS + minute * MINUTE_MS
+        for number in range(6):
+            name = f"{minute}-{number}"
+            city.apply(Requested(at_ms=start_ms + number * 1000, cell=CENTRE, ride_id=name, rider_id=name))
+        while (end_ms := city.next_end(start_ms)) is not None:
+            published.extend(change for change in city.close_minute(end_ms).prices if change.cell == CENTRE)
+    steady = [change for change in published if change.window_end_ms > START_MS + 25 * MINUTE_MS]
+    # Its own average is at the cap of 3.0, and a quarter of its price is that of the calm ring around: 2.5.
+    assert published[0].multiplier < steady[0].multiplier
+    assert {change.multiplier for change in steady} == {2.5}
+    # Unchanged, a price is published again when a minute is left of its five.
+    gaps = {after.window_end_ms - before.window_end_ms for before, after in itertools.pairwise(steady)}
+    assert gaps == {4 * MINUTE_MS}
+    versions = [change.version for change in published]
+    assert versions == sorted(set(versions))
+    for before, after in itertools.pairwise(published):
+        assert after.window_end_ms <= before.valid_until_ms
+
+
+def test_a_city_asleep_skips_the_night() -> None:
+    city = City(rules=RULES)
+    city.apply(Requested(at_ms=START_MS, cell=CENTRE, ride_id="a", rider_id="a"))
+    ends = []
+    later_ms = START_MS + 365 * 24 * 60 * MINUTE_MS
+    city.apply(Requested(at_ms=later_ms, cell=CENTRE, ride_id="b", rider_id="b"))
+    while (end_ms := city.next_end(later_ms + 10 * MINUTE_MS)) is not None:
+        ends.append(end_ms)
+        city.close_minute(end_ms)
+    assert len(ends) < 200
+    assert later_ms + MINUTE_MS in ends
+    assert city.late_count == 0

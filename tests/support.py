@@ -1,0 +1,28 @@
+"""What tests of every kind share."""
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Callable
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on.
+
+    It lies below the range from which the system takes the ports of outgoing connections: a client that reconnects to a
+    server which is being restarted could otherwise be given that very port, connect to itself and keep the server out.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port of loopback is free between 20,000 and 32,000")
+
+
+def wait_for(what: str, condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Return when the condition holds; fail with what was waited for when it does not within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.05)

@@ -1,0 +1,33 @@
+"""What a ride costs."""
+
+from booking.domain.fare import Tariff
+from booking.domain.place import Place, drive_s, great_circle_m, route_m
+
+
+def test_a_fare_is_base_way_and_time_times_the_multiplier_rounded_half_up() -> None:
+    tariff = Tariff(base_minor=300, per_km_minor=134, per_minute_minor=40, minimum_minor=800)
+    # 300 + 134 · 5.25 + 40 · 15.5 = 300 + 703.5 + 620 = 1623.5
+    assert tariff.fare_minor(distance_m=5_250, duration_s=930, multiplier=1.0) == 1_624
+    # 1623.5 · 1.3 = 2110.55
+    assert tariff.fare_minor(distance_m=5_250, duration_s=930, multiplier=1.3) == 2_111
+
+
+def test_no_fare_is_below_the_minimum_which_surges_as_well() -> None:
+    tariff = Tariff(minimum_minor=800)
+    assert tariff.fare_minor(distance_m=0, duration_s=0, multiplier=1.0) == 800
+    assert tariff.fare_minor(distance_m=0, duration_s=0, multiplier=2.5) == 2_000
+
+
+def test_the_multiplier_is_the_number_that_was_shown() -> None:
+    # 0.1 + 0.2 as floats must not add a cent: 1_000 · 1.1 is 1_100, by binary floats 1_100.0000000000002
+    tariff = Tariff(base_minor=1_000, per_km_minor=0, per_minute_minor=0, minimum_minor=0)
+    assert tariff.fare_minor(distance_m=1, duration_s=1, multiplier=1.1) == 1_100
+
+
+def test_ways_are_estimated_from_the_great_circle() -> None:
+    times_square = Place(lat=40.7580, lng=-73.9855, cell="")
+    jfk = Place(lat=40.6413, lng=-73.7781, cell="")
+    assert 21_700 < great_circle_m(times_square, jfk) < 21_900
+    assert route_m(times_square, jfk) == round(great_circle_m(times_square, jfk) * 1.35)
+    assert drive_s(5_000) == 1_000
+    assert great_circle_m(jfk, jfk) == 0

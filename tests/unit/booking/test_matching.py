@@ -1,0 +1,107 @@
+"""Who is near."""
+
+from datetime import UTC, datetime, timedelta
+
+import h3
+import pytest
+from booking.domain.driver import Driver, DriverStatus
+from booking.domain.matching import CellIndex, nearest_driver, nearest_waiting
+from booking.domain.place import Place
+from booking.domain.ride import Ride
+
+NOW = datetime(2014, 5, 1, 8, tzinfo=UTC)
+CENTRE = "882a100d29fffff"
+
+
+def place(cell: str) -> Place:
+    lat, lng = h3.cell_to_latlng(cell)
+    return Place(lat=lat, lng=lng, cell=cell)
+
+
+def driver(driver_id: str, cell: str) -> Driver:
+    return Driver(
+        driver_id=driver_id,
+        status=DriverStatus.FREE,
+        position=place(cell),
+        seq=1,
+        updated_at=NOW,
+        simulated=True,
+    )
+
+
+def ride(ride_id: str, cell: str, *, waited_s: int = 0, declined: tuple[str, ...] = ()) -> Ride:
+    at = NOW - timedelta(seconds=waited_s)
+    return Ride(
+        ride_id=ride_id,
+        quote_id="q",
+        rider_id="r",
+        pickup=place(cell),
+        dropoff=place(cell),
+        passengers=1,
+        fare_minor=1,
+        authorised_minor=1,
+        multiplier=1.0,
+        surge_version=None,
+        requested_at=at,
+        updated_at=at,
+        simulated=False,
+        declined=declined,
+    )
+
+
+def free(*drivers: Driver, crowd: int = 0) -> CellIndex[Driver]:
+    index: CellIndex[Driver] = CellIndex()
+    for one in drivers:
+        assert one.position is not None
+        index.put(one.driver_id, one.position.cell, one)
+    # A crowd far away makes the index walk rings instead of measuring to each taken cell.
+    for number, cell in enumerate(sorted(h3.grid_disk(h3.latlng_to_cell(0, 0, 8), 10))[:crowd]):
+        index.put(f"far-{number}", cell, driver(f"far-{number}", cell))
+    return index
+
+
+@pytest.mark.parametrize("crowd", [0, 200])
+def test_the_nearest_ring_wins_then_the_distance_then_the_id(crowd: int) -> None:
+    ring_1 = sorted(h3.grid_ring(CENTRE, 1))
+    ring_2 = sorted(h3.grid_ring(CENTRE, 2))
+    index = free(driver("b", ring_2[0]), driver("c", ring_1[0]), driver("a", ring_1[0]), crowd=crowd)
+    found = nearest_driver(index, place(CENTRE), rings=3, allowed=lambda _: True)
+    assert found is not None
+    assert found.driver_id == "a"
+
+
+@pytest.mark.parametrize("crowd", [0, 200])
+def test_nobody_beyond_the_rings_and_nobody_who_is_not_allowed(crowd: int) -> None:
+    index = free(driver("a", min(h3.grid_ring(CENTRE, 3))), crowd=crowd)
+    assert nearest_driver(index, place(CENTRE), rings=2, allowed=lambda _: True) is None
+    assert nearest_driver(index, place(CENTRE), rings=3, allowed=lambda one: one.driver_id != "a") is None
+    assert nearest_driver(index, place(CENTRE), rings=3, allowed=lambda _: True) is not None
+
+
+def test_a_free_driver_takes_who_waits_longest_in_the_nearest_ring() -> None:
+    index: CellIndex[Ride] = CellIndex()
+    near = min(h3.grid_ring(CENTRE, 1))
+    for one in (ride("new", near), ride("old", near, waited_s=60), ride("far", CENTRE, waited_s=0)):
+        index.put(one.ride_id, one.pickup.cell, one)
+    found = nearest_waiting(index, driver("d", near), rings=4)
+    assert found is not None
+    assert found.ride_id == "old"
+
+
+def test_a_driver_does_not_get_a_ride_again_that_it_left() -> None:
+    index: CellIndex[Ride] = CellIndex()
+    index.put("left", CENTRE, ride("left", CENTRE, declined=("d",)))
+    assert nearest_waiting(index, driver("d", CENTRE), rings=4) is None
+    assert nearest_waiting(index, driver("e", CENTRE), rings=4) is not None
+
+
+def test_an_index_forgets_what_moved_away() -> None:
+    index: CellIndex[int] = CellIndex()
+    other = min(h3.grid_ring(CENTRE, 1))
+    index.put("a", CENTRE, 1)
+    index.put("a", other, 2)
+    assert [thing for found in index.rings(CENTRE, 0) for thing in found] == []
+    assert [thing for found in index.rings(other, 0) for thing in found] == [2]
+    index.discard("a")
+    index.discard("a")
+    assert len(index) == 0

@@ -1,0 +1,420 @@
+"""The classic group protocol, driven without a loop: requests in, outcomes out, time by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hailbus_broker.cluster.metadata.image import MetadataImage
+from hailbus_broker.coordinators.group.classic import TRANSITIONS, ClassicGroup, ClassicState
+from hailbus_broker.coordinators.group.config import GroupConfig
+from hailbus_broker.coordinators.group.offsets import OffsetToCommit
+from hailbus_broker.coordinators.group.shard import GroupShard
+from hailbus_broker.coordinators.outcome import Outcome
+from hailbus_broker.protocol.definitions.heartbeat_request import HeartbeatRequest
+from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest, JoinGroupRequestProtocol
+from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
+from hailbus_broker.protocol.definitions.leave_group_request import LeaveGroupRequest, MemberIdentity
+from hailbus_broker.protocol.definitions.offset_commit_response import OffsetCommitResponse
+from hailbus_broker.protocol.definitions.sync_group_request import SyncGroupRequest, SyncGroupRequestAssignment
+from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupResponse
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
+from hailbus_broker.protocol.schema import Message
+
+GROUP = "rides"
+
+
+class Coordinator:
+    """A shard with its log, which is a list."""
+
+    def __init__(self, *, delay_ms: int = 0) -> None:
+        self.now_ms = 1_000
+        self.records: list[tuple[bytes, bytes | None]] = []
+        self.answers: dict[object, Message] = {}
+        self.shard = self.make(delay_ms)
+
+    def make(self, delay_ms: int) -> GroupShard:
+        return GroupShard(
+            GroupConfig(initial_rebalance_delay_ms=delay_ms, max_size=3),
+            image=MetadataImage(),
+            group_settings=lambda _: (45_000, 5_000),
+            chance=random.Random(7),
+        )
+
+    def run(self, outcome: Outcome) -> None:
+        for record in outcome.records:
+            key, value = record.encode_key(), record.encode_value()
+            self.records.append((key, value))
+            self.shard.replay(key, value, now_ms=self.now_ms)
+        for token, message in outcome.replies:
+            assert token not in self.answers, f"{token} was answered twice"
+            self.answers[token] = message
+
+    def restart(self) -> None:
+        self.shard = self.make(0)
+        for key, value in self.records:
+            self.shard.replay(key, value, now_ms=self.now_ms)
+
+    def advance(self, ms: int) -> None:
+        self.now_ms += ms
+        self.run(self.shard.tick(self.now_ms))
+
+    def join(self, token: str, member_id: str = "", *, instance: str | None = None, **changes: object) -> None:
+        values: dict[str, object] = {
+            "group_id": GROUP,
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 60_000,
+            "member_id": member_id,
+            "group_instance_id": instance,
+            "protocol_type": "consumer",
+            "protocols": [JoinGroupRequestProtocol(name="range", metadata=b"subscription")],
+        }
+        request = JoinGroupRequest(**(values | changes))  # type: ignore[arg-type]
+        self.run(
+            self.shard.join(
+                request,
+                token,
+                client_id="client",
+                client_host="/10.0.0.1",
+                requires_known_member=False,
+                can_skip_assignment=True,
+                now_ms=self.now_ms,
+            )
+        )
+
+    def joined(self, token: str) -> JoinGroupResponse:
+        answer = self.answers[token]
+        assert isinstance(answer, JoinGroupResponse)
+        return answer
+
+    def sync(self, token: str, member_id: str, generation: int, assignments: dict[str, bytes] | None = None) -> None:
+        request = SyncGroupRequest(
+            group_id=GROUP,
+            generation_id=generation,
+            member_id=member_id,
+            assignments=[
+                SyncGroupRequestAssignment(member_id=member, assignment=data)
+                for member, data in (assignments or {}).items()
+            ],
+        )
+        self.run(self.shard.sync(request, token, now_ms=self.now_ms))
+
+    def synced(self, token: str) -> SyncGroupResponse:
+        answer = self.answers[token]
+        assert isinstance(answer, SyncGroupResponse)
+        return answer
+
+    def beat(self, member_id: str, generation: int) -> int:
+        token = object()
+        request = HeartbeatRequest(group_id=GROUP, generation_id=generation, member_id=member_id)
+        self.run(self.shard.heartbeat(request, token, now_ms=self.now_ms))
+        code: int = self.answers.pop(token).error_code  # type: ignore[attr-defined]
+        return code
+
+    def leave(self, member_id: str, instance: str | None = None) -> int:
+        token = object()
+        members = [MemberIdentity(member_id=member_id, group_instance_id=instance)]
+        request = LeaveGroupRequest(group_id=GROUP, members=members)
+        self.run(self.shard.leave(request, members, token, now_ms=self.now_ms))
+        code: int = self.answers.pop(token).members[0].error_code  # type: ignore[attr-defined]
+        return code
+
+    def commit(self, offset: int, *, generation: int = -1, member_id: str = "") -> int:
+        token = object()
+        entry = OffsetToCommit(
+            topic="t", topic_id=bytes(16), partition=0, offset=offset, leader_epoch=0, metadata="here"
+        )
+        self.run(self.shard.commit(GROUP, generation, member_id, None, [entry], token, now_ms=self.now_ms))
+        answer = self.answers.pop(token)
+        assert isinstance(answer, OffsetCommitResponse)
+        return answer.topics[0].partitions[0].error_code
+
+    def group(self) -> ClassicGroup:
+        return self.shard.groups[GROUP]
+
+
+def stable_pair() -> tuple[Coordinator, str, str]:
+    """A group of two in generation 2."""
+    coordinator = Coordinator()
+    coordinator.join("a1")
+    first = coordinator.joined("a1").member_id
+    coordinator.join("b1")
+    coordinator.join("a2", first)
+    second = coordinator.joined("b1").member_id
+    generation = coordinator.joined("a2").generation_id
+    coordinator.sync("b-sync", second, generation)
+    coordinator.sync("a-sync", first, generation, {first: b"one", second: b"two"})
+    assert coordinator.group().state is ClassicState.STABLE
+    return coordinator, first, second
+
+
+def test_the_first_member_leads_and_assigns() -> None:
+    coordinator = Coordinator()
+    coordinator.join("j")
+    answer = coordinator.joined("j")
+    assert (answer.error_code, answer.generation_id, answer.leader) == (0, 1, answer.member_id)
+    assert [member.metadata for member in answer.members] == [b"subscription"]
+    coordinator.sync("s", answer.member_id, 1, {answer.member_id: b"all"})
+    assert coordinator.synced("s").assignment == b"all"
+    assert coordinator.beat(answer.member_id, 1) == ErrorCode.NONE
+
+
+def test_a_second_member_makes_the_first_one_rejoin() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a1")
+    first = coordinator.joined("a1").member_id
+    coordinator.sync("s", first, 1, {first: b"all"})
+    coordinator.join("b1")
+    assert "b1" not in coordinator.answers
+    assert coordinator.beat(first, 1) == ErrorCode.REBALANCE_IN_PROGRESS
+    coordinator.join("a2", first)
+    assert coordinator.joined("b1").generation_id == coordinator.joined("a2").generation_id == 2
+    assert coordinator.joined("a2").leader == first
+    assert coordinator.joined("b1").members == []
+
+
+def test_followers_get_their_assignment_when_the_leader_brings_it() -> None:
+    coordinator, _, _ = stable_pair()
+    assert coordinator.synced("a-sync").assignment == b"one"
+    assert coordinator.synced("b-sync").assignment == b"two"
+
+
+def test_the_initial_delay_waits_for_more_members() -> None:
+    coordinator = Coordinator(delay_ms=3_000)
+    coordinator.join("a")
+    coordinator.advance(2_000)
+    coordinator.join("b")
+    coordinator.advance(1_000)
+    assert coordinator.answers == {}
+    coordinator.advance(3_000)
+    assert coordinator.joined("a").generation_id == coordinator.joined("b").generation_id == 1
+
+
+def test_a_silent_member_is_removed_and_the_rest_rebalance() -> None:
+    coordinator, first, second = stable_pair()
+    coordinator.advance(6_000)
+    assert coordinator.beat(first, 2) == ErrorCode.NONE
+    coordinator.advance(5_000)
+    assert list(coordinator.group().members) == [first]
+    assert "silent" in coordinator.group().rebalance_reason
+    assert coordinator.beat(first, 2) == ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.beat(second, 2) == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_does_not_rejoin_is_left_out() -> None:
+    coordinator, first, _ = stable_pair()
+    coordinator.join("c")
+    coordinator.join("a3", first)
+    for _ in range(12):
+        coordinator.advance(5_000)
+        if "a3" in coordinator.answers:
+            break
+    assert coordinator.joined("a3").generation_id == 3
+    assert len(coordinator.joined("a3").members) == 2
+
+
+def test_a_member_that_does_not_sync_is_removed() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a1")
+    first = coordinator.joined("a1").member_id
+    coordinator.join("b1")
+    coordinator.join("a2", first)
+    second = coordinator.joined("b1").member_id
+    coordinator.sync("s", second, 2)
+    for _ in range(15):
+        coordinator.advance(5_000)
+        if "s" in coordinator.answers:
+            break
+    assert coordinator.synced("s").error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    assert first not in coordinator.group().members
+
+
+def test_leaving_empties_the_group_and_writes_it_down() -> None:
+    coordinator, first, second = stable_pair()
+    assert coordinator.leave(first) == ErrorCode.NONE
+    assert coordinator.leave(second) == ErrorCode.NONE
+    assert coordinator.leave(second) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.group().state is ClassicState.EMPTY
+    coordinator.restart()
+    assert coordinator.group().state is ClassicState.EMPTY
+    assert coordinator.group().generation == 3
+
+
+def test_a_restart_keeps_members_generation_and_assignments() -> None:
+    coordinator, first, second = stable_pair()
+    coordinator.restart()
+    group = coordinator.group()
+    assert (group.state, group.generation, group.leader, group.protocol) == (ClassicState.STABLE, 2, first, "range")
+    assert {key: member.assignment for key, member in group.members.items()} == {first: b"one", second: b"two"}
+    assert coordinator.beat(second, 2) == ErrorCode.NONE
+    coordinator.advance(10_001)
+    assert coordinator.group().members == {}
+
+
+@pytest.mark.parametrize(
+    ("member", "generation", "code"),
+    [
+        ("first", 1, ErrorCode.ILLEGAL_GENERATION),
+        ("first", 3, ErrorCode.ILLEGAL_GENERATION),
+        ("nobody", 2, ErrorCode.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_what_is_not_of_this_generation_is_fenced(member: str, generation: int, code: ErrorCode) -> None:
+    coordinator, first, _ = stable_pair()
+    member_id = first if member == "first" else member
+    assert coordinator.beat(member_id, generation) == code
+    assert coordinator.commit(5, generation=generation, member_id=member_id) == code
+
+
+def test_a_static_member_returns_without_a_rebalance() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a1", instance="driver-1")
+    first = coordinator.joined("a1").member_id
+    coordinator.sync("s", first, 1, {first: b"all"})
+    coordinator.join("a2", instance="driver-1")
+    answer = coordinator.joined("a2")
+    assert answer.generation_id == 1
+    assert answer.member_id != first
+    assert answer.skip_assignment
+    assert coordinator.beat(first, 1) == ErrorCode.UNKNOWN_MEMBER_ID
+    coordinator.sync("s2", answer.member_id, 1)
+    assert coordinator.synced("s2").assignment == b"all"
+    coordinator.restart()
+    assert list(coordinator.group().members) == [answer.member_id]
+
+
+def test_a_fenced_static_member_is_told_so() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a1", instance="driver-1")
+    first = coordinator.joined("a1").member_id
+    coordinator.sync("s", first, 1, {first: b"all"})
+    coordinator.join("a2", instance="driver-1")
+    coordinator.join("a3", first, instance="driver-1")
+    assert coordinator.joined("a3").error_code == ErrorCode.FENCED_INSTANCE_ID
+
+
+def test_a_newcomer_is_first_given_an_id_where_the_version_has_that() -> None:
+    coordinator = Coordinator()
+    request = JoinGroupRequest(
+        group_id=GROUP,
+        session_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequestProtocol(name="range")],
+    )
+    outcome = coordinator.shard.join(
+        request,
+        "j",
+        client_id="c",
+        client_host="/h",
+        requires_known_member=True,
+        can_skip_assignment=True,
+        now_ms=coordinator.now_ms,
+    )
+    coordinator.run(outcome)
+    answer = coordinator.joined("j")
+    assert answer.error_code == ErrorCode.MEMBER_ID_REQUIRED
+    assert answer.member_id.startswith("c-")
+    coordinator.join("j2", answer.member_id)
+    assert coordinator.joined("j2").generation_id == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"group_id": ""}, ErrorCode.INVALID_GROUP_ID),
+        ({"session_timeout_ms": 5_999}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        ({"session_timeout_ms": 1_800_001}, ErrorCode.INVALID_SESSION_TIMEOUT),
+        ({"member_id": "stranger"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"protocol_type": ""}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+        ({"protocols": []}, ErrorCode.INCONSISTENT_GROUP_PROTOCOL),
+    ],
+)
+def test_joins_that_are_refused(changes: dict[str, object], code: ErrorCode) -> None:
+    coordinator = Coordinator()
+    member_id = changes.pop("member_id", "")
+    assert isinstance(member_id, str)
+    coordinator.join("j", member_id, **changes)  # type: ignore[arg-type]  # none of them is `instance`
+    assert coordinator.joined("j").error_code == code
+
+
+def test_a_group_has_a_greatest_size_and_one_protocol_in_common() -> None:
+    coordinator, first, second = stable_pair()
+    coordinator.join("x", protocols=[JoinGroupRequestProtocol(name="sticky")])
+    assert coordinator.joined("x").error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    coordinator.join("c")
+    coordinator.join("d")
+    assert coordinator.joined("d").error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert {first, second} <= set(coordinator.group().members)
+
+
+def test_offsets_are_kept_over_a_restart_and_can_be_committed_without_joining() -> None:
+    coordinator = Coordinator()
+    assert coordinator.commit(41) == ErrorCode.NONE
+    assert coordinator.commit(42) == ErrorCode.NONE
+    coordinator.restart()
+    committed = coordinator.shard.committed(GROUP, "t", 0)
+    assert committed is not None
+    assert (committed.offset, committed.metadata, committed.leader_epoch) == (42, "here", 0)
+
+
+def test_a_commit_from_outside_is_refused_while_there_are_members() -> None:
+    coordinator, first, _ = stable_pair()
+    assert coordinator.commit(1) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.commit(1, generation=2, member_id=first) == ErrorCode.NONE
+
+
+def test_offsets_of_an_empty_group_expire() -> None:
+    coordinator = Coordinator()
+    coordinator.commit(41)
+    week_ms = coordinator.shard.config.offsets_retention_ms
+    coordinator.run(coordinator.shard.expire_offsets(now_ms=coordinator.now_ms + week_ms - 1))
+    assert coordinator.shard.committed(GROUP, "t", 0) is not None
+    coordinator.run(coordinator.shard.expire_offsets(now_ms=coordinator.now_ms + week_ms))
+    assert coordinator.shard.committed(GROUP, "t", 0) is None
+
+
+def test_only_an_empty_group_can_be_deleted() -> None:
+    coordinator, first, second = stable_pair()
+    coordinator.commit(7, generation=2, member_id=first)
+    with pytest.raises(ApiError) as refused:
+        coordinator.shard.delete_group(GROUP)
+    assert refused.value.code is ErrorCode.NON_EMPTY_GROUP
+    coordinator.leave(first)
+    coordinator.leave(second)
+    coordinator.run(coordinator.shard.delete_group(GROUP))
+    assert not coordinator.shard.knows(GROUP)
+    coordinator.restart()
+    assert not coordinator.shard.knows(GROUP)
+
+
+def test_offsets_of_a_transaction_count_when_it_commits() -> None:
+    coordinator = Coordinator()
+    coordinator.commit(1)
+    for offset in (2, 3):
+        entry = OffsetToCommit(topic="t", topic_id=bytes(16), partition=0, offset=offset, leader_epoch=0, metadata="")
+        from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
+
+        request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, producer_epoch=0)
+        outcome = coordinator.shard.commit_in_transaction(request, [entry], object(), now_ms=coordinator.now_ms)
+        assert outcome.producer == (9, 0)
+        for record in outcome.records:
+            coordinator.shard.replay(
+                record.encode_key(), record.encode_value(), now_ms=coordinator.now_ms, producer_id=9
+            )
+        committed = coordinator.shard.committed(GROUP, "t", 0)
+        assert committed is not None
+        assert committed.offset == 1
+        assert coordinator.shard.is_unstable(GROUP, "t", 0)
+        coordinator.shard.replay_end_transaction(9, is_commit=offset == 3)
+        assert not coordinator.shard.is_unstable(GROUP, "t", 0)
+    committed = coordinator.shard.committed(GROUP, "t", 0)
+    assert committed is not None
+    assert committed.offset == 3
+
+
+def test_every_state_can_be_left_but_dead() -> None:
+    assert set(TRANSITIONS) == set(ClassicState)
+    assert [state for state, following in TRANSITIONS.items() if not following] == [ClassicState.DEAD]
+    group = ClassicGroup(group_id=GROUP)
+    with pytest.raises(AssertionError):
+        group.move_to(ClassicState.STABLE, 0)

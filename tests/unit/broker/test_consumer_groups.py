@@ -1,0 +1,315 @@
+"""The consumer protocol (KIP-848), driven without a loop; members behave as clients do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hailbus_broker.cluster.metadata.image import MetadataImage
+from hailbus_broker.coordinators.group.assignors import ASSIGNORS
+from hailbus_broker.coordinators.group.config import GroupConfig
+from hailbus_broker.coordinators.group.consumer import ConsumerGroup
+from hailbus_broker.coordinators.group.shard import GroupShard
+from hailbus_broker.coordinators.outcome import Outcome
+from hailbus_broker.protocol.definitions.consumer_group_heartbeat_request import (
+    ConsumerGroupHeartbeatRequest,
+    TopicPartitions,
+)
+from hailbus_broker.protocol.definitions.consumer_group_heartbeat_response import ConsumerGroupHeartbeatResponse
+from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
+from hailbus_broker.protocol.definitions.topic_record import TopicRecord
+from hailbus_broker.protocol.errors import ErrorCode
+
+GROUP = "surge"
+RIDES = b"R" * 16
+BIKES = b"B" * 16
+
+
+def image_with(**partition_counts: int) -> MetadataImage:
+    image = MetadataImage()
+    for name, count in partition_counts.items():
+        topic_id = name[0].upper().encode() * 16
+        image.replay(TopicRecord(name=name, topic_id=topic_id))
+        for index in range(count):
+            image.replay(PartitionRecord(partition_id=index, topic_id=topic_id, replicas=[1], isr=[1], leader=1))
+    return image
+
+
+class Coordinator:
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+        self.now_ms = 1_000
+        self.records: list[tuple[bytes, bytes | None]] = []
+        self.shard = self.make()
+
+    def make(self) -> GroupShard:
+        return GroupShard(
+            GroupConfig(), image=self.image, group_settings=lambda _: (45_000, 5_000), chance=random.Random(7)
+        )
+
+    def run(self, outcome: Outcome) -> list[object]:
+        for record in outcome.records:
+            key, value = record.encode_key(), record.encode_value()
+            self.records.append((key, value))
+            self.shard.replay(key, value, now_ms=self.now_ms)
+        return [message for _, message in outcome.replies]
+
+    def restart(self) -> None:
+        self.shard = self.make()
+        for key, value in self.records:
+            self.shard.replay(key, value, now_ms=self.now_ms)
+
+    def advance(self, ms: int) -> None:
+        self.now_ms += ms
+        self.run(self.shard.tick(self.now_ms))
+
+    def group(self) -> ConsumerGroup:
+        return self.shard.consumer_groups[GROUP]
+
+
+class Member:
+    """What a client keeps: its epoch, and the partitions that it has."""
+
+    def __init__(self, coordinator: Coordinator, name: str, **first: object) -> None:
+        self.coordinator = coordinator
+        self.name = name
+        self.first: dict[str, object] = {"subscribed_topic_names": ["rides"], "rebalance_timeout_ms": 60_000} | first
+        self.epoch = 0
+        self.owned: dict[bytes, set[int]] = {}
+        self.told: dict[bytes, set[int]] | None = None
+
+    def beat(self, **changes: object) -> ConsumerGroupHeartbeatResponse:
+        owned = [TopicPartitions(topic_id=topic, partitions=sorted(own)) for topic, own in sorted(self.owned.items())]
+        values: dict[str, object] = {
+            "group_id": GROUP,
+            "member_id": self.name,
+            "member_epoch": self.epoch,
+            "topic_partitions": owned if self.epoch else [],
+        }
+        if self.epoch == 0:
+            values |= self.first
+        request = ConsumerGroupHeartbeatRequest(**(values | changes))  # type: ignore[arg-type]
+        (answer,) = self.coordinator.run(
+            self.coordinator.shard.consumer_heartbeat(
+                request,
+                "token",
+                member_id=request.member_id,
+                client_id="client",
+                client_host="/10.0.0.1",
+                now_ms=self.coordinator.now_ms,
+            )
+        )
+        assert isinstance(answer, ConsumerGroupHeartbeatResponse)
+        if not answer.error_code and answer.member_epoch >= 0:
+            self.epoch = answer.member_epoch
+            if answer.assignment is not None:
+                self.told = {entry.topic_id: set(entry.partitions) for entry in answer.assignment.topic_partitions}
+                self.owned = self.told
+        return answer
+
+    def has(self) -> dict[bytes, set[int]]:
+        return self.owned
+
+
+def settle(*members: Member) -> None:
+    """Heartbeats until nobody learns anything new."""
+    for _ in range(10):
+        before = [(member.epoch, dict(member.owned)) for member in members]
+        for member in members:
+            assert member.beat().error_code == 0
+        if before == [(member.epoch, dict(member.owned)) for member in members]:
+            return
+    raise AssertionError("the group does not settle")
+
+
+def test_the_only_member_gets_everything_at_once() -> None:
+    member = Member(Coordinator(image_with(rides=3)), "a")
+    answer = member.beat()
+    assert (answer.error_code, answer.member_epoch, answer.heartbeat_interval_ms) == (0, 1, 5_000)
+    assert member.has() == {RIDES: {0, 1, 2}}
+    assert member.beat(topic_partitions=None).assignment is None
+    assert member.coordinator.group().state() == "Stable"
+
+
+@pytest.mark.parametrize("assignor", ["uniform", "range"])
+@pytest.mark.parametrize(("members", "shares"), [(1, [3]), (2, [1, 2]), (3, [1, 1, 1]), (4, [0, 1, 1, 1])])
+def test_partitions_are_shared_out_evenly(assignor: str, members: int, shares: list[int]) -> None:
+    coordinator = Coordinator(image_with(rides=3))
+    all_of_them = [Member(coordinator, f"m{number}", server_assignor=assignor) for number in range(members)]
+    for member in all_of_them:
+        member.beat()
+    settle(*all_of_them)
+    assert sorted(len(member.has().get(RIDES, ())) for member in all_of_them) == shares
+    owned = [partition for member in all_of_them for partition in member.has().get(RIDES, ())]
+    assert sorted(owned) == [0, 1, 2]
+
+
+def test_a_partition_is_given_up_before_another_member_gets_it() -> None:
+    coordinator = Coordinator(image_with(rides=2))
+    first, second = Member(coordinator, "a"), Member(coordinator, "b")
+    first.beat()
+    kept = dict(first.has())
+    second.beat()
+    assert second.has() == {}
+    # The first one is asked to give one up; as long as it has not, the second one waits.
+    first.beat(topic_partitions=[TopicPartitions(topic_id=RIDES, partitions=sorted(kept[RIDES]))])
+    first_told = first.has()
+    assert len(first_told[RIDES]) == 1
+    second.beat()
+    assert second.has() == {}
+    first.beat()
+    second.beat()
+    assert first.has()[RIDES] | second.has()[RIDES] == {0, 1}
+    assert not first.has()[RIDES] & second.has()[RIDES]
+
+
+def test_a_member_that_does_not_give_up_in_time_is_out() -> None:
+    coordinator = Coordinator(image_with(rides=2))
+    first, second = Member(coordinator, "a"), Member(coordinator, "b")
+    first.beat()
+    everything = [TopicPartitions(topic_id=RIDES, partitions=[0, 1])]
+    second.beat()
+    first.beat(topic_partitions=everything)
+    for _ in range(7):
+        coordinator.advance(10_000)
+        if "a" not in coordinator.group().members:
+            break
+        first.beat(topic_partitions=everything)
+        second.beat()
+    assert "did not give its partitions up" in coordinator.group().rebalance_reason
+    settle(second)
+    assert second.has() == {RIDES: {0, 1}}
+
+
+def test_a_silent_member_is_out_and_the_others_take_over() -> None:
+    coordinator = Coordinator(image_with(rides=2))
+    first, second = Member(coordinator, "a"), Member(coordinator, "b")
+    first.beat()
+    second.beat()
+    settle(first, second)
+    coordinator.advance(40_000)
+    second.beat()
+    coordinator.advance(10_000)
+    settle(second)
+    assert second.has() == {RIDES: {0, 1}}
+    assert first.beat().error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_leaving_gives_the_partitions_to_the_rest() -> None:
+    coordinator = Coordinator(image_with(rides=2))
+    first, second = Member(coordinator, "a"), Member(coordinator, "b")
+    first.beat()
+    second.beat()
+    settle(first, second)
+    assert first.beat(member_epoch=-1).member_epoch == -1
+    settle(second)
+    assert second.has() == {RIDES: {0, 1}}
+    second.beat(member_epoch=-1)
+    assert coordinator.group().state() == "Empty"
+
+
+def test_new_partitions_and_topics_are_noticed_at_the_next_heartbeat() -> None:
+    coordinator = Coordinator(image_with(rides=1))
+    member = Member(coordinator, "a", subscribed_topic_names=None, subscribed_topic_regex="(rides|bikes)")
+    member.beat()
+    assert member.has() == {RIDES: {0}}
+    for record in (
+        PartitionRecord(partition_id=1, topic_id=RIDES, replicas=[1], isr=[1], leader=1),
+        TopicRecord(name="bikes", topic_id=BIKES),
+        PartitionRecord(partition_id=0, topic_id=BIKES, replicas=[1], isr=[1], leader=1),
+    ):
+        coordinator.image.replay(record)
+    settle(member)
+    assert member.has() == {RIDES: {0, 1}, BIKES: {0}}
+    assert "topics" in coordinator.group().rebalance_reason
+
+
+def test_a_static_member_gets_back_what_it_had() -> None:
+    coordinator = Coordinator(image_with(rides=4))
+    first, second = Member(coordinator, "a", instance_id="car-1"), Member(coordinator, "b")
+    first.beat()
+    second.beat()
+    settle(first, second)
+    had, epoch = dict(first.has()), coordinator.group().group_epoch
+    assert Member(coordinator, "z", instance_id="car-1").beat().error_code == ErrorCode.UNRELEASED_INSTANCE_ID
+    assert first.beat(member_epoch=-2, instance_id="car-1").error_code == 0
+    back = Member(coordinator, "c", instance_id="car-1")
+    back.beat()
+    assert back.has() == had
+    assert coordinator.group().group_epoch == epoch
+    assert first.beat(instance_id="car-1").error_code == ErrorCode.FENCED_INSTANCE_ID
+
+
+def test_a_restart_keeps_the_group() -> None:
+    coordinator = Coordinator(image_with(rides=3))
+    first, second = Member(coordinator, "a"), Member(coordinator, "b")
+    first.beat()
+    second.beat()
+    settle(first, second)
+    before = coordinator.group()
+    coordinator.restart()
+    after = coordinator.group()
+    assert (after.group_epoch, after.assignment_epoch) == (before.group_epoch, before.assignment_epoch)
+    assert (after.members, after.target) == (before.members, before.target)
+    assert first.beat().assignment is None
+    coordinator.advance(45_001)
+    assert coordinator.group().members == {}
+
+
+def test_epochs_fence() -> None:
+    coordinator = Coordinator(image_with(rides=3))
+    member = Member(coordinator, "a")
+    member.beat()
+    assert member.beat(member_epoch=member.epoch + 1).error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    other = Member(coordinator, "b")
+    other.beat()
+    settle(member, other)
+    assert member.epoch == 2
+    assert member.beat(member_epoch=1, topic_partitions=None).error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    # The answer that raised the epoch may have been lost: the epoch before it is good, with nothing but what it has.
+    assert member.beat(member_epoch=1).error_code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"group_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"member_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"member_epoch": -3}, ErrorCode.INVALID_REQUEST),
+        ({"member_epoch": 5}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
+        ({"subscribed_topic_names": None}, ErrorCode.INVALID_REQUEST),
+        ({"server_assignor": "mine"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
+        ({"subscribed_topic_regex": "("}, ErrorCode.INVALID_REGULAR_EXPRESSION),
+    ],
+)
+def test_heartbeats_that_are_refused(changes: dict[str, object], code: ErrorCode) -> None:
+    coordinator = Coordinator(image_with(rides=1))
+    assert Member(coordinator, "a").beat(**changes).error_code == code
+    assert coordinator.records == []
+
+
+@pytest.mark.parametrize("assignor", sorted(ASSIGNORS))
+def test_assignors_give_every_partition_to_one_subscribed_member(assignor: str) -> None:
+    chance = random.Random(11)
+    for _ in range(50):
+        topics = [bytes([number]) * 16 for number in range(chance.randint(1, 4))]
+        counts = {topic: chance.randint(0, 7) for topic in topics}
+        members = {
+            f"m{number}": frozenset(chance.sample(topics, chance.randint(1, len(topics))))
+            for number in range(chance.randint(1, 5))
+        }
+        names = {member: member for member in members}
+        first = ASSIGNORS[assignor](members, counts, {}, names)
+        again = ASSIGNORS[assignor](members, counts, first, names)
+        assert first == again, "nothing changed, so nothing may move"
+        given = [
+            (topic, partition)
+            for assignment in first.values()
+            for topic, partitions in assignment.items()
+            for partition in partitions
+        ]
+        wanted = {topic for subscribed in members.values() for topic in subscribed}
+        assert sorted(given) == sorted((topic, index) for topic in wanted for index in range(counts[topic]))
+        for member, assignment in first.items():
+            assert set(assignment) <= members[member]

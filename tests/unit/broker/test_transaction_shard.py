@@ -1,0 +1,338 @@
+"""The transaction coordinator without logs and network: what it decides and what it remembers."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hailbus_broker.coordinators.transaction.shard import (
+    MARKER_RETRY_MS,
+    MarkersToWrite,
+    TransactionConfig,
+    TransactionOutcome,
+    TransactionShard,
+)
+from hailbus_broker.coordinators.transaction.state import ALLOWED, State
+from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
+from hailbus_broker.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MINUTE = 60_000
+A = ("orders", 0)
+B = ("payments", 3)
+
+
+class Bench:
+    """A shard with the log that a driver would keep for it."""
+
+    def __init__(self) -> None:
+        self.config = TransactionConfig(max_timeout_ms=15 * MINUTE, id_expiration_ms=1000 * MINUTE)
+        self.shard = TransactionShard(self.config, coordinator_epoch=3)
+        self.log: list[tuple[bytes, bytes | None]] = []
+        self.ids = count(1000)
+        self.now = 1_000_000
+        self.written: list[MarkersToWrite] = []
+        self.broken: set[tuple[str, int]] = set()
+        self.crashes_before_markers = False
+
+    def run(self, outcome: TransactionOutcome) -> Any:
+        for record in outcome.records:
+            key, value = record.encode_key(), record.encode_value()
+            self.log.append((key, value))
+            self.shard.replay(key, value, now_ms=self.now)
+        if self.crashes_before_markers:
+            return None
+        for markers in outcome.markers:
+            failed = [partition for partition in markers.partitions if partition in self.broken]
+            self.written.append(markers)
+            self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now))
+        return outcome.replies[0][1] if outcome.replies else None
+
+    def restart(self) -> None:
+        self.shard = TransactionShard(self.config, coordinator_epoch=4)
+        for key, value in self.log:
+            self.shard.replay(key, value, now_ms=self.now)
+        self.crashes_before_markers = False
+        self.run(self.shard.resume(now_ms=self.now))
+
+    def init(
+        self, producer_id: int = -1, producer_epoch: int = -1, *, timeout_ms: int = MINUTE, name: str = "t"
+    ) -> tuple[ErrorCode, int, int]:
+        response = self.run(
+            self.shard.init_producer_id(
+                name,
+                timeout_ms,
+                producer_id,
+                producer_epoch,
+                "token",
+                new_producer_id=lambda: next(self.ids),
+                now_ms=self.now,
+            )
+        )
+        return ErrorCode(response.error_code), response.producer_id, response.producer_epoch
+
+    def add(
+        self, producer_id: int, producer_epoch: int, *partitions: tuple[str, int], is_v2: bool = False
+    ) -> ErrorCode:
+        response = self.run(
+            self.shard.add_partitions(
+                "t",
+                producer_id,
+                producer_epoch,
+                partitions,
+                "token",
+                lambda error: AddOffsetsToTxnResponse(error_code=error),
+                is_v2=is_v2,
+                now_ms=self.now,
+            )
+        )
+        return ErrorCode(response.error_code)
+
+    def end(
+        self, producer_id: int, producer_epoch: int, *, commit: bool = True, is_v2: bool = False
+    ) -> tuple[ErrorCode, int, int]:
+        response = self.run(
+            self.shard.end(
+                "t",
+                producer_id,
+                producer_epoch,
+                commit,
+                "token",
+                is_v2=is_v2,
+                new_producer_id=lambda: next(self.ids),
+                now_ms=self.now,
+            )
+        )
+        if response is None:
+            return ErrorCode.NONE, -1, -1
+        return ErrorCode(response.error_code), response.producer_id, response.producer_epoch
+
+    def is_in(self, state: State) -> bool:
+        return self.shard.transactions["t"].state is state
+
+    def markers(self) -> list[tuple[int, int, bool, Sequence[tuple[str, int]]]]:
+        return [(item.producer_id, item.producer_epoch, item.is_commit, item.partitions) for item in self.written]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_transaction_of_version_one(bench: Bench) -> None:
+    assert bench.init() == (ErrorCode.NONE, 1000, 0)
+    assert bench.add(1000, 0, B, A) is ErrorCode.NONE
+    assert bench.is_in(State.ONGOING)
+    assert bench.shard.verify("t", 1000, 0, *A) is ErrorCode.NONE
+    assert bench.shard.verify("t", 1000, 0, "orders", 1) is ErrorCode.INVALID_TXN_STATE
+    assert bench.end(1000, 0) == (ErrorCode.NONE, -1, -1)
+    assert bench.markers() == [(1000, 0, True, (A, B))]
+    assert bench.written[0].coordinator_epoch == 3
+    assert not bench.written[0].must_be_newer
+    assert bench.is_in(State.COMPLETE_COMMIT)
+    assert bench.end(1000, 0) == (ErrorCode.NONE, -1, -1)  # the answer got lost
+    assert bench.end(1000, 0, commit=False)[0] is ErrorCode.INVALID_TXN_STATE
+    assert bench.shard.verify("t", 1000, 0, *A) is ErrorCode.INVALID_TXN_STATE
+    assert len(bench.markers()) == 1
+    assert bench.add(1000, 0, A) is ErrorCode.NONE  # the next one
+    assert bench.shard.transactions["t"].partitions == (A,)
+    assert bench.end(1000, 0, commit=False)[0] is ErrorCode.NONE
+    assert bench.is_in(State.COMPLETE_ABORT)
+
+
+def test_every_end_of_version_two_brings_a_new_epoch(bench: Bench) -> None:
+    bench.init()
+    assert bench.add(1000, 0, A, is_v2=True) is ErrorCode.NONE
+    assert bench.end(1000, 0, is_v2=True) == (ErrorCode.NONE, 1000, 1)
+    assert bench.markers() == [(1000, 1, True, (A,))]
+    assert bench.written[0].must_be_newer
+    assert bench.end(1000, 0, is_v2=True) == (ErrorCode.NONE, 1000, 1)  # again, with the epoch it knows
+    assert bench.end(1000, 0, commit=False, is_v2=True)[0] is ErrorCode.INVALID_TXN_STATE
+    assert bench.add(1000, 0, A, is_v2=True) is ErrorCode.PRODUCER_FENCED
+    assert bench.add(1000, 1, A, is_v2=True) is ErrorCode.NONE
+    assert bench.end(1000, 0, is_v2=True)[0] is ErrorCode.PRODUCER_FENCED  # a late one must not end this transaction
+    assert bench.end(1000, 1, commit=False, is_v2=True) == (ErrorCode.NONE, 1000, 2)
+    assert bench.end(1000, 2, commit=False, is_v2=True) == (ErrorCode.NONE, 1000, 3)  # an abort of nothing
+    assert bench.end(1000, 3, commit=True, is_v2=True)[0] is ErrorCode.INVALID_TXN_STATE
+
+
+def test_init_fences_the_producer_before(bench: Bench) -> None:
+    bench.init()
+    assert bench.init() == (ErrorCode.NONE, 1000, 1)
+    assert bench.add(1000, 0, A) is ErrorCode.PRODUCER_FENCED
+    assert bench.end(1000, 0)[0] is ErrorCode.PRODUCER_FENCED
+    assert bench.add(77, 0, A) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert bench.shard.verify("t", 1000, 0, *A) is ErrorCode.PRODUCER_FENCED
+    assert bench.shard.verify("nobody", 1000, 0, *A) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_init_aborts_an_open_transaction_first(bench: Bench) -> None:
+    bench.init()
+    bench.add(1000, 0, A)
+    assert bench.init()[0] is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert bench.markers() == [(1000, 1, False, (A,))]
+    assert bench.is_in(State.COMPLETE_ABORT)
+    assert bench.init() == (ErrorCode.NONE, 1000, 2)
+
+
+def test_a_producer_may_bump_its_own_epoch(bench: Bench) -> None:
+    bench.init()
+    assert bench.init(1000, 0) == (ErrorCode.NONE, 1000, 1)
+    assert bench.init(1000, 0) == (ErrorCode.NONE, 1000, 1)  # the answer got lost
+    assert bench.init(1000, 1) == (ErrorCode.NONE, 1000, 2)
+    assert bench.init(1000, 0)[0] is ErrorCode.PRODUCER_FENCED
+    assert bench.init(55, 2)[0] is ErrorCode.PRODUCER_FENCED
+    bench.add(1000, 2, A)
+    assert bench.init(1000, 1)[0] is ErrorCode.PRODUCER_FENCED  # a zombie aborts nothing
+    assert bench.is_in(State.ONGOING)
+
+
+def test_used_up_epochs_are_exchanged_for_a_new_producer_id(bench: Bench) -> None:
+    bench.init()
+    for _ in range(2**15 - 2):
+        bench.init()
+    assert bench.shard.transactions["t"].producer_epoch == 2**15 - 2
+    assert bench.init() == (ErrorCode.NONE, 1001, 0)
+
+
+def test_the_last_epoch_of_version_two_is_exchanged_at_the_end(bench: Bench) -> None:
+    bench.init()
+    for epoch in range(2**15 - 2):
+        assert bench.end(1000, epoch, commit=False, is_v2=True) == (ErrorCode.NONE, 1000, epoch + 1)
+    last = 2**15 - 2
+    bench.add(1000, last, A, is_v2=True)
+    assert bench.end(1000, last, is_v2=True) == (ErrorCode.NONE, 1001, 0)
+    assert bench.markers()[-1] == (1000, last + 1, True, (A,))
+    assert bench.end(1000, last, is_v2=True) == (ErrorCode.NONE, 1001, 0)
+    assert bench.add(1001, 0, A, is_v2=True) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("name", "timeout_ms", "producer", "error"),
+    [
+        ("", MINUTE, (-1, -1), ErrorCode.INVALID_REQUEST),
+        ("t", MINUTE, (5, -1), ErrorCode.INVALID_REQUEST),
+        ("t", 0, (-1, -1), ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        ("t", 15 * MINUTE + 1, (-1, -1), ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+    ],
+)
+def test_init_refuses_nonsense(
+    bench: Bench, name: str, timeout_ms: int, producer: tuple[int, int], error: ErrorCode
+) -> None:
+    assert bench.init(*producer, timeout_ms=timeout_ms, name=name) == (error, -1, -1)
+
+
+def test_a_commit_of_nothing_is_refused(bench: Bench) -> None:
+    bench.init()
+    assert bench.end(1000, 0)[0] is ErrorCode.INVALID_TXN_STATE
+    assert bench.end(1000, 0, commit=False)[0] is ErrorCode.INVALID_TXN_STATE
+    assert bench.end(1000, 0, is_v2=True)[0] is ErrorCode.INVALID_TXN_STATE
+
+
+def test_what_is_open_for_too_long_is_aborted_and_its_producer_fenced(bench: Bench) -> None:
+    bench.init(timeout_ms=5000)
+    bench.add(1000, 0, A)
+    assert bench.shard.next_deadline_ms() == bench.now + 5000
+    bench.now += 4999
+    bench.run(bench.shard.tick(bench.now))
+    assert bench.is_in(State.ONGOING)
+    bench.now += 1
+    bench.run(bench.shard.tick(bench.now))
+    assert bench.is_in(State.COMPLETE_ABORT)
+    assert bench.markers() == [(1000, 1, False, (A,))]
+    assert bench.end(1000, 0)[0] is ErrorCode.PRODUCER_FENCED
+
+
+def test_unused_ids_are_forgotten(bench: Bench) -> None:
+    bench.init()
+    bench.now += 1000 * MINUTE
+    bench.run(bench.shard.tick(bench.now))
+    assert bench.shard.transactions == {}
+    bench.restart()
+    assert bench.shard.transactions == {}
+
+
+@pytest.mark.parametrize("is_v2", [False, True])
+@pytest.mark.parametrize("commit", [False, True])
+def test_a_crash_before_the_markers_is_rolled_forward(bench: Bench, is_v2: bool, commit: bool) -> None:
+    bench.init()
+    bench.add(1000, 0, A, is_v2=is_v2)
+    bench.crashes_before_markers = True
+    bench.end(1000, 0, commit=commit, is_v2=is_v2)
+    assert bench.is_in(State.PREPARE_COMMIT if commit else State.PREPARE_ABORT)
+    bench.restart()
+    assert bench.markers() == [(1000, 1 if is_v2 else 0, commit, (A,))]
+    assert bench.written[0].is_resumed
+    assert bench.written[0].coordinator_epoch == 4
+    assert bench.is_in(State.COMPLETE_COMMIT if commit else State.COMPLETE_ABORT)
+    bench.restart()
+    assert len(bench.markers()) == 1
+
+
+def test_while_a_transaction_ends_nothing_else_may_happen(bench: Bench) -> None:
+    bench.init()
+    bench.add(1000, 0, A)
+    bench.crashes_before_markers = True
+    bench.end(1000, 0)
+    bench.crashes_before_markers = False
+    assert bench.add(1000, 0, A) is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert bench.init()[0] is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert bench.end(1000, 0)[0] is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert bench.end(1000, 0, commit=False)[0] is ErrorCode.INVALID_TXN_STATE
+    assert bench.shard.verify("t", 1000, 0, *A) is ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+def test_markers_that_failed_are_tried_again(bench: Bench) -> None:
+    bench.init()
+    bench.add(1000, 0, A, B)
+    bench.broken = {B}
+    bench.end(1000, 0)
+    assert bench.is_in(State.PREPARE_COMMIT)
+    assert bench.shard.next_deadline_ms() == bench.now + MARKER_RETRY_MS
+    bench.broken = set()
+    bench.now += MARKER_RETRY_MS
+    bench.run(bench.shard.tick(bench.now))
+    assert bench.markers() == [(1000, 0, True, (A, B)), (1000, 0, True, (B,))]
+    assert bench.is_in(State.COMPLETE_COMMIT)
+
+
+def test_transactions_can_be_described_and_listed(bench: Bench) -> None:
+    bench.init()
+    bench.init(name="u-1")
+    bench.add(1000, 0, A, B)
+    described = bench.shard.describe("t")
+    assert (described.transaction_state, described.transaction_timeout_ms) == ("Ongoing", MINUTE)
+    assert [(topic.topic, topic.partitions) for topic in described.topics] == [("orders", [0]), ("payments", [3])]
+    assert bench.shard.describe("nobody").error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+
+    def names(**filters: Any) -> list[str]:
+        arguments: dict[str, Any] = {"states": (), "producer_ids": (), "min_duration_ms": -1, "pattern": None}
+        return [item.transactional_id for item in bench.shard.list(**{**arguments, **filters}, now_ms=bench.now + 50)]
+
+    assert names() == ["t", "u-1"]
+    assert names(states=["Empty"]) == ["u-1"]
+    assert names(producer_ids=[1000]) == ["t"]
+    assert names(min_duration_ms=49) == ["t"]
+    assert names(min_duration_ms=50) == []
+    assert names(pattern="u-.*") == ["u-1"]
+    with pytest.raises(ValueError, match="regular expression"):
+        names(pattern="(")
+
+
+def test_the_table_of_states_is_closed() -> None:
+    assert set(ALLOWED) == set(State)
+    reachable = {State.EMPTY}
+    for _ in State:
+        reachable |= {after for state in reachable for after in ALLOWED[state]}
+    assert reachable == set(State)
+    assert [state.label for state in State][:6] == [
+        "Empty",
+        "Ongoing",
+        "PrepareCommit",
+        "PrepareAbort",
+        "CompleteCommit",
+        "CompleteAbort",
+    ]

@@ -1,0 +1,105 @@
+"""The demand model on made-up cities, where the answer is known."""
+
+import numpy as np
+import pytest
+from surge.domain.forecast import HORIZON_SLOTS, SLOTS_PER_DAY, DemandModel
+from surge.domain.quantiles import Floats, quantiles
+
+
+def city(days: int, seed: int = 1) -> Floats:
+    """Poisson pickups of three cells with a daily wave, shape (slots, cells)."""
+    slots = np.arange(days * SLOTS_PER_DAY)
+    wave = 1 + 0.8 * np.sin(2 * np.pi * slots / SLOTS_PER_DAY)
+    rates: Floats = wave[:, None] * np.array([6.0, 1.5, 0.2])
+    return np.random.default_rng(seed).poisson(rates).astype(np.float64)
+
+
+def run(counts: Floats, model: DemandModel | None = None) -> tuple[DemandModel, Floats]:
+    model = model or DemandModel(counts.shape[1])
+    if model.next_slot is None:
+        model.start_at(0)
+    means = []
+    for row in counts:
+        means.append(model.mean())
+        model.observe(row)
+    return model, np.array(means)
+
+
+def test_it_comes_near_the_noise_of_a_regular_city() -> None:
+    counts = city(21)
+    _, means = run(counts)
+    totals = np.vstack([np.zeros((1, 3)), np.cumsum(counts, axis=0)])
+    wave = 1 + 0.8 * np.sin(2 * np.pi * np.arange(len(counts) + 6) / SLOTS_PER_DAY)
+    for index, length in enumerate(HORIZON_SLOTS):
+        rows = np.arange(14 * SLOTS_PER_DAY, len(counts) - length)
+        came = totals[rows + length] - totals[rows]
+        truth = np.array([wave[row : row + length].sum() for row in rows])[:, None] * np.array([6.0, 1.5, 0.2])
+        error = np.abs(came - means[rows, index]).mean()
+        assert error < 1.06 * np.abs(came - truth).mean()
+
+
+def test_it_knows_nothing_of_the_slots_to_come() -> None:
+    counts = city(3)
+    changed = counts.copy()
+    changed[500:] += 50
+    assert np.array_equal(run(counts)[1][:501], run(changed)[1][:501])
+
+
+def test_the_same_counts_give_the_same_forecasts() -> None:
+    counts = city(3)
+    assert np.array_equal(run(counts)[1], run(counts)[1])
+
+
+def test_asking_twice_or_never_changes_nothing() -> None:
+    counts = city(2)
+    once, _ = run(counts)
+    twice, never = DemandModel(3), DemandModel(3)
+    twice.start_at(0)
+    never.start_at(0)
+    for row in counts:
+        twice.forecast()
+        twice.forecast()
+        twice.observe(row)
+        never.observe(row)
+    assert np.array_equal(once.mean(), twice.mean())
+    assert np.array_equal(once.mean(), never.mean())
+
+
+def test_a_cell_that_appears_later_was_quiet_before() -> None:
+    counts = city(2)
+    counts[:200, 2] = 0
+    whole, _ = run(counts)
+    growing, _ = run(counts[:200, :2])
+    growing.grow(1)
+    run(counts[200:], growing)
+    # The one that knew the quiet cell expected a little of it all the while, so they agree only nearly.
+    assert growing.mean()[:, :2] == pytest.approx(whole.mean()[:, :2], rel=0.05)
+    assert growing.mean()[:, 2] == pytest.approx(whole.mean()[:, 2], abs=0.3)
+
+
+def test_a_gap_is_unknown_not_quiet() -> None:
+    counts = city(8)
+    model, _ = run(counts)
+    model.start_at(10 * SLOTS_PER_DAY)
+    # Same time of day as slot 0, when the wave stands at 1: 15 minutes are 3 slots of 6, 1.5 and 0.2 pickups.
+    assert model.mean()[0] == pytest.approx([19, 4.7, 0.6], rel=0.25)
+
+
+def test_forecasts_carry_ordered_whole_quantiles() -> None:
+    model, _ = run(city(3))
+    forecast = model.forecast()
+    assert forecast.mean.shape == (2, 3)
+    assert forecast.quantiles.shape == (2, 3, 3)
+    assert (np.diff(forecast.quantiles, axis=1) >= 0).all()
+    assert (forecast.quantiles == np.round(forecast.quantiles)).all()
+
+
+def test_poisson_quantiles_are_those_of_the_textbook() -> None:
+    # P(X ≤ 1 | 3) = 0.199, P(X ≤ 0) = 0.050; P(X ≤ 3) = 0.647, P(X ≤ 2) = 0.423; P(X ≤ 5) = 0.916, P(X ≤ 4) = 0.815
+    assert quantiles(np.array([3.0])).ravel().tolist() == [1, 3, 5]
+
+
+def test_dispersion_widens_the_quantiles_and_large_means_stay_sane() -> None:
+    narrow, wide = quantiles(np.array([20.0])), quantiles(np.array([20.0]), 0.2)
+    assert wide[0, 0] < narrow[0, 0] < narrow[2, 0] < wide[2, 0]
+    assert quantiles(np.array([1000.0]))[:, 0] == pytest.approx([959.5, 1000, 1040.5], abs=0.1)
