@@ -7,9 +7,9 @@ from dashboard.domain.flow import Flow, OffsetTimes
 from dashboard.domain.timeline import Timelines
 
 
-def record(topic: str, offset: int, timestamp: int) -> SimpleNamespace:
+def record(topic: str, offset: int, timestamp: int, *headers: tuple[str, bytes]) -> SimpleNamespace:
     return SimpleNamespace(
-        topic=topic, partition=0, offset=offset, timestamp=timestamp, key=b"k", value=b"{}", headers=[]
+        topic=topic, partition=0, offset=offset, timestamp=timestamp, key=b"k", value=b"{}", headers=headers
     )
 
 
@@ -50,6 +50,26 @@ def test_a_rides_records_begin_with_its_quote() -> None:
         ("payments.v1", 1),
     ]
     assert timelines.get("unknown") == []
+
+
+def test_records_stand_in_the_order_of_their_events_however_they_were_written_and_read() -> None:
+    timelines = Timelines()
+    timelines.of_ride("r", record("rides.v1", 1, 50, ("ce_time", b"2014-05-07T08:00:00Z")))
+    timelines.of_ride("r", record("rides.v1", 2, 50, ("ce_time", b"2014-05-07T08:04:00.5Z")))
+    timelines.of_ride("r", record("payments.v1", 1, 50, ("ce_time", b"2014-05-07T08:00:00Z")))
+    assert [(kept.topic, kept.offset) for kept in timelines.get("r")] == [
+        ("rides.v1", 1),
+        ("payments.v1", 1),
+        ("rides.v1", 2),
+    ]
+
+
+@pytest.mark.parametrize("broken", [b"yesterday", b"\xff"])
+def test_a_record_without_a_readable_event_time_stands_at_the_time_of_its_writing(broken: bytes) -> None:
+    timelines = Timelines()
+    timelines.of_ride("r", record("rides.v1", 2, 2_000, ("ce_time", broken)))
+    timelines.of_ride("r", record("rides.v1", 1, 9_000, ("ce_time", b"1970-01-01T00:00:01Z")))
+    assert [kept.offset for kept in timelines.get("r")] == [1, 2]
 
 
 def test_what_is_kept_is_bounded() -> None:

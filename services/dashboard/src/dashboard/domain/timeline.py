@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final, Protocol
 
 _RIDES: Final = 2_500
@@ -49,6 +50,15 @@ class Record(Protocol):
         ...
 
 
+def _event_ms(record: Record) -> float:
+    """Return when the event happened by its `ce_time`, when it was written if that is missing or no time."""
+    written = dict(record.headers).get("ce_time", b"")
+    try:
+        return datetime.fromisoformat(written.decode()).timestamp() * 1000
+    except ValueError:  # a wrong encoding is one too
+        return record.timestamp
+
+
 class Timelines:
     """Records by ride: of the last 2,500 rides, with the quote that each began with; at most 60 per ride."""
 
@@ -86,13 +96,14 @@ class Timelines:
             records.append(record)
 
     def get(self, ride_id: str) -> list[Record]:
-        """Return the records of a ride by the time they were written, in a millisecond as booking tells them.
+        """Return the records of a ride by the time of their events, at the same time as booking tells them.
 
-        Empty when the ride is not kept.
+        Topics are read side by side, so neither the order of arrival nor the time of writing, which several records
+        share, says what came first. Empty when the ride is not kept.
         """
         return sorted(
             self._rides.get(ride_id, ()),
-            key=lambda record: (record.timestamp, _TOLD.get(record.topic, len(_TOLD)), record.offset),
+            key=lambda record: (_event_ms(record), _TOLD.get(record.topic, len(_TOLD)), record.offset),
         )
 
     def latest(self) -> str | None:

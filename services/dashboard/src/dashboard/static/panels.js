@@ -307,18 +307,22 @@ export function showTimeline(found, state) {
   const list = $("timeline");
   if (list.dataset.ride !== found.ride_id) list.replaceChildren();
   list.dataset.ride = found.ride_id;
-  const places = new Set([...list.children].map((item) => item.dataset.place));
   const placeOf = (event) => `${event.topic} ${event.partition} ${event.offset}`;
-  list.append(
-    ...events.filter((event) => !places.has(placeOf(event))).map((event) =>
+  events.forEach((event, index) => {
+    // What was read late may belong before what is shown.
+    const there = list.children[index] ?? null;
+    if (there?.dataset.place === placeOf(event)) return;
+    list.insertBefore(
       element("li", { "data-topic": event.topic, "data-place": placeOf(event) },
         element("div", { class: "what" }, element("span", {}, event.type), element("time", { datetime: event.event_time }, hour(Date.parse(event.event_time)))),
         element("div", { class: "where" }, `${event.topic}[${event.partition}] @ ${event.offset} · written ${new Date(event.written_ms).toISOString().slice(11, 23)}`),
         element("details", {}, element("summary", {}, "headers and payload"),
           element("table", {}, element("tbody", {}, element("tr", {}, element("td", {}, "key"), element("td", {}, event.key ?? "none")),
             ...event.headers.map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", {}, value))))),
-          element("pre", {}, JSON.stringify(event.payload, null, 2))))),
-  );
+          element("pre", {}, JSON.stringify(event.payload, null, 2)))),
+      there,
+    );
+  });
 }
 
 export function tipFor(state, hit) {
