@@ -72,8 +72,6 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> int:
     # Nothing that is made until the broker serves will be garbage soon: looking for it takes a fifth of the start.
     gc.disable()
-    # structlog loads rich where that is installed, for coloured tracebacks: a third of the time that a start takes.
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # None is the import system's word for "not there"
     from hailbus_broker.cli.serve import serve
 
     text = None

@@ -8,17 +8,17 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-import structlog
 import uvloop
 
 from hailbus_broker import config, logging
+from hailbus_broker.logging import get_logger
 from hailbus_broker.runtime.node import Node
 from hailbus_broker.server.listener import Server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-log: Any = structlog.get_logger()
+log: Any = get_logger()
 
 
 def serve(
@@ -52,7 +52,9 @@ async def _run(server: Server) -> None:
     gc.enable()
     sys.stdout.write(f"bootstrap={server.bootstrap}\n")
     sys.stdout.flush()
-    log.info("broker_started", bootstrap=server.bootstrap, node_id=server.node.node_id, data_dir=server.node.data.path)
+    # In a thread, since the first line loads structlog, and clients are served already.
+    facts = {"bootstrap": server.bootstrap, "node_id": server.node.node_id, "data_dir": server.node.data.path}
+    await loop.run_in_executor(None, lambda: log.info("broker_started", **facts))
     await stop.wait()
     log.info("broker_stopping")
     await server.stop()

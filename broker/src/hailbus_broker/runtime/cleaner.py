@@ -6,9 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from hailbus_broker.log import StorageError
+from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.log import CompactionTask, LogDirectory, TopicPartition
 
-log: Any = structlog.get_logger()
+log: Any = get_logger()
 
 BYTES_PER_KEY: Final = 200
 """What one remembered key costs in Python objects.

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-import structlog
-
 from hailbus_broker.log import LogDirectory, MetaProperties, PartitionLog, StorageError, TopicPartition, encode_uuid
+from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
 from hailbus_broker.runtime.errors import StartError
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from hailbus_broker.log import Disk, LogConfig, TailCache
     from hailbus_broker.protocol.schema import Uuid
 
-log = structlog.get_logger()
+log = get_logger()
 
 METADATA_DIRECTORY: Final = "__cluster_metadata-0"
 PARALLEL_FROM: Final = 4

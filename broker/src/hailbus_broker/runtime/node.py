@@ -7,8 +7,6 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from hailbus_broker.cluster.controller import PRODUCER_ID_BLOCK, Controller
 from hailbus_broker.cluster.metadata.image import (
     CLUSTER_METADATA_TOPIC,
@@ -21,6 +19,7 @@ from hailbus_broker.cluster.metadata.image import (
 from hailbus_broker.cluster.metadata.records import decode_record, encode_record
 from hailbus_broker.cluster.options import BrokerConfig, topic_value
 from hailbus_broker.log import CleanupPolicy, LogConfig, Origin, StorageError, TailCache
+from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
 from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
 from hailbus_broker.protocol.schema import ZERO_UUID
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from hailbus_broker.log import Disk, PartitionLog
     from hailbus_broker.protocol.schema import Message, Uuid
 
-log: Any = structlog.get_logger()
+log: Any = get_logger()
 
 TAIL_CACHE_BYTES: Final = 32 * 1024 * 1024
 CHECKPOINT_INTERVAL_MS: Final = 60_000

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import structlog
-
 from hailbus_broker.log import LogError, Origin, StorageError
+from hailbus_broker.logging import get_logger
 from hailbus_broker.runtime.group_sync import LANES
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.group_sync import GroupSync
 
 
-log: Any = structlog.get_logger()
+log: Any = get_logger()
 
 NEVER_MS: Final = 2**63 - 1
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import structlog
-
 from hailbus_broker.log import LogError, Origin
+from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, RecordsError, RecordToWrite, build_batch
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.node import Node
     from hailbus_broker.runtime.partition import Partition
 
-log: Any = structlog.get_logger()
+log: Any = get_logger()
 
 BATCH_RECORDS: Final = 5_000
 """Records of one outcome that go into one batch: a bound for its size."""

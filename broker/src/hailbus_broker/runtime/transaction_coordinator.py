@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from hailbus_broker.coordinators.transaction.shard import TransactionConfig, TransactionOutcome, TransactionShard
 from hailbus_broker.log import InvalidProducerEpochError, LogError, Origin
+from hailbus_broker.logging import get_logger
 from hailbus_broker.records import ControlType, RecordsError, build_control_batch
 from hailbus_broker.runtime.group_coordinator import partition_for
 from hailbus_broker.runtime.replay import read_records
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.transaction.shard import MarkersToWrite
     from hailbus_broker.runtime.node import Node
 
-log: Any = structlog.get_logger()
+log: Any = get_logger()
 
 
 class TransactionDriver(ShardDriver):

@@ -11,8 +11,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
+from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.protocol.framing import LENGTH, read_head, strangers_sentence
 from hailbus_broker.server.request import Request
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.node import Listener
     from hailbus_broker.server.dispatch import Dispatcher
 
-log: Any = structlog.get_logger()
+log: Any = get_logger()
 
 RECEIVE_BYTES: Final = 256 * 1024
 QUEUED_FRAMES: Final = 256

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import structlog
-
 from hailbus_broker.log import LogError
+from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import APIS, ApiKey, request_class
 from hailbus_broker.protocol.errors import ApiError, ErrorCode, ProtocolError
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from hailbus_broker.server.connection import Connection
     from hailbus_broker.server.request import Request
 
-log: Any = structlog.get_logger()
+log: Any = get_logger()
 
 Handle = Callable[[Any, Any, Any], Any]
 """(dispatcher, request, message) → response, None if it follows by `request.respond…`, or an awaitable of these."""
