@@ -44,6 +44,7 @@ REQUESTS: Final = [
     "AddPartitionsToTxn",
     "AddOffsetsToTxn",
     "EndTxn",
+    "WriteTxnMarkers",
     "TxnOffsetCommit",
     "DescribeConfigs",
     "AlterConfigs",

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.cluster.features import FeatureUpdate, check_update
 from hailbus_broker.cluster.metadata.image import INTERNAL_TOPICS, MetadataImage, ResourceType, TopicState
 from hailbus_broker.cluster.options import BROKER_OPTIONS, GROUP_OPTIONS, BrokerConfig, check_topic_configs
 from hailbus_broker.protocol.definitions.config_record import ConfigRecord
+from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.producer_ids_record import ProducerIdsRecord
 from hailbus_broker.protocol.definitions.remove_topic_record import RemoveTopicRecord
@@ -230,6 +232,52 @@ class Controller:
         first = self._image.next_producer_id
         record = ProducerIdsRecord(broker_id=self._node_id, next_producer_id=first + PRODUCER_ID_BLOCK)
         return first, [record]
+
+    def check_reassignment(
+        self, topic: str, index: int, replicas: Sequence[int] | None, *, may_change_factor: bool
+    ) -> None:
+        """Whether a partition can get these replicas: those that it has, as there are no others.
+
+        Args:
+            topic: Of the partition.
+            index: Of the partition.
+            replicas: Broker ids; None ends a reassignment that is under way.
+            may_change_factor: Whether there may be more or fewer than before.
+
+        Raises:
+            ApiError: It cannot.
+        """
+        found = self._image.topics.get(topic)
+        if found is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
+        if not 0 <= index < len(found.partitions):
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {topic}:{index}.")
+        if replicas is None:
+            raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{topic}-{index} is not being reassigned.")
+        if not may_change_factor and len(replicas) != len(found.partitions[index].replicas):
+            raise ApiError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"The replication factor is changed from {len(found.partitions[index].replicas)} to {len(replicas)}, "
+                "which the request forbids.",
+            )
+        self._check_assignments({index: replicas}, first=index)
+
+    def update_features(self, updates: Sequence[FeatureUpdate]) -> list[Message]:
+        """Decide about new levels of features.
+
+        Raises:
+            ApiError: One of them cannot be, and so none is changed.
+        """
+        names = [update.name for update in updates]
+        for update in updates:
+            if names.count(update.name) > 1:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"The feature {update.name} stands in the request twice.")
+            check_update(update, self._image.features, node_id=self._node_id)
+        return [
+            FeatureLevelRecord(name=update.name, feature_level=update.level)
+            for update in updates
+            if self._image.features.get(update.name, 0) != update.level
+        ]
 
     def _check_group_value(self, key: str, value: object) -> None:
         assert isinstance(value, int)

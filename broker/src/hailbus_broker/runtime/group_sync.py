@@ -54,6 +54,10 @@ class GroupSync:
         """Call a function after a while."""
         return self._loop.call_later(delay_s, function)
 
+    def new_future(self) -> asyncio.Future[None]:
+        """Something to wait for in the loop."""
+        return self._loop.create_future()
+
     def _start(self, lane: int) -> None:
         partitions = list(self._dirty[lane].values())
         self._dirty[lane].clear()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.controller import PRODUCER_ID_BLOCK, Controller
+from hailbus_broker.cluster.features import SUPPORTED
 from hailbus_broker.cluster.metadata.image import (
     CLUSTER_METADATA_TOPIC,
     GROUP_METADATA_TOPIC,
@@ -50,9 +51,6 @@ log: Any = get_logger()
 
 TAIL_CACHE_BYTES: Final = 32 * 1024 * 1024
 CHECKPOINT_INTERVAL_MS: Final = 60_000
-
-FEATURE_LEVELS: Final = {"group.version": 1, "transaction.version": 2}
-"""Finalised on this node: what is served whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,13 +302,11 @@ class Node:
     # ------------------------------------------------------------------ metadata
 
     def _finalise_features(self) -> None:
-        missing = [
-            FeatureLevelRecord(name=name, feature_level=level)
-            for name, level in sorted(FEATURE_LEVELS.items())
-            if self.image.features.get(name) != level
-        ]
-        if missing:
-            self.write_metadata(missing)
+        """A new cluster has all features; later it has those that it was told to have, by UpdateFeatures."""
+        if not self.image.brokers:
+            self.write_metadata(
+                [FeatureLevelRecord(name=name, feature_level=last) for name, (_, last) in sorted(SUPPORTED.items())]
+            )
 
     def write_metadata(self, records: Sequence[Message]) -> asyncio.Future[None]:
         """Append records to the metadata log and act on them.

@@ -155,6 +155,24 @@ class Partition:
         else:
             self.waiters.append((end_offset, callback))
 
+    async def committed(self) -> None:
+        """Wait until everything that was written so far is safe.
+
+        Raises:
+            Exception: What the disk said.
+        """
+        done: asyncio.Future[None] = self._sync.new_future()
+
+        def finish(error: Exception | None) -> None:
+            if not done.cancelled():
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+
+        self.when_committed(self.log.log_end_offset, finish)
+        await done
+
     def synced(self, pending: PendingSync | None, error: StorageError | None = None) -> None:
         """A sync has ended: what it covered is safe, or the partition goes offline."""
         if pending is None:

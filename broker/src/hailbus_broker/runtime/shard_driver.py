@@ -119,17 +119,7 @@ class ShardDriver:
         Raises:
             Exception: What the disk said.
         """
-        done: asyncio.Future[None] = self.node.loop.create_future()
-
-        def finish(error: Exception | None) -> None:
-            if not done.cancelled():
-                if error is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(error)
-
-        self.partition.when_committed(self.end_offset, finish)
-        await done
+        await self.partition.committed()
 
     def arm(self) -> None:
         """Set the timer to the shard's next deadline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.coordinators.transaction.shard import MarkersToWrite
     from hailbus_broker.runtime.node import Node
+    from hailbus_broker.runtime.partition import Partition
 
 log: Any = get_logger()
 
@@ -45,8 +47,13 @@ class TransactionDriver(ShardDriver):
 
     def _write(self, markers: MarkersToWrite) -> list[tuple[str, int]]:
         """Append a transaction's markers; returns where that failed and is worth another try."""
-        control_type = ControlType.COMMIT if markers.is_commit else ControlType.ABORT
-        now_ms = self.node.clock.wall_ms()
+        marker = Marker(
+            producer_id=markers.producer_id,
+            producer_epoch=markers.producer_epoch,
+            coordinator_epoch=markers.coordinator_epoch,
+            is_commit=markers.is_commit,
+            must_be_newer=markers.must_be_newer,
+        )
         failed = []
         for topic, index in markers.partitions:
             partition = self.node.partition(topic, index)
@@ -54,26 +61,25 @@ class TransactionDriver(ShardDriver):
                 continue  # deleted meanwhile, and the transaction's records with it
             if markers.is_resumed and not partition.log.needs_marker(markers.producer_id, markers.producer_epoch):
                 continue
-            batch = build_control_batch(
-                control_type,
-                producer_id=markers.producer_id,
-                producer_epoch=markers.producer_epoch,
-                coordinator_epoch=markers.coordinator_epoch,
-                timestamp=now_ms,
-            )
             try:
-                partition.append(
-                    batch, now_ms=now_ms, origin=Origin.COORDINATOR, must_marker_be_newer=markers.must_be_newer
-                )
+                self.node.transactions.write_marker(partition, marker)
             except InvalidProducerEpochError:
                 continue  # a newer one stands there: this one was written, and the producer went on
             except (LogError, RecordsError) as error:
                 log.error("transaction_marker_failed", partition=partition.name, error=str(error))
                 failed.append((topic, index))
-                continue
-            if topic == GROUP_METADATA_TOPIC:
-                self.node.groups.transaction_ended(index, markers.producer_id, is_commit=markers.is_commit)
         return failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """The end of a producer's transaction in one partition; `must_be_newer` as in `MarkersToWrite`."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    is_commit: bool
+    must_be_newer: bool
 
 
 class TransactionCoordinator:
@@ -98,6 +104,24 @@ class TransactionCoordinator:
             driver = TransactionDriver(self.node, partition, shard)
             self.drivers.append(driver)
             driver.run(shard.resume(now_ms=now_ms))
+
+    def write_marker(self, partition: Partition, marker: Marker) -> None:
+        """Append a marker, and let the group coordinator know where it holds offsets of the transaction.
+
+        Raises:
+            LogError: The log refused it, or the machine failed.
+        """
+        now_ms = self.node.clock.wall_ms()
+        batch = build_control_batch(
+            ControlType.COMMIT if marker.is_commit else ControlType.ABORT,
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            coordinator_epoch=marker.coordinator_epoch,
+            timestamp=now_ms,
+        )
+        partition.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR, must_marker_be_newer=marker.must_be_newer)
+        if partition.topic == GROUP_METADATA_TOPIC:
+            self.node.groups.transaction_ended(partition.index, marker.producer_id, is_commit=marker.is_commit)
 
     def driver(self, transactional_id: str) -> TransactionDriver | None:
         """Who is responsible for a transactional id; None before `__transaction_state` exists."""

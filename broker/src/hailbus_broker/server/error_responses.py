@@ -19,6 +19,12 @@ _SAME_LISTS = {
     "coordinators": ("coordinator_keys",),
     "partitions": ("partitions", "partition_indexes"),
     "topics": ("topics",),
+    "markers": ("markers",),
+    "partition_result": ("partitions",),
+    "results_by_transaction": ("transactions",),
+    "topic_results": ("topics",),
+    "results_by_topic_v3_and_below": ("v3_and_below_topics",),
+    "results_by_partition": ("partitions",),
     "members": ("members",),
     "replica_election_results": ("topic_partitions",),
     "transaction_states": ("transactional_ids",),
@@ -44,8 +50,8 @@ def _fill(response: Struct, request: object, version: int, code: ErrorCode) -> N
     for field in response.__fields__:
         if version not in field.versions:
             continue
-        if field.name == "error_code":
-            response.error_code = code  # type: ignore[attr-defined]  # the definition has it
+        if field.name in {"error_code", "partition_error_code"}:
+            setattr(response, field.name, code)
         elif field.kind == "array" and isinstance(field.element, type):
             setattr(response, field.name, _mirror(field, request, version, code))
         elif isinstance(request, Struct) and field.name not in {"error_message", "throttle_time_ms"}:

@@ -25,6 +25,7 @@ APIS: Final[dict[int, tuple[str, int, int, int]]] = {
     24: ("AddPartitionsToTxn", 0, 5, 3),
     25: ("AddOffsetsToTxn", 0, 4, 3),
     26: ("EndTxn", 0, 5, 3),
+    27: ("WriteTxnMarkers", 1, 2, 1),
     28: ("TxnOffsetCommit", 0, 5, 3),
     32: ("DescribeConfigs", 1, 4, 4),
     33: ("AlterConfigs", 0, 2, 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from hailbus_broker.cluster.features import SUPPORTED
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import ApiKey
@@ -37,9 +38,6 @@ METADATA_CACHE_ENTRIES: Final = 1_000
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 
-# name → lowest and highest level: what is listed here is served whole
-FEATURES: Final[dict[str, tuple[int, int]]] = {"group.version": (0, 1), "transaction.version": (0, 2)}
-
 
 def _versions(dispatcher: Dispatcher) -> list[ApiVersion]:
     found = []
@@ -67,7 +65,7 @@ def api_versions(dispatcher: Dispatcher, request: Request, message: Any) -> ApiV
         api_keys=_versions(dispatcher),
         supported_features=[
             SupportedFeatureKey(name=name, min_version=low, max_version=high)
-            for name, (low, high) in sorted(FEATURES.items())
+            for name, (low, high) in sorted(SUPPORTED.items())
             # v3 clients cannot read a lowest level of 0 (KAFKA-17011).
             if low > 0 or request.version >= 4
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from hailbus_broker.cluster.features import GROUP_VERSION
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.log import encode_uuid
 from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
@@ -294,6 +295,8 @@ def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: 
 
     Deviations: a classic group with members does not change over; regular expressions are Python's, not RE2's.
     """
+    if not dispatcher.node.image.features.get(GROUP_VERSION):
+        raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
     member_id = message.member_id
     if not member_id and request.version == 0 and message.member_epoch == 0:
         member_id = encode_uuid(UUID(bytes=dispatcher.node.chance.randbytes(16), version=4))

@@ -6,7 +6,17 @@ from typing import Final
 
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.server.dispatch import Handler
-from hailbus_broker.server.handlers import cluster, configs, fetch, groups, offsets, produce, topics, transactions
+from hailbus_broker.server.handlers import (
+    cluster,
+    configs,
+    controller,
+    fetch,
+    groups,
+    offsets,
+    produce,
+    topics,
+    transactions,
+)
 
 HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.PRODUCE: Handler(produce.handle, is_raw=True),
@@ -26,11 +36,12 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.CREATE_TOPICS: Handler(topics.create_topics),
     ApiKey.DELETE_TOPICS: Handler(topics.delete_topics),
     ApiKey.DELETE_RECORDS: Handler(offsets.delete_records),
-    ApiKey.INIT_PRODUCER_ID: Handler(transactions.init_producer_id, last=5),
+    ApiKey.INIT_PRODUCER_ID: Handler(transactions.init_producer_id),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: Handler(offsets.offset_for_leader_epoch),
-    ApiKey.ADD_PARTITIONS_TO_TXN: Handler(transactions.add_partitions_to_txn, last=3),
+    ApiKey.ADD_PARTITIONS_TO_TXN: Handler(transactions.add_partitions_to_txn),
     ApiKey.ADD_OFFSETS_TO_TXN: Handler(transactions.add_offsets_to_txn),
     ApiKey.END_TXN: Handler(transactions.end_txn),
+    ApiKey.WRITE_TXN_MARKERS: Handler(transactions.write_txn_markers),
     ApiKey.TXN_OFFSET_COMMIT: Handler(transactions.txn_offset_commit),
     ApiKey.DESCRIBE_TRANSACTIONS: Handler(transactions.describe_transactions),
     ApiKey.LIST_TRANSACTIONS: Handler(transactions.list_transactions),
@@ -40,8 +51,12 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.CREATE_PARTITIONS: Handler(topics.create_partitions),
     ApiKey.DELETE_GROUPS: Handler(groups.delete_groups),
     ApiKey.INCREMENTAL_ALTER_CONFIGS: Handler(configs.incremental_alter_configs),
-    ApiKey.LIST_PARTITION_REASSIGNMENTS: Handler(topics.list_partition_reassignments),
+    ApiKey.ELECT_LEADERS: Handler(controller.elect_leaders),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: Handler(controller.alter_partition_reassignments),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: Handler(controller.list_partition_reassignments),
     ApiKey.OFFSET_DELETE: Handler(groups.offset_delete),
+    ApiKey.DESCRIBE_QUORUM: Handler(controller.describe_quorum),
+    ApiKey.UPDATE_FEATURES: Handler(controller.update_features),
     ApiKey.DESCRIBE_CLUSTER: Handler(cluster.describe_cluster),
     ApiKey.DESCRIBE_PRODUCERS: Handler(offsets.describe_producers),
     ApiKey.CONSUMER_GROUP_HEARTBEAT: Handler(groups.consumer_group_heartbeat),

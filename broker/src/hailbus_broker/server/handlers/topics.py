@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hailbus_broker.cluster.controller import is_protected
 from hailbus_broker.protocol.definitions.create_partitions_response import (
@@ -156,12 +156,3 @@ async def create_partitions(
     for done in pending:
         await done
     return CreatePartitionsResponse(results=list(results.values()))
-
-
-def list_partition_reassignments(_: Dispatcher, __: Request, ___: Any) -> Any:
-    """ListPartitionReassignments v0: with one node there are none."""
-    from hailbus_broker.protocol.definitions.list_partition_reassignments_response import (
-        ListPartitionReassignmentsResponse,
-    )
-
-    return ListPartitionReassignmentsResponse()

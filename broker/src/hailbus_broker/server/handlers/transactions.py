@@ -6,16 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
+from hailbus_broker.log import LogError
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.runtime.group_coordinator import partition_for
+from hailbus_broker.runtime.transaction_coordinator import Marker
+from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.handlers.groups import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hailbus_broker.coordinators.transaction.shard import TransactionShard
+    from hailbus_broker.coordinators.transaction.state import TopicPartition
+    from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import AddPartitionsToTxnTopicResult
     from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
+    from hailbus_broker.runtime.partition import Partition
     from hailbus_broker.runtime.transaction_coordinator import TransactionDriver
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
@@ -62,9 +68,16 @@ def _older(request: Request, since: int) -> Callable[[Any], Any]:
 
 
 async def init_producer_id(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
-    """InitProducerId v0-5. Two-phase commit (v6, KIP-939) is not served."""
+    """InitProducerId v0-6.
+
+    Two-phase commit (v6, KIP-939) is refused as by an Apache Kafka with `transaction.two.phase.commit.enable=false`.
+    """
     from hailbus_broker.protocol.definitions.init_producer_id_response import InitProducerIdResponse
 
+    if message.enable2_pc:
+        raise ApiError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    if message.keep_prepared_txn:
+        raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
     node = dispatcher.node
     await node.reserve_producer_id()
     if message.transactional_id is None:
@@ -84,45 +97,160 @@ async def init_producer_id(dispatcher: Dispatcher, request: Request, message: An
     return None
 
 
-def add_partitions_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
-    """AddPartitionsToTxn v0-3, which clients send; v4 and newer go between brokers."""
-    from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import (
-        AddPartitionsToTxnPartitionResult,
-        AddPartitionsToTxnResponse,
-        AddPartitionsToTxnTopicResult,
+def add_partitions_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+    """AddPartitionsToTxn v0-5: up to v3 one transaction, as clients send it; from v4 on many, as brokers do."""
+    if request.version <= 3:
+        _add_partitions_of_client(dispatcher, request, message)
+    else:
+        _add_partitions_of_brokers(dispatcher, request, message)
+
+
+def _add_partitions_of_client(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+    from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import AddPartitionsToTxnResponse
+
+    asked = [(topic.name, index) for topic in message.v3_and_below_topics for index in topic.partitions]
+
+    def respond(codes: Mapping[TopicPartition, ErrorCode]) -> None:
+        if request.version < 2:
+            codes = {
+                place: ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED else code
+                for place, code in codes.items()
+            }
+        request.respond(AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_topic_results(asked, codes)))
+
+    _add_partitions(
+        dispatcher,
+        message.v3_and_below_transactional_id,
+        message.v3_and_below_producer_id,
+        message.v3_and_below_producer_epoch,
+        asked,
+        respond,
     )
 
-    node = dispatcher.node
-    asked = [(topic.name, index) for topic in message.v3_and_below_topics for index in topic.partitions]
-    missing = {place for place in asked if node.partition(*place) is None}
 
-    def respond(code: ErrorCode) -> None:
-        if code is ErrorCode.PRODUCER_FENCED and request.version < 2:
-            code = ErrorCode.INVALID_PRODUCER_EPOCH
-        topics: dict[str, AddPartitionsToTxnTopicResult] = {}
-        for name, index in asked:
-            topic = topics.setdefault(name, AddPartitionsToTxnTopicResult(name=name))
-            own = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if (name, index) in missing else code
-            topic.results_by_partition.append(
-                AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=own)
-            )
-        request.respond(AddPartitionsToTxnResponse(results_by_topic_v3_and_below=list(topics.values())))
+def _add_partitions_of_brokers(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+    from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import (
+        AddPartitionsToTxnResponse,
+        AddPartitionsToTxnResult,
+    )
 
-    if missing:
-        respond(ErrorCode.OPERATION_NOT_ATTEMPTED)
+    results: list[AddPartitionsToTxnResult] = []
+    waiting = len(message.transactions)
+
+    def finished() -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            request.respond(AddPartitionsToTxnResponse(results_by_transaction=results))
+
+    if not waiting:
+        request.respond(AddPartitionsToTxnResponse())
+    for transaction in message.transactions:
+        result = AddPartitionsToTxnResult(transactional_id=transaction.transactional_id)
+        results.append(result)
+        asked = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
+        identity = (transaction.transactional_id, transaction.producer_id, transaction.producer_epoch)
+
+        def respond(
+            codes: Mapping[TopicPartition, ErrorCode],
+            result: AddPartitionsToTxnResult = result,
+            asked: list[TopicPartition] = asked,
+        ) -> None:
+            result.topic_results = _topic_results(asked, codes)
+            finished()
+
+        if transaction.verify_only:
+            # v5 has a word for "abort and go on", which older brokers take for a fatal error.
+            absent = ErrorCode.TRANSACTION_ABORTABLE if request.version >= 5 else ErrorCode.INVALID_TXN_STATE
+            codes = {place: verify(dispatcher, *identity, place) for place in asked}
+            respond({place: absent if code is ErrorCode.INVALID_TXN_STATE else code for place, code in codes.items()})
+        else:
+            _add_partitions(dispatcher, *identity, asked, respond)
+
+
+def _add_partitions(
+    dispatcher: Dispatcher,
+    transactional_id: str,
+    producer_id: int,
+    producer_epoch: int,
+    asked: Sequence[TopicPartition],
+    respond: Callable[[Mapping[TopicPartition, ErrorCode]], None],
+) -> None:
+    """Make partitions part of a transaction v1, all or none."""
+    missing = {place for place in asked if dispatcher.node.partition(*place) is None}
+    driver = dispatcher.node.transactions.driver(transactional_id)
+    if missing or driver is None:
+        code = ErrorCode.OPERATION_NOT_ATTEMPTED if missing else ErrorCode.NOT_COORDINATOR
+        respond({place: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if place in missing else code for place in asked})
         return
-    driver = _driver(dispatcher, message.v3_and_below_transactional_id)
     driver.run(
         driver.shard.add_partitions(
-            message.v3_and_below_transactional_id,
-            message.v3_and_below_producer_id,
-            message.v3_and_below_producer_epoch,
+            transactional_id,
+            producer_id,
+            producer_epoch,
             asked,
-            CodeReply(respond),
+            CodeReply(lambda code: respond(dict.fromkeys(asked, code))),
             code_response,
             now_ms=driver.now_ms(),
         )
     )
+
+
+def _topic_results(
+    asked: Iterable[TopicPartition], codes: Mapping[TopicPartition, ErrorCode]
+) -> list[AddPartitionsToTxnTopicResult]:
+    from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import (
+        AddPartitionsToTxnPartitionResult,
+        AddPartitionsToTxnTopicResult,
+    )
+
+    topics: dict[str, AddPartitionsToTxnTopicResult] = {}
+    for name, index in asked:
+        topics.setdefault(name, AddPartitionsToTxnTopicResult(name=name)).results_by_partition.append(
+            AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=codes[name, index])
+        )
+    return list(topics.values())
+
+
+async def write_txn_markers(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """WriteTxnMarkers v1-2: how an administrator ends a transaction that its coordinator has lost (KIP-664)."""
+    from hailbus_broker.protocol.definitions.write_txn_markers_response import (
+        WritableTxnMarkerPartitionResult,
+        WritableTxnMarkerResult,
+        WritableTxnMarkerTopicResult,
+        WriteTxnMarkersResponse,
+    )
+
+    response = WriteTxnMarkersResponse()
+    written: list[Partition] = []
+    for asked in message.markers:
+        result = WritableTxnMarkerResult(producer_id=asked.producer_id)
+        response.markers.append(result)
+        marker = Marker(
+            producer_id=asked.producer_id,
+            producer_epoch=asked.producer_epoch,
+            coordinator_epoch=asked.coordinator_epoch,
+            is_commit=asked.transaction_result,
+            must_be_newer=asked.transaction_version >= 2,
+        )
+        for topic in asked.topics:
+            answer = WritableTxnMarkerTopicResult(name=topic.name)
+            result.topics.append(answer)
+            for index in topic.partition_indexes:
+                partition = dispatcher.node.partition(topic.name, index)
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if partition is not None:
+                    try:
+                        dispatcher.node.transactions.write_marker(partition, marker)
+                    except LogError as error:
+                        code = error_code(error)
+                    else:
+                        code = ErrorCode.NONE
+                        written.append(partition)
+                answer.partitions.append(WritableTxnMarkerPartitionResult(partition_index=index, error_code=code))
+    for partition in written:
+        await partition.committed()
+    return response
 
 
 def add_offsets_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
