@@ -11,7 +11,7 @@ import time
 import webbrowser
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hailbus import Bus, ClusterAdmin, HailbusError, KafkaBus
 from rich.console import Console
@@ -52,6 +52,9 @@ SERVICE_DEADLINE_S = 120.0
 """How long a request is repeated while its service does not answer."""
 BOOK_EVERY_S = 2.0
 REACHABLE_WITHIN_S = 5.0
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +229,8 @@ class _Run:
             async with self.screen, driver_apps(bus) as locations:
                 await self._play(figures, booking, advice, locations)
                 if lake_start is not None:
-                    await self._unless_interrupted(lake_start)
+                    # Whoever stops early still gets the ledger, and the lake is a part of it.
+                    await self._unless_insisted(lake_start, lost="no ledger was drawn up")
                 code = await self._settle_accounts(plan, figures, watch)
         finally:
             writer.cancel()
@@ -332,10 +336,7 @@ class _Run:
             if interrupted:
                 figures.phase = "stopping"
                 stage.stop()
-            await self._first(playing, self.supervisor.failure, self.interrupts.insisted.wait())
-            if not playing.done():
-                raise RunFailedError("stopped at once, as asked: rides under way were left alone")
-            playing.result()
+            await self._unless_insisted(playing, lost="rides under way were left alone")
             if not interrupted:
                 await world.settle(past_ms=stage.now_ms + ENDS_WITHIN_MS)
                 stage.now_ms += ENDS_WITHIN_MS
@@ -386,12 +387,9 @@ class _Run:
 
     async def _settle_accounts(self, plan: AuditPlan, figures: Figures, watch: Watch) -> int:
         try:
-            waiting = asyncio.create_task(catch_up(plan, watch))
-            await self._first(waiting, self.supervisor.failure, self.interrupts.insisted.wait())
-            if not waiting.done():
-                waiting.cancel()
-                raise RunFailedError("stopped at once, as asked: no ledger was drawn up")
-            behind = waiting.result()
+            behind = await self._unless_insisted(
+                asyncio.create_task(catch_up(plan, watch)), lost="no ledger was drawn up"
+            )
             if plan.lake_dir is not None:
                 behind |= await self._finish_lake(plan.lake_dir, watch)
                 watch.look_at_lake()
@@ -454,6 +452,15 @@ class _Run:
             await asyncio.gather(task, return_exceptions=True)
             raise RunFailedError("stopped before the city was ready")
         task.result()
+
+    async def _unless_insisted(self, task: asyncio.Task[T], *, lost: str) -> T:
+        """Wait for something that a first Ctrl-C lets end, unless the user insists or a process is given up."""
+        await self._first(task, self.supervisor.failure, self.interrupts.insisted.wait())
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise RunFailedError(f"stopped at once, as asked: {lost}")
+        return task.result()
 
     async def _first(self, *works: Any) -> None:
         """Wait until the first of several is done; a failed process is raised."""

@@ -131,8 +131,10 @@ def test_the_lake_balances_too(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    options = ["--no-spark", "--no-browser", "--speed", "60", "--data-dir", str(tmp_path / "data")]
+def running(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    options = ["--no-browser", "--speed", "60", "--data-dir", str(tmp_path / "data")]
+    if "spark" not in request.keywords:
+        options.append("--no-spark")
     with (tmp_path / "out.txt").open("w") as out:
         process = subprocess.Popen(
             [DEMO, *options, "--summary", str(tmp_path / "summary.json")], stdout=out, stderr=out, text=True
@@ -157,18 +159,21 @@ def pids_of(folder: Path) -> list[int]:
     return [process["pid"] for process in processes if process["pid"] is not None]
 
 
+@pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_control_c_ends_with_a_ledger_and_leaves_nothing_behind(
     running: tuple[subprocess.Popen[str], Path],
 ) -> None:
     process, folder = running
+    # Rides come sooner than Spark's session is up: the lake is part of the ledger all the same.
     wait_for("rides", lambda: ledger_shows(folder, lambda state: state["rides"]["requested"] >= 10), 120)
     children = pids_of(folder)
-    assert len(children) == 6
+    assert len(children) >= 6
     process.send_signal(signal.SIGINT)
-    assert process.wait(200) == 0, (folder / "out.txt").read_text()[-5000:]
+    assert process.wait(300) == 0, (folder / "out.txt").read_text()[-5000:]
     state = summary_of(folder / "summary.json")
     assert state["balanced"] is True
+    assert state["lake_rows"] == sum(topic["records"] for topic in state["topics"])
     assert state["rides"]["in_flight"] > 0
     assert not any(psutil.pid_exists(pid) for pid in children)
 
