@@ -20,8 +20,8 @@ BATCH_PROPERTY = "lake.batch"
 def loaded(spark: Any, spec: TableSpec) -> Any:
     """Iceberg's own view of the table, read anew."""
     # No Python API shows snapshots.
-    util = spark._jvm.org.apache.iceberg.spark.Spark3Util  # noqa: SLF001
-    return util.loadIcebergTable(spark._jsparkSession, spec.qualified)  # noqa: SLF001
+    util = spark._jvm.org.apache.iceberg.spark.Spark3Util  # noqa: SLF001 see above
+    return util.loadIcebergTable(spark._jsparkSession, spec.qualified)  # noqa: SLF001 see above
 
 
 def append_once(spark: Any, frame: Any, spec: TableSpec, *, query_id: str, batch_id: int) -> bool:

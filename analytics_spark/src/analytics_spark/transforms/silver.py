@@ -24,7 +24,7 @@ def judged(bronze: Any) -> Any:
 
     # The lambda has no annotations: arrow_udf reads them, and only knows pyarrow's classes, not their names.
     declare: Any = arrow_udf  # its overloads do not know that the evaluation type may be left out
-    verdict = declare(lambda *columns: judge_arrow(*columns), VERDICT_DDL)  # noqa: PLW0108
+    verdict = declare(lambda *columns: judge_arrow(*columns), VERDICT_DDL)  # noqa: PLW0108 see above
     return bronze.withColumn(
         "verdict", verdict("topic", "key", "value", f.coalesce("headers", f.array().cast(_HEADERS)))
     ).select(
