@@ -23,7 +23,7 @@ from hailbus_broker.log.log_directory import (
     decode_uuid,
     encode_uuid,
 )
-from hailbus_broker.log.partition_log import PartitionLog, PendingSync
+from hailbus_broker.log.partition_log import PartitionLog, PendingRemoval, PendingSync
 from hailbus_broker.log.results import (
     AbortedTransaction,
     ActiveProducer,
@@ -59,6 +59,7 @@ __all__ = [
     "OutOfOrderSequenceError",
     "PartitionLog",
     "PendingCheckpoint",
+    "PendingRemoval",
     "PendingSync",
     "ReadResult",
     "StorageError",

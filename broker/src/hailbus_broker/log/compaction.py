@@ -17,7 +17,7 @@ the round that first meets them, whose end is written into their batch as its de
 starts at the beginning and needs less than that time sees every deletion. Records of aborted transactions go at once.
 
 One round is a generator of steps, to be driven in any thread and at any pace: it works on closed segments, with
-descriptors of its own. Beginning (`PartitionLog.start_compaction`) and ending (`finish_compaction`) belong to the
+descriptors of its own. Beginning (`PartitionLog.start_compaction`) and ending (`end_swap`) belong to the
 log's thread.
 """
 
@@ -87,6 +87,8 @@ class CompactionTask:
         self.first_dirty_offset: Final = first_dirty_offset
         self.end_offset: Offset = first_dirty_offset
         self.groups: Final[list[tuple[list[Segment], Segment]]] = []
+        self.swapped: Final[list[tuple[list[Segment], Segment]]] = []
+        """After `swap_in`: the old segments of each group and the new one for them."""
         self.read_bytes = 0
         self.written_bytes = 0
         self.removed_record_count = 0
@@ -255,11 +257,8 @@ class CompactionTask:
 
     # ---- the end
 
-    def swap_in(self) -> list[tuple[list[Segment], Segment]]:
-        """Put the new segments in the place of the old ones. In the log's thread.
-
-        Returns:
-            The old segments of each group and the new one for them.
+    def swap_in(self) -> None:
+        """Put the new segments in the place of the old ones, between `PartitionLog.begin_swap` and `end_swap`.
 
         Raises:
             StorageError: The machine failed in between: the log has to be opened again, which finishes the swap.
@@ -267,15 +266,13 @@ class CompactionTask:
         for _, target in reversed(self.groups):
             target.rename_files(SWAP_SUFFIX)
         self._disk.sync_directory(self._directory)
-        swapped = []
         for originals, target in self.groups:
             for original in originals:
                 original.remove_files(log_last=True)
             finish_swap(self._disk, self._directory, target.base_offset)
             target.release()
-            swapped.append((originals, Segment(self._disk, self._directory, target.base_offset)))
+            self.swapped.append((originals, Segment(self._disk, self._directory, target.base_offset)))
         self._disk.sync_directory(self._directory)
-        return swapped
 
     def discard(self) -> None:
         """Remove what has been written; the log is as it was."""

@@ -43,7 +43,7 @@ from hailbus_broker.log.results import (
     TimestampAndOffset,
 )
 from hailbus_broker.log.retention import count_deletable
-from hailbus_broker.log.segment import MAX_RELATIVE_OFFSET, Segment, file_name
+from hailbus_broker.log.segment import MAX_RELATIVE_OFFSET, SEGMENT_SUFFIXES, Segment, file_name
 from hailbus_broker.log.tail_cache import CachedBatch, TailCache
 from hailbus_broker.log.validation import check_batch, prepare
 from hailbus_broker.records import (
@@ -112,6 +112,26 @@ class PendingSync:
             self._disk.sync_directory(self._directory)
 
 
+class PendingRemoval:
+    """Files of segments that the log has let go of; `run` it in any thread. Readers that hold one keep it."""
+
+    __slots__ = ("_disk", "_paths", "segment_count")
+
+    def __init__(self, disk: Disk, paths: tuple[str, ...], segment_count: int) -> None:
+        self._disk: Final = disk
+        self._paths: Final = paths
+        self.segment_count: Final = segment_count
+
+    def run(self) -> None:
+        """Remove them, oldest first: a crash in between leaves a log that begins earlier, never one with a hole.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        for path in self._paths:
+            self._disk.remove(path)
+
+
 class CheckpointFiles(NamedTuple):
     """A producer snapshot to be written, and older ones that it replaces."""
 
@@ -173,6 +193,7 @@ class PartitionLog:
         self._total_bytes = 0
         self._snapshot_total_bytes = 0
         self._checkpoint_total_bytes = 0
+        self._is_swapping = False
 
     @classmethod
     def open(
@@ -890,7 +911,7 @@ class PartitionLog:
         return self.log_start_offset
 
     def apply_retention(self, *, now_ms: int) -> int:
-        """Delete the segments that are too old, too many, or below the log start.
+        """Delete the segments that are too old, too many, or below the log start, in this thread.
 
         Returns:
             How many segments were deleted.
@@ -898,6 +919,23 @@ class PartitionLog:
         Raises:
             StorageError: The machine failed.
         """
+        removal = self.start_retention(now_ms=now_ms)
+        if removal is None:
+            return 0
+        removal.run()
+        return removal.segment_count
+
+    def start_retention(self, *, now_ms: int) -> PendingRemoval | None:
+        """Let go of the segments that are too old, too many, or below the log start.
+
+        Returns:
+            Their files, still to be removed; None if there are none.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        if self._is_swapping:
+            return None
         count = count_deletable(
             self._segments,
             self.config,
@@ -907,23 +945,23 @@ class PartitionLog:
             log_end_offset=self.log_end_offset,
         )
         if count == 0:
-            return 0
+            return None
         if count == len(self._segments):
             self.roll(now_ms=now_ms)
         deleted = self._segments[:count]
         del self._segments[:count]
-        # Oldest first: a crash in between leaves a log that begins a little earlier, never one with a hole.
+        paths: list[str] = []
         for segment in deleted:
-            self._dirty_files.discard(segment.file)
-            segment.remove_files()
-            self._disk.remove(f"{self.directory}/{file_name(segment.base_offset, SNAPSHOT_SUFFIX)}")
+            if segment.file_if_open is not None:
+                self._dirty_files.discard(segment.file_if_open)
+            paths += [segment.path_of(suffix) for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)]
         self._is_directory_dirty = True
         start_offset = self._segments[0].base_offset
         if start_offset > self.log_start_offset:
             self.log_start_offset = start_offset
             if self.leader_epochs.truncate_start(start_offset):
                 self.leader_epochs.save()
-        return count
+        return PendingRemoval(self._disk, tuple(paths), count)
 
     # ---- compaction
 
@@ -939,9 +977,10 @@ class PartitionLog:
             is_forced: Whether to do it however little has changed.
 
         Returns:
-            The round: drive its `steps` in any thread, then call `finish_compaction`. One at a time for a log. None
-            when the topic is not compacted, nothing is closed, or the dirty part is smaller than
-            `min_cleanable_dirty_ratio` and no older than `max_compaction_lag_ms`.
+            The round: drive its `steps` in any thread, then call `finish_compaction`, or `begin_swap` and `end_swap`
+            around a `swap_in` in any thread. One at a time for a log. None when the topic is not compacted, nothing is
+            closed, or the dirty part is smaller than `min_cleanable_dirty_ratio` and no older than
+            `max_compaction_lag_ms`.
         """
         config = self.config
         if not config.is_compacted or self.failure is not None:
@@ -996,22 +1035,55 @@ class PartitionLog:
         Raises:
             StorageError: The machine failed in between; the log has to be opened again.
         """
-        present = set(map(id, self._segments))
-        if self.failure is not None or any(id(segment) not in present for segment in task.sources):
+        if not self.begin_swap(task):
             task.discard()
             return False
+        error = None
         try:
-            swapped = task.swap_in()
-        except StorageError as error:
+            task.swap_in()
+        except StorageError as raised:
+            error = raised
+        self.end_swap(task, error)
+        return True
+
+    def has_sources_of(self, task: CompactionTask) -> bool:
+        """Whether the log still has all segments that a round of compaction reads."""
+        present = set(map(id, self._segments))
+        return all(id(segment) in present for segment in task.sources)
+
+    def begin_swap(self, task: CompactionTask) -> bool:
+        """Prepare for `task.swap_in`, which may run in another thread: until `end_swap` no file is opened by its name.
+
+        Returns:
+            Whether it may run; not when the log lost one of the old segments meanwhile, or takes no appends.
+        """
+        if self.failure is not None or not self.has_sources_of(task):
+            return False
+        for segment in task.sources:
+            segment.hold()
+        self._is_swapping = True
+        return True
+
+    def end_swap(self, task: CompactionTask, error: StorageError | None = None) -> None:
+        """Use the new segments.
+
+        Args:
+            task: Its `swap_in` has been run.
+            error: What that raised.
+
+        Raises:
+            StorageError: It failed; the log has to be opened again, which finishes the swap.
+        """
+        self._is_swapping = False
+        if error is not None:
             self.failure = error
-            raise
-        for originals, segment in swapped:
+            raise error
+        for originals, segment in task.swapped:
             at = self._segments.index(originals[0])
             self._dirty_files -= {original.file_if_open for original in originals}
             self._segments[at : at + len(originals)] = [segment]
         # Aborted records may be in the cache, and no longer in a transaction index that would hide them.
         self._tail.clear()
-        return True
 
     def truncate_to(self, offset: Offset) -> None:
         """Drop every batch that has a record at or after an offset. For followers; consumers may have to go back.

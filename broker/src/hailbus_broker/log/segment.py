@@ -191,10 +191,18 @@ class Segment:
             The index files, to be synced.
         """
         self.time_index.add_if_later(self.max_timestamp, self.offset_of_max_timestamp)
-        self.offset_index.create_file()
-        self.time_index.create_file()
+        self.offset_index.open_file()
+        self.time_index.open_file()
         files = [self.offset_index.flush(), self.time_index.flush()]
         return [file for file in files if file is not None]
+
+    def hold(self) -> None:
+        """Open all that reading may need, so that it can go on while the files get other names."""
+        self.offset_index.open_file()
+        self.time_index.open_file()
+        assert self.file is not None
+        assert self.max_timestamp is not None
+        assert self.transaction_index.entries is not None
 
     def release(self) -> None:
         """Let go of the descriptors; they are opened again when they are needed."""

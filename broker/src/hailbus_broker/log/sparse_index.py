@@ -104,9 +104,10 @@ class SparseIndex:
             self.tail.clear()
         return self._file
 
-    def create_file(self) -> None:
-        """Make the file if it is missing: a segment without any entry has an empty one."""
+    def open_file(self) -> None:
+        """Open the file, and make it if it is missing: a segment without any entry has an empty one."""
         self._open()
+        self._written_count = self.written_count
 
     def floor(self, target: int) -> tuple[int, int] | None:
         """The last entry whose first number is at most `target`."""

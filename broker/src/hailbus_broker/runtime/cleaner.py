@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.log import StorageError
@@ -13,7 +15,7 @@ from hailbus_broker.records import RecordsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hailbus_broker.log import CompactionTask, LogDirectory, TopicPartition
+    from hailbus_broker.log import CompactionTask, LogDirectory, PartitionLog, TopicPartition
 
 log: Any = get_logger()
 
@@ -34,6 +36,8 @@ class Cleaner:
         logs: The directory.
         wall_ms: The time, in milliseconds since 1970 UTC.
         dedupe_buffer_bytes: Memory for the keys of one round.
+        names: Held while files are renamed; whoever renames the directory of a partition holds it, too.
+        report: Told when the machine failed.
         max_bytes_per_second: Read and written together; infinity for as fast as it goes.
     """
 
@@ -43,11 +47,15 @@ class Cleaner:
         *,
         wall_ms: Callable[[], int],
         dedupe_buffer_bytes: int,
+        names: threading.Lock | None = None,
+        report: Callable[[StorageError], None] = lambda _: None,
         max_bytes_per_second: float = float("inf"),
     ) -> None:
         self._logs: Final = logs
         self._wall_ms: Final = wall_ms
         self._max_keys: Final = max(dedupe_buffer_bytes // BYTES_PER_KEY, 1)
+        self._names: Final = names or threading.Lock()
+        self._report: Final = report
         self._max_bytes_per_second: Final = max_bytes_per_second
         self._uncleanable: Final[set[TopicPartition]] = set()
         self._stopping = False
@@ -75,15 +83,27 @@ class Cleaner:
         partition_log = self._logs.logs[where]
         try:
             is_whole = await loop.run_in_executor(None, self._work, task)
-            if not is_whole or self._logs.logs.get(where) is not partition_log:
-                task.discard()
+            if not is_whole or not self._is_of(where, partition_log, task):
+                with suppress(StorageError):  # gone with its topic
+                    task.discard()
                 return False
-            if not partition_log.finish_compaction(task):
+            swap = asyncio.ensure_future(self._swap(where, partition_log, task))
+            try:
+                is_swapped = await asyncio.shield(swap)
+            except asyncio.CancelledError:
+                # The logs are closed next: not in the middle of a swap.
+                await swap
+                raise
+            if not is_swapped:
                 return False
         except (StorageError, RecordsError) as error:
-            # As in Apache Kafka: what cannot be compacted is left as it is, and the others go on.
+            if not self._is_of(where, partition_log, task):
+                return True  # the topic or the segments were deleted meanwhile
+            # As in Apache Kafka: what is damaged is left as it is, and the others go on.
             self._uncleanable.add(where)
             log.error("compaction_failed", partition=str(where), error=str(error))
+            if isinstance(error, StorageError):
+                self._report(error)
             return True
         self._logs.cleaned_offsets[where] = task.end_offset
         self.round_count += 1
@@ -97,6 +117,31 @@ class Cleaner:
         )
         # No progress means that the first dirty batch has more keys than fit: nothing more can be done for this log.
         return task.end_offset > task.first_dirty_offset
+
+    def _is_of(self, where: TopicPartition, partition_log: PartitionLog, task: CompactionTask) -> bool:
+        return self._logs.logs.get(where) is partition_log and partition_log.has_sources_of(task)
+
+    async def _swap(self, where: TopicPartition, partition_log: PartitionLog, task: CompactionTask) -> bool:
+        """Put the new files in the place of the old ones, in a thread; False when there is no place any more."""
+        if not partition_log.begin_swap(task):
+            task.discard()
+            return False
+
+        def swap_in() -> StorageError | None:
+            with self._names:
+                if self._logs.logs.get(where) is not partition_log:
+                    return None  # another topic may have the name by now
+                try:
+                    task.swap_in()
+                except StorageError as error:
+                    return error
+                return None
+
+        error = await asyncio.get_running_loop().run_in_executor(None, swap_in)
+        if self._logs.logs.get(where) is not partition_log:
+            return False
+        partition_log.end_swap(task, error)
+        return True
 
     def _choose(self) -> tuple[TopicPartition | None, CompactionTask | None]:
         best: tuple[TopicPartition | None, CompactionTask | None] = (None, None)

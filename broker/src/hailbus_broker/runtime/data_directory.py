@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,8 @@ class DataDirectory:
         self.path: Final = str(Path(path).absolute())
         self._lock = self._take_lock()
         self._tail_cache = tail_cache
+        self.names: Final = threading.Lock()
+        """Held while a partition's directory is renamed, and by whoever renames files in one from another thread."""
         _raise_file_limit()
         new = MetaProperties(
             cluster_id=encode_uuid(UUID(bytes=chance.randbytes(16), version=4)),
@@ -144,6 +147,7 @@ class DataDirectory:
             if found is None:
                 found = self.logs.create(where, UUID(bytes=topic_id), config, now_ms=now_ms)
                 found.advance_high_watermark(found.log_end_offset)
+            found.config = config
             return found
 
         if len(indexes) < PARALLEL_FROM:
@@ -154,11 +158,27 @@ class DataDirectory:
 
     def delete(self, topic: str, index: int) -> str:
         """Take a partition away; what is returned is a folder for `Disk.remove_tree`."""
-        return self.logs.delete(TopicPartition(topic, index), unique=os.urandom(16).hex())
+        with self.names:
+            return self.logs.delete(TopicPartition(topic, index), unique=os.urandom(16).hex())
 
-    def close(self, *, now_ms: int) -> list[StorageError]:
-        """Close all logs and give the directory back."""
-        errors = self.logs.close(now_ms=now_ms)
+    def close(self, metadata: PartitionLog, *, now_ms: int, failure: StorageError | None) -> list[StorageError]:
+        """Close all logs and give the directory back.
+
+        Args:
+            metadata: The metadata's log.
+            now_ms: Milliseconds since 1970 UTC.
+            failure: Why the directory is offline: then nothing is written, and the next start looks at everything.
+
+        Returns:
+            What failed now.
+        """
+        errors = []
+        if failure is None:
+            try:
+                metadata.close(now_ms=now_ms)
+                errors = self.logs.close(now_ms=now_ms)
+            except StorageError as error:
+                errors = [error]
         os.close(self._lock)
         return errors
 

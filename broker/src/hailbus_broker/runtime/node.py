@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,9 @@ from hailbus_broker.cluster.options import BrokerConfig, topic_value
 from hailbus_broker.log import CleanupPolicy, LogConfig, Origin, StorageError, TailCache
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
+from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
+from hailbus_broker.protocol.definitions.topic_record import TopicRecord
 from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.records import (
     Compression,
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hailbus_broker.cluster.metadata.image import PartitionState
-    from hailbus_broker.log import Disk, PartitionLog
+    from hailbus_broker.log import Disk, PartitionLog, PendingRemoval
     from hailbus_broker.protocol.schema import Message, Uuid
 
 log: Any = get_logger()
@@ -96,6 +99,9 @@ class Node:
         self._last_producer_id = 0
         self._reservation: asyncio.Future[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
+        self.failure: StorageError | None = None
+        """Why the data directory is offline: nothing is written to it before the next start."""
+        self._is_stopping = False
 
     # ------------------------------------------------------------------ start and stop
 
@@ -120,6 +126,7 @@ class Node:
             leader_epoch=0,
             log=metadata_log,
             sync=self.sync,
+            report=self.take_offline,
         )
         for record in read_records(metadata_log):
             assert record.value is not None
@@ -161,11 +168,14 @@ class Node:
                 self.data.logs,
                 wall_ms=self.clock.wall_ms,
                 dedupe_buffer_bytes=self.config["log.cleaner.dedupe.buffer.size"],
+                names=self.data.names,
+                report=self.take_offline,
             )
             self.spawn(cleaner.run(backoff_ms=self.config["log.cleaner.backoff.ms"]), "cleaner")
 
     async def stop(self) -> None:
         """Sync and close all logs and mark the directory as cleanly left."""
+        self._is_stopping = True
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -173,10 +183,27 @@ class Node:
         self.transactions.close()
         await self.sync.drain()
         self.sync.close()
-        now_ms = self.clock.wall_ms()
-        self.metadata.log.close(now_ms=now_ms)
-        for error in self.data.close(now_ms=now_ms):
+        for error in self.data.close(self.metadata.log, now_ms=self.clock.wall_ms(), failure=self.failure):
             log.error("log_not_closed", error=str(error))
+
+    def take_offline(self, error: StorageError) -> None:
+        """The machine failed: nothing is written to the data directory any more, until the next start looks at it.
+
+        As in Apache Kafka one failure takes the whole directory: what the system does after one is unknown, and a
+        retried sync may report success for pages that are lost. Apache Kafka then stops, having no other directory;
+        here everything that was committed can still be read.
+        """
+        if self.failure is not None or self._is_stopping:
+            return
+        self.failure = error
+        log.error(
+            "log_directory_offline",
+            path=self.data.path,
+            error=str(error),
+            advice="nothing is lost that was acknowledged: make room or mend the disk, then restart the broker",
+        )
+        for partition in (self.metadata, *self.all_partitions()):
+            partition.refuse(error)
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
         """Run something beside the requests until it ends or the node stops."""
@@ -229,6 +256,7 @@ class Node:
             leader_epoch=state.leader_epoch,
             log=partition_log,
             sync=self.sync,
+            report=self.take_offline,
             **settings,
         )
         partitions = self.partitions.setdefault(topic.name, [])
@@ -240,7 +268,7 @@ class Node:
         partitions = self.partitions.pop(topic.name)
         del self.partitions_by_id[topic.topic_id]
         for partition in partitions:
-            partition.fail(TopicDeletedError(topic.name))
+            partition.delete(TopicDeletedError(topic.name))
             folder = self.data.delete(topic.name, partition.index)
             self.loop.run_in_executor(None, self.data.disk.remove_tree, folder)
 
@@ -313,6 +341,9 @@ class Node:
 
         Returns:
             Done when they are safe; before that nobody may be told of them.
+
+        Raises:
+            StorageError: The machine failed, or did before; nothing has changed then.
         """
         done: asyncio.Future[None] = self.loop.create_future()
 
@@ -323,6 +354,7 @@ class Node:
                 done.set_result(None)
             else:
                 done.set_exception(error)
+                done.exception()  # not everybody waits for it
 
         if not records:
             done.set_result(None)
@@ -331,10 +363,43 @@ class Node:
         batch = build_batch(
             [RecordToWrite(key=None, value=encode_record(record), timestamp=now_ms) for record in records]
         )
-        result = self.metadata.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
+        made = self._make_logs(records)
+        try:
+            result = self.metadata.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
+        except StorageError:
+            self._discard_logs(made)
+            raise
         self._apply(records)
         self.metadata.when_committed(result.last_offset + 1, finish)
         return done
+
+    def _make_logs(self, records: Sequence[Message]) -> list[tuple[str, int]]:
+        """Make the logs of new partitions, before anybody may know of them: what fails then is only the request."""
+        names = {record.topic_id: record.name for record in records if isinstance(record, TopicRecord)}
+        wanted: dict[Uuid, list[int]] = {}
+        for record in records:
+            if isinstance(record, PartitionRecord):
+                wanted.setdefault(record.topic_id, []).append(record.partition_id)
+        made: list[tuple[str, int]] = []
+        for topic_id, indexes in wanted.items():
+            topic = names.get(topic_id) or self.image.topics_by_id[topic_id].name
+            hosted = len(self.partitions_by_id.get(topic_id, ()))
+            new = [index for index in indexes if index >= hosted]
+            made += [(topic, index) for index in new]
+            try:
+                if self.failure is not None:
+                    raise StorageError(f"the log directory is offline: {self.failure}")
+                self.data.host(topic, new, topic_id, LogConfig(), now_ms=self.clock.wall_ms())
+            except StorageError as error:
+                self.take_offline(error)
+                self._discard_logs(made)
+                raise
+        return made
+
+    def _discard_logs(self, made: Sequence[tuple[str, int]]) -> None:
+        for topic, index in made:
+            with suppress(StorageError):  # else the next start sets it aside
+                self.data.disk.remove_tree(self.data.delete(topic, index))
 
     def _apply(self, records: Sequence[Message]) -> None:
         before = dict(self.image.topics_by_id)
@@ -441,13 +506,14 @@ class Node:
         await self.loop.run_in_executor(None, self.data.logs.prepare_checkpoint().run)
 
     def _checkpoint(self) -> None:
-        self.spawn(self._checkpoint_and_log(), "checkpoint")
+        if self.failure is None:
+            self.spawn(self._checkpoint_in_time(), "checkpoint")
 
-    async def _checkpoint_and_log(self) -> None:
+    async def _checkpoint_in_time(self) -> None:
         try:
             await self.checkpoint()
         except StorageError as error:
-            log.error("checkpoint_failed", error=str(error))
+            self.take_offline(error)
 
     def _apply_retention(self) -> None:
         now_ms = self.clock.wall_ms()
@@ -456,9 +522,20 @@ class Node:
                 continue
             partition.log.expire_producers(now_ms=now_ms)
             # on a compacted topic, too: deleted records leave segments below the log start
-            deleted = partition.log.apply_retention(now_ms=now_ms)
-            if deleted:
-                log.info("segments_deleted", partition=partition.name, segments=deleted)
+            try:
+                removal = partition.log.start_retention(now_ms=now_ms)
+            except StorageError as error:
+                self.take_offline(error)
+                return
+            if removal is not None:
+                log.info("segments_deleted", partition=partition.name, segments=removal.segment_count)
+                self.spawn(self._remove(removal), "removal")
+
+    async def _remove(self, removal: PendingRemoval) -> None:
+        try:
+            await self.loop.run_in_executor(None, removal.run)
+        except StorageError as error:
+            self.take_offline(error)
 
 
 class TopicDeletedError(Exception):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from hailbus_broker.log import LogError, Origin, StorageError
-from hailbus_broker.logging import get_logger
+from hailbus_broker.log import Origin, StorageError
 from hailbus_broker.runtime.group_sync import LANES
 
 if TYPE_CHECKING:
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from hailbus_broker.log import AppendResult, PartitionLog, PendingSync
     from hailbus_broker.protocol.schema import Uuid
     from hailbus_broker.runtime.group_sync import GroupSync
-
-
-log: Any = get_logger()
 
 NEVER_MS: Final = 2**63 - 1
 
@@ -34,21 +30,30 @@ class Reader(Protocol):
 class Partition:
     """One replica, which leads: this node is the only one.
 
+    Args:
+        sync: Brings the log to the disk, together with others.
+        report: Told when the machine failed.
+
     Attributes:
         flush_messages: Records after which the log is synced; with 1 the high watermark waits for the disk.
         flush_ms: Time after which it is synced in any case.
+        error: Why nothing is written any more: the data directory is offline, or the partition was deleted. What was
+            committed before can be read on.
+        is_deleted: Whether the topic is gone.
         waiters: (offset, callback) in order of offsets; the callback gets None, or the error that the append ended in.
         readers: Parked fetches.
     """
 
     __slots__ = (
         "_flush_timer",
+        "_report",
         "_sync",
         "_unsynced_count",
         "error",
         "flush_messages",
         "flush_ms",
         "index",
+        "is_deleted",
         "lane",
         "leader_epoch",
         "log",
@@ -69,6 +74,7 @@ class Partition:
         leader_epoch: int,
         log: PartitionLog,
         sync: GroupSync,
+        report: Callable[[StorageError], None],
         flush_messages: int = 1,
         flush_ms: int = NEVER_MS,
         min_insync_replicas: int = 1,
@@ -86,9 +92,11 @@ class Partition:
         self.min_insync_replicas = min_insync_replicas
         self.lane = sum(self.name.encode()) % LANES
         self.error: Exception | None = None
+        self.is_deleted = False
         self.waiters: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
         self.readers: dict[int, Reader] = {}
         self._sync = sync
+        self._report = report
 
     def append(
         self,
@@ -106,8 +114,7 @@ class Partition:
             RecordsError: They are malformed.
         """
         if self.error is not None:
-            raise StorageError(f"the partition is offline: {self.error}", path=self.name)
-        was_writable = self.log.failure is None
+            raise StorageError(f"the partition takes no records: {self.error}", path=self.name)
         try:
             result = self.log.append(
                 data,
@@ -118,9 +125,7 @@ class Partition:
                 must_marker_be_newer=must_marker_be_newer,
             )
         except StorageError as error:
-            if was_writable:
-                # Once, for a person: from now on the partition can be read and not written, until the next start.
-                log.error("partition_not_writable", partition=self.name, error=str(error))
+            self._report(error)
             raise
         if self.flush_messages == 1:
             self._sync.mark(self)
@@ -143,7 +148,7 @@ class Partition:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        if self.error is None:
+        if not self.is_deleted:
             self._sync.mark(self)
 
     def when_committed(self, end_offset: int, callback: Callable[[Exception | None], None]) -> None:
@@ -180,16 +185,25 @@ class Partition:
             return
         try:
             end = self.log.finish_sync(pending, error)
-        except LogError as failure:
-            self.fail(failure)
-            return
-        if error is not None:
-            self.fail(error)
+        except StorageError as failure:
+            self._fail(failure)
+            if not self.is_deleted:  # else there is nothing left to sync
+                self._report(failure)
             return
         self._advance(end)
 
-    def fail(self, error: Exception) -> None:
-        """The machine failed: nothing of what waits will ever be safe."""
+    def refuse(self, error: StorageError) -> None:
+        """Take no more records, since the data directory is offline; a sync that runs may still end well."""
+        if self.error is None:
+            self.error = error
+
+    def delete(self, error: Exception) -> None:
+        """The topic is gone."""
+        self.is_deleted = True
+        self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        # Nothing of what waits will ever be safe.
         self.error = error
         waiters, self.waiters = self.waiters, deque()
         for _, callback in waiters:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.features import SUPPORTED
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from hailbus_broker.log import StorageError
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.api_versions_response import (
@@ -157,6 +158,8 @@ def _create(dispatcher: Dispatcher, name: str) -> ErrorCode:
             node.write_metadata(node.controller.create_topic(name).records)
     except ApiError as error:
         return error.code
+    except StorageError:
+        return ErrorCode.KAFKA_STORAGE_ERROR
     return ErrorCode.LEADER_NOT_AVAILABLE
 
 
@@ -282,9 +285,12 @@ async def find_coordinator(
     if topic is None or not served:
         code, text = ErrorCode.INVALID_REQUEST, f"There is no coordinator for keys of type {message.key_type}."
     else:
-        done = node.create_internal_topic(topic)
-        if done is not None:
-            await done
+        try:
+            done = node.create_internal_topic(topic)
+            if done is not None:
+                await done
+        except StorageError as error:
+            code, text = ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)
     is_found = code is ErrorCode.NONE
     node_id = node.node_id if is_found else -1
     host = listener.advertised_host if is_found else ""

@@ -10,12 +10,13 @@ import os
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from hailbus_broker.log import Isolation, LogError, ReadResult
+from hailbus_broker.log import Isolation, LogError, ReadResult, StorageError
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.codec import write_uvarint
 from hailbus_broker.protocol.definitions.fetch_request import FetchRequest
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
+from hailbus_broker.records import RecordsError
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchEntry, FetchSession
 
@@ -145,10 +146,8 @@ class ParkedFetch:
                     answer.code = ErrorCode.FENCED_LEADER_EPOCH if is_older else ErrorCode.UNKNOWN_LEADER_EPOCH
                     must_answer = True
                     continue
-                if partition.error is not None:
-                    answer.code = (
-                        ErrorCode.KAFKA_STORAGE_ERROR if isinstance(partition.error, LogError) else self._unknown()
-                    )
+                if partition.is_deleted:
+                    answer.code = self._unknown()
                     must_answer = True
                     continue
                 if entry.last_fetched_epoch >= 0:
@@ -163,7 +162,9 @@ class ParkedFetch:
                     isolation=self.isolation,
                     min_one_batch=total == 0,
                 )
-            except LogError as error:
+            except (LogError, RecordsError) as error:
+                if isinstance(error, StorageError):
+                    self.dispatcher.node.take_offline(error)
                 answer.code = error_code(error)
                 answer.log_start = partition.log.log_start_offset
                 must_answer = True

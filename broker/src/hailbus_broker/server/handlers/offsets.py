@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from hailbus_broker.log import CleanupPolicy, LogError, StorageError
+from hailbus_broker.log import CleanupPolicy, LogError
 from hailbus_broker.protocol.definitions.list_offsets_response import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
@@ -60,8 +60,6 @@ def list_offsets(dispatcher: Dispatcher, request: Request, message: ListOffsetsR
             answer.partitions.append(result)
             if partition is None:
                 result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif partition.error is not None:
-                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             elif code := leader_epoch_error(partition, asked.current_leader_epoch):
                 result.error_code = code
             elif asked.timestamp < 0 and request.version < _SINCE.get(asked.timestamp, 2**15):
@@ -140,6 +138,9 @@ async def delete_records(dispatcher: Dispatcher, _: Request, message: Any) -> An
             if partition is None:
                 result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
+            if partition.error is not None:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
             if CleanupPolicy.DELETE not in partition.log.config.cleanup_policy:
                 result.error_code = ErrorCode.POLICY_VIOLATION
                 continue
@@ -168,6 +169,10 @@ def describe_log_dirs(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
     )
 
     node = dispatcher.node
+    if node.failure is not None:
+        # As in Apache Kafka: of a directory that is offline the error is all there is to say.
+        offline = DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=node.data.path)
+        return DescribeLogDirsResponse(results=[offline])
     wanted = None if message.topics is None else {topic.topic: set(topic.partitions) for topic in message.topics}
     topics = []
     for name, partitions in sorted(node.partitions.items()):
@@ -181,11 +186,9 @@ def describe_log_dirs(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
         if shown:
             topics.append(DescribeLogDirsTopic(name=name, partitions=shown))
     space = os.statvfs(node.data.path)
-    failed = any(isinstance(partition.error, StorageError) for partition in node.all_partitions())
     return DescribeLogDirsResponse(
         results=[
             DescribeLogDirsResult(
-                error_code=ErrorCode.KAFKA_STORAGE_ERROR if failed else ErrorCode.NONE,
                 log_dir=node.data.path,
                 topics=topics,
                 total_bytes=space.f_blocks * space.f_frsize,
