@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +16,6 @@ from typing import Any, Literal
 import aiokafka
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
@@ -29,6 +29,7 @@ from hailbus._transport import (
     TopicDescription,
     TopicPartition,
     TransportBrokenError,
+    admin_requests,
 )
 from hailbus.errors import (
     BrokerUnreachableError,
@@ -519,6 +520,16 @@ class KafkaConsumer:
 # ------------------------------------------------------------------------------------------------------ admin
 
 TOPIC_ALREADY_EXISTS = 36
+GROUP_ID_NOT_FOUND = 69
+REBALANCES_TAG = 10_000
+ConfigKind = Literal["topic", "broker", "group"]
+CONFIG_KINDS: Mapping[ConfigKind, int] = {"topic": 2, "broker": 4, "group": 32}
+# Where a value comes from. 1: set on the topic; 2 to 4: set on the broker; 5: Kafka's default; 8: set on the group.
+OWN_SOURCES: Mapping[ConfigKind, frozenset[int]] = {
+    "topic": frozenset({1}),
+    "broker": frozenset({2, 3, 4}),
+    "group": frozenset({8}),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -536,28 +547,82 @@ class GroupMember:
     """One member of a group."""
 
     member_id: str
+    instance_id: str | None
     client_id: str
     host: str
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rebalance:
+    """Why a group was rebalanced, where the broker tells: hailbus-broker does, Apache Kafka does not."""
+
+    at_ms: int
+    generation: int
+    members: int
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
-    """A group as its coordinator sees it."""
+    """A group as its coordinator sees it. `rebalances` are the last few, oldest first."""
 
     group: str
+    kind: Literal["classic", "consumer"]
     state: str
+    coordinator: int
     assignor: str
     members: tuple[GroupMember, ...]
+    rebalances: tuple[Rebalance, ...]
 
 
-def _refused(code: int, what: str, message: str | None = None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedGroup:
+    """A group in a list."""
+
+    group: str
+    kind: str
+    protocol_type: str
+    state: str
+
+
+def refused(code: int, what: str, message: str | None = None) -> None:
+    """Raise `ConfigurationError` with the broker's reason, if it has refused something."""
     if code:
         reason = (
             message or getattr(kafka_errors.for_code(code), "description", "") or kafka_errors.for_code(code).__name__
         )
         text = f"{what}: {reason}"
         raise ConfigurationError(text)
+
+
+def _broker(kind: ConfigKind, name: str) -> int | None:
+    """Who must be asked: a broker's own settings are its own affair.
+
+    Raises:
+        ConfigurationError: A broker's name is not its id.
+    """
+    if kind != "broker" or not name:
+        return None
+    if not name.isdigit():
+        message = f"{name!r} is no broker id: it is a number"
+        raise ConfigurationError(message)
+    return int(name)
+
+
+def _assigned(assignment: bytes | None) -> tuple[TopicPartition, ...]:
+    if not assignment:
+        return ()
+    decoded = ConsumerProtocolMemberAssignment.decode(assignment)
+    return tuple(sorted(TopicPartition(topic, index) for topic, indexes in decoded.assignment for index in indexes))
+
+
+def _rebalances(tags: Mapping[int, bytes]) -> tuple[Rebalance, ...]:
+    """hailbus-broker's own field of a described group: JSON, the oldest first."""
+    if REBALANCES_TAG not in tags:
+        return ()
+    return tuple(Rebalance(**entry) for entry in json.loads(tags[REBALANCES_TAG]))
 
 
 class KafkaAdmin:
@@ -699,60 +764,167 @@ class KafkaAdmin:
         """Delete topics. Raises `ConfigurationError` with the broker's reason."""
         response = await self._client.delete_topics(list(topics))
         for name, code in response.topic_error_codes:
-            _refused(code, f"topic {name!r} cannot be deleted")
+            refused(code, f"topic {name!r} cannot be deleted")
 
     async def add_partitions(self, topic: str, count: int) -> None:
         """Raise a topic's partition count; keys move. Raises `ConfigurationError`."""
         response = await self._client.create_partitions({topic: NewPartitions(count)})
         for _name, code, message in response.topic_errors:
-            _refused(code, f"topic {topic!r} cannot get {count} partitions", message)
+            refused(code, f"topic {topic!r} cannot get {count} partitions", message)
 
-    async def configs(self, kind: Literal["topic", "broker"], name: str) -> list[ConfigEntry]:
-        """Configuration of a topic or broker."""
-        resource = ConfigResource(ConfigResourceType[kind.upper()], name)
+    async def configs(self, kind: ConfigKind, name: str) -> list[ConfigEntry]:
+        """Configuration of a topic, broker or group."""
+        request = admin_requests.describe_configs(CONFIG_KINDS[kind], name)
         found = []
-        for response in await self._client.describe_configs([resource]):
-            for code, message, _type, _name, entries in response.resources:
-                _refused(code, f"the configuration of {kind} {name!r} cannot be read", message)
-                for key, value, is_read_only, source, is_sensitive, *_ in entries:
-                    found.append(
-                        ConfigEntry(
-                            name=key,
-                            value=None if is_sensitive else value,
-                            # 1: set on this topic; 2 to 4: set on the broker; 5: Kafka's default.
-                            is_default=source != 1 if kind == "topic" else source == 5,
-                            is_read_only=bool(is_read_only),
-                        )
+        for code, message, _type, _name, entries, _ in (await self.ask(request, _broker(kind, name))).results:
+            refused(code, f"the configuration of {kind} {name!r} cannot be read", message)
+            for key, value, is_read_only, source, is_sensitive, *_rest in entries:
+                found.append(
+                    ConfigEntry(
+                        name=key,
+                        value=None if is_sensitive else value,
+                        is_default=source not in OWN_SOURCES[kind],
+                        is_read_only=bool(is_read_only),
                     )
+                )
         return sorted(found, key=lambda entry: entry.name)
 
-    async def set_configs(self, topic: str, add: Mapping[str, str], remove: Sequence[str]) -> None:
-        """Change a topic's configuration; what is not named stays."""
-        # The client library has only the old request, which replaces everything: send back what was set before.
-        before = {
-            e.name: e.value for e in await self.configs("topic", topic) if not e.is_default and e.value is not None
-        }
-        after = {name: value for name, value in (before | dict(add)).items() if name not in remove}
-        for response in await self._client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, after)]):
-            for code, message, *_ in response.resources:
-                _refused(code, f"the configuration of topic {topic!r} cannot be changed", message)
+    async def set_configs(self, kind: ConfigKind, name: str, add: Mapping[str, str], remove: Sequence[str]) -> None:
+        """Change the configuration of a topic, broker or group; what is not named stays."""
+        request = admin_requests.incremental_alter_configs(CONFIG_KINDS[kind], name, add, list(remove))
+        for code, message, *_ in (await self.ask(request, _broker(kind, name))).resources:
+            refused(code, f"the configuration of {kind} {name!r} cannot be changed", message)
 
     async def describe_group(self, group: str) -> GroupDescription:
-        """State and members of a group; state `Dead` when there is none."""
-        (response,) = await self._client.describe_consumer_groups([group])
-        code, _name, state, _kind, assignor, members, *_ = response.groups[0]
-        _refused(code, f"group {group!r} cannot be described")
+        """State and members of a group of either protocol; state `Dead` when there is none."""
+        node = await self.group_coordinator(group)
+        (found,) = (await self.ask(admin_requests.describe_groups(group), node)).groups
+        code, _, state, _, assignor, members, _, tags = found
+        if state == "Dead" or code == GROUP_ID_NOT_FOUND:
+            with contextlib.suppress(ConfigurationError):  # a broker from before the consumer protocol
+                return await self._describe_consumer_group(group, node)
+            state = "Dead"
+        else:
+            refused(code, f"group {group!r} cannot be described")
+        return GroupDescription(
+            group=group,
+            kind="classic",
+            state=state,
+            coordinator=node,
+            assignor=assignor or "",
+            members=tuple(
+                GroupMember(
+                    member_id=member_id,
+                    instance_id=instance_id,
+                    client_id=client_id,
+                    host=host,
+                    partitions=_assigned(assignment),
+                )
+                for member_id, instance_id, client_id, host, _, assignment, _ in members
+            ),
+            rebalances=_rebalances(tags),
+        )
+
+    async def _describe_consumer_group(self, group: str, node: int) -> GroupDescription:
+        (found,) = (await self.ask(admin_requests.consumer_group_describe(group), node)).groups
+        code, message, _, state, _, _, assignor, members, _, tags = found
+        refused(code, f"group {group!r} cannot be described", message)
+        return GroupDescription(
+            group=group,
+            kind="consumer",
+            state=state,
+            coordinator=node,
+            assignor=assignor,
+            members=tuple(
+                GroupMember(
+                    member_id=member[0],
+                    instance_id=member[1],
+                    client_id=member[4],
+                    host=member[5],
+                    partitions=tuple(
+                        sorted(
+                            TopicPartition(topic, index) for _, topic, indexes, _ in member[8][0] for index in indexes
+                        )
+                    ),
+                )
+                for member in members
+            ),
+            rebalances=_rebalances(tags),
+        )
+
+    async def list_groups(self, *, states: Sequence[str] = (), kinds: Sequence[str] = ()) -> list[ListedGroup]:
+        """All groups, or those in some states or of some kinds."""
+        request = admin_requests.list_groups(list(states), list(kinds))
         found = []
-        for member in members:
-            member_id, client_id, host, _metadata, assignment = member[-5:] if len(member) == 5 else member[:5]
-            partitions: list[TopicPartition] = []
-            if assignment:
-                decoded = ConsumerProtocolMemberAssignment.decode(assignment)
-                partitions = [TopicPartition(topic, p) for topic, ps in decoded.assignment for p in ps]
-            found.append(
-                GroupMember(member_id=member_id, client_id=client_id, host=host, partitions=tuple(sorted(partitions)))
-            )
-        return GroupDescription(group=group, state=state, assignor=assignor, members=tuple(found))
+        for node in await self.nodes():
+            answer = await self.ask(request, node)
+            refused(answer.error_code, "groups cannot be listed")
+            found += [
+                ListedGroup(group=name, kind=kind, protocol_type=protocol_type, state=state)
+                for name, protocol_type, state, kind, _ in answer.groups
+            ]
+        return sorted(found, key=lambda entry: entry.group)
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group without members, and its offsets. Raises `ConfigurationError`."""
+        answer = await self.ask(admin_requests.delete_groups(group), await self.group_coordinator(group))
+        for name, code, _ in answer.results:
+            refused(code, f"group {name!r} cannot be deleted")
+
+    async def delete_offsets(self, group: str, places: Sequence[TopicPartition]) -> None:
+        """Forget a group's offsets of partitions that no member reads. Raises `ConfigurationError`."""
+        topics: dict[str, list[int]] = {}
+        for topic, partition in places:
+            topics.setdefault(topic, []).append(partition)
+        answer = await self.ask(admin_requests.offset_delete(group, topics), await self.group_coordinator(group))
+        refused(answer.error_code, f"offsets of group {group!r} cannot be deleted")
+        for topic, results in answer.topics:
+            for partition, code in results:
+                refused(code, f"the offset of group {group!r} in {topic}-{partition} cannot be deleted")
+
+    # ---------------------------------------------------------------------------------------- requests of our own
+
+    @property
+    def address(self) -> str:
+        """For errors."""
+        return self._bus.address
+
+    async def nodes(self) -> list[int]:
+        """Ids of all brokers."""
+        return sorted(broker["node_id"] for broker in (await self._client.describe_cluster())["brokers"])
+
+    async def coordinator(self, kind: int, key: str) -> int:
+        """Who coordinates a group (kind 0) or a transactional id (kind 1). Raises aiokafka's errors."""
+        found: int = await self._client.find_coordinator(key, kind)
+        return found
+
+    async def group_coordinator(self, group: str) -> int:
+        """Who coordinates a group; its topic is made when somebody asks for the first time, which takes a moment."""
+        deadline_s = time.monotonic() + self._bus.request_timeout_ms / 1000
+        while True:
+            try:
+                return await self.coordinator(0, group)
+            except kafka_errors.KafkaError as error:
+                if not error.retriable or time.monotonic() > deadline_s:
+                    raise self._unreachable(error) from error
+                await asyncio.sleep(RETRY_BACKOFF_S)
+
+    async def ask(self, request: admin_requests.AdminRequest, node: int | None = None) -> Any:
+        """Send a request that the client library does not have to one broker, or to any.
+
+        Raises:
+            BrokerUnreachableError: It does not answer.
+            ConfigurationError: It does not serve such requests.
+        """
+        chosen = (await self.nodes())[0] if node is None else node
+        try:
+            return await self._client._send_request_to_node(chosen, request)  # noqa: SLF001 it has no public way
+        except (kafka_errors.KafkaError, TimeoutError) as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> BrokerUnreachableError:
+        waited_s = self._bus.request_timeout_ms / 1000
+        return BrokerUnreachableError(bootstrap=self._bus.address, waited_s=waited_s, reason=repr(error))
 
     async def set_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets for a group that has no members."""

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from hailbus._transport import Outgoing, Received, TopicPartition, TransportBrokenError
 from hailbus._transport.kafka import KafkaAdmin
-from hailbus.admin import ClusterAdmin
-from hailbus.cli.common import Bootstrap, Json, bus_at, out, run, table
+from hailbus.cli.common import Bootstrap, Json, bus_at, out, run
 from hailbus.errors import ConfigurationError, TopicMissingError
 from hailbus.event import Topic
 
-__all__ = ["configs", "consume", "groups", "produce", "topics"]
+__all__ = ["consume", "produce", "topics"]
+
+
+_LIST_OF_PAIRS = re.compile(r",(?![^\[\]]*\])")  # commas, but not those in [a,b]
 
 
 @asynccontextmanager
@@ -32,19 +35,22 @@ async def admin_at(bootstrap: str) -> AsyncIterator[KafkaAdmin]:
         await admin.stop()
 
 
-def _pairs(settings: list[str], option: str) -> dict[str, str]:
+def pairs(settings: list[str], option: str) -> dict[str, str]:
+    """name=value of each setting."""
     found = {}
     for setting in settings:
-        for part in setting.split(",") if option == "--add-config" else [setting]:
+        for part in _LIST_OF_PAIRS.split(setting) if option == "--add-config" else [setting]:
             name, equals, value = part.partition("=")
             if not equals or not name:
                 message = f"{option} {part!r} is not like 'name=value'"
                 raise ConfigurationError(message)
-            found[name.strip()] = value.strip()
+            is_list = option == "--add-config" and value.startswith("[") and value.endswith("]")
+            found[name.strip()] = value.strip()[1:-1] if is_list else value.strip()
     return found
 
 
-def _one_of(**flags: bool) -> str:
+def one_of(**flags: bool) -> str:
+    """The one flag that was given."""
     chosen = [name for name, is_set in flags.items() if is_set]
     if len(chosen) != 1:
         message = f"give exactly one of {', '.join('--' + name.replace('_', '-') for name in flags)}"
@@ -52,11 +58,22 @@ def _one_of(**flags: bool) -> str:
     return chosen[0]
 
 
-def _needed(value: str | None, option: str) -> str:
+def needed(value: str | None, option: str) -> str:
+    """A value that this action cannot do without."""
     if not value:
         message = f"{option} is needed here"
         raise ConfigurationError(message)
     return value
+
+
+def moment(text: str, option: str) -> datetime:
+    """A moment that somebody typed; UTC unless it has a zone of its own."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        message = f"{option} {text!r} is not like 2024-05-01T12:00:00"
+        raise ConfigurationError(message) from error
+    return found.replace(tzinfo=found.tzinfo or UTC)
 
 
 def topics(
@@ -79,7 +96,7 @@ def topics(
     """List, describe, create, delete or alter topics."""
 
     async def main() -> None:
-        action = _one_of(list=list_, describe=describe, create=create, delete=delete, alter=alter)
+        action = one_of(list=list_, describe=describe, create=create, delete=delete, alter=alter)
         async with admin_at(bootstrap_server) as admin:
             match action:
                 case "list":
@@ -123,13 +140,13 @@ def topics(
                                 f"Replicas: {replicas}\tIsr: {isr}"
                             )
                 case "create":
-                    name = _needed(topic, "--topic")
+                    name = needed(topic, "--topic")
                     created = await admin.create(
                         [
                             Topic(
                                 name,
                                 partitions=partitions or 1,
-                                config=_pairs(config or [], "--config"),
+                                config=pairs(config or [], "--config"),
                             )
                         ],
                         replication_factor=replication_factor,
@@ -137,23 +154,29 @@ def topics(
                     if not created and not if_not_exists:
                         message = f"topic {name!r} exists already; --if-not-exists accepts that"
                         raise ConfigurationError(message)
-                    if created:
+                    if json:
+                        out({"topic": name, "created": bool(created)})
+                    elif created:
                         typer.echo(f"Created topic {name}.")
                 case "delete":
-                    name = _needed(topic, "--topic")
+                    name = needed(topic, "--topic")
                     if name not in await admin.describe([name]):
                         if if_exists:
                             return
                         raise TopicMissingError(topic=name)
                     await admin.delete([name])
+                    if json:
+                        out({"topic": name, "deleted": True})
                 case _:
-                    name = _needed(topic, "--topic")
+                    name = needed(topic, "--topic")
                     if partitions is None:
                         message = "--alter changes the number of partitions: give --partitions"
                         raise ConfigurationError(message)
                     if if_exists and name not in await admin.describe([name]):
                         return
                     await admin.add_partitions(name, partitions)
+                    if json:
+                        out({"topic": name, "partition_count": partitions})
 
     run(main())
 
@@ -176,6 +199,7 @@ def produce(
     ] = None,
     request_required_acks: Annotated[str, typer.Option("--request-required-acks", help="all, 1 or 0.")] = "all",
     partition: Annotated[int | None, typer.Option("--partition", help="All lines to this partition.")] = None,
+    json: Json = False,
 ) -> None:
     """Write lines of standard input as records; keys go where Java's default partitioner puts them."""
 
@@ -210,7 +234,11 @@ def produce(
             pending: dict[int, list[Outgoing]] = {}
 
             async def send() -> None:
-                await asyncio.gather(*(producer.send(topic, p, records) for p, records in pending.items()))
+                written = await asyncio.gather(*(producer.send(topic, p, records) for p, records in pending.items()))
+                if json:
+                    for p, offsets in zip(pending, written, strict=True):
+                        for offset in offsets:
+                            out({"topic": topic, "partition": p, "offset": offset})
                 pending.clear()
 
             waiting = 0
@@ -230,7 +258,7 @@ def produce(
 
 
 def _checked_properties(settings: list[str], known: dict[str, str], option: str = "--property") -> dict[str, str]:
-    found = _pairs(settings, option)
+    found = pairs(settings, option)
     for name in found:
         if name not in known:
             message = f"{option} {name!r} is not known; known are {', '.join(sorted(known))}"
@@ -266,6 +294,11 @@ def consume(
     group: Annotated[str | None, typer.Option("--group", help="Read as a member of this group, and commit.")] = None,
     max_messages: Annotated[int | None, typer.Option("--max-messages", help="Stop after so many.")] = None,
     timeout_ms: Annotated[int | None, typer.Option("--timeout-ms", help="Stop when nothing came for so long.")] = None,
+    from_datetime: Annotated[
+        str | None, typer.Option("--from-datetime", help="From this moment on; ISO 8601, UTC without zone.")
+    ] = None,
+    until_end: Annotated[bool, typer.Option("--until-end", help="Stop at what is the end now.")] = False,
+    key: Annotated[str | None, typer.Option("--key", help="Only records with this key.")] = None,
     partition: Annotated[int | None, typer.Option("--partition", help="Only this partition.")] = None,
     offset: Annotated[str, typer.Option("--offset", help="With --partition: a number, earliest or latest.")] = "latest",
     property_: Annotated[
@@ -282,9 +315,21 @@ def consume(
     ] = "read_uncommitted",
     json: Json = False,
 ) -> None:
-    """Print records as lines."""
+    """Print records as lines. Without --group nothing is committed and no group is touched."""
 
     async def main() -> None:
+        if group is not None and (from_datetime is not None or until_end or partition is not None):
+            message = (
+                "a member of a group goes on where the group is: --group excludes --from-datetime, --until-end and "
+            )
+            message += "--partition; `hailbus groups --reset-offsets` moves the group"
+            raise ConfigurationError(message)
+        if from_datetime is not None and (from_beginning or offset != "latest"):
+            message = "give only one of --from-beginning, --offset and --from-datetime"
+            raise ConfigurationError(message)
+        if isolation_level not in {"read_committed", "read_uncommitted"}:
+            message = f"--isolation-level {isolation_level!r} is not read_committed or read_uncommitted"
+            raise ConfigurationError(message)
         known = {
             "print.key": "false",
             "print.value": "true",
@@ -304,6 +349,9 @@ def consume(
                 raise TopicMissingError(topic=topic)
             starts = await admin.start_offsets([topic])
             ends = await admin.end_offsets([topic])
+            at = None
+            if from_datetime is not None:
+                at = await admin.offsets_at([topic], moment(from_datetime, "--from-datetime"))
         consumer = bus.consumer(
             client_id="hailbus-consume",
             group=group,
@@ -313,15 +361,16 @@ def consume(
         )
         await consumer.start()
         printed = 0
+        left = set(ends) if until_end else set()
         try:
             if group is None:
-                positions = dict(starts if from_beginning else ends)
+                positions = dict(starts if from_beginning else ends if at is None else at)
                 if partition is not None:
                     place = TopicPartition(topic, partition)
                     if place not in ends:
                         message = f"topic {topic!r} has partitions 0 to {len(ends) - 1}, not {partition}"
                         raise ConfigurationError(message)
-                    if not from_beginning:
+                    if not from_beginning and at is None:
                         positions[place] = {"earliest": starts[place], "latest": ends[place]}.get(offset, -1)
                         if positions[place] < 0:
                             if not offset.isdigit():
@@ -331,19 +380,31 @@ def consume(
                     for other in positions:
                         if other != place:
                             consumer.pause(other)
+                    left &= {place}
                 await consumer.seek(positions)
+                left = {place for place in left if positions[place] < ends[place]}
             loop = asyncio.get_running_loop()
             last_s = loop.time()
-            while max_messages is None or printed < max_messages:
-                left = 1000 if max_messages is None else max_messages - printed
+            while (max_messages is None or printed < max_messages) and (left or not until_end):
+                # By key most records are only looked at.
+                wanted = 1000 if max_messages is None or key is not None else max_messages - printed
                 wait_s = 0.25 if timeout_ms is None else max(min(0.25, last_s + timeout_ms / 1000 - loop.time()), 0)
-                found = await consumer.poll(timeout_s=wait_s, max_records=left)
+                found = await consumer.poll(timeout_s=wait_s, max_records=wanted)
                 done: dict[TopicPartition, int] = {}
                 for place, records in found.items():
                     for record in records:
-                        sys.stdout.write(_line(record, properties, json=json))
+                        if max_messages is not None and printed >= max_messages:
+                            break
+                        if until_end and record.offset >= ends[TopicPartition(*place)]:
+                            break
                         done[TopicPartition(*place)] = record.offset + 1
-                        printed += 1
+                        if key is None or record.key == key.encode():
+                            sys.stdout.write(_line(record, properties, json=json))
+                            printed += 1
+                if left:
+                    # Markers and compacted records leave gaps: the position tells, not the last record.
+                    reached = await consumer.positions()
+                    left = {place for place in left if reached.get(place, 0) < ends[place]}
                 if done:
                     sys.stdout.flush()
                     last_s = loop.time()
@@ -399,162 +460,3 @@ def _line(record: Received, properties: dict[str, str], *, json: bool) -> str:
     if properties["print.value"] == "true":
         parts.append(text(record.value))
     return properties["key.separator"].join(parts) + properties["line.separator"]
-
-
-def groups(
-    bootstrap_server: Bootstrap,
-    list_: Annotated[bool, typer.Option("--list", help="Ids of all groups.")] = False,
-    describe: Annotated[bool, typer.Option("--describe", help="Offsets, lag and members.")] = False,
-    reset_offsets: Annotated[bool, typer.Option("--reset-offsets", help="Move a group without members.")] = False,
-    group: Annotated[str | None, typer.Option("--group", help="Id of the group.")] = None,
-    topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Topics to reset; all committed ones else.")
-    ] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset")] = None,
-    shift_by: Annotated[int | None, typer.Option("--shift-by")] = None,
-    to_datetime: Annotated[str | None, typer.Option("--to-datetime", help="ISO 8601, UTC without zone.")] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Without it the plan is only shown.")] = False,
-    json: Json = False,
-) -> None:
-    """List, describe or reset consumer groups."""
-
-    async def main() -> None:
-        action = _one_of(list=list_, describe=describe, reset_offsets=reset_offsets)
-        async with admin_at(bootstrap_server) as admin, ClusterAdmin(bus_at(bootstrap_server)) as cluster:
-            if action == "list":
-                for name in await admin.groups():
-                    out({"group": name}) if json else typer.echo(name)
-                return
-            name = _needed(group, "--group")
-            if action == "describe":
-                description = await admin.describe_group(name)
-                lags = await cluster.lag(name)
-                if description.state == "Dead" and not lags:
-                    message = f"group {name!r} does not exist; --list shows those that do"
-                    raise ConfigurationError(message)
-                owners = {tp: member for member in description.members for tp in member.partitions}
-                rows: list[list[object]] = []
-                for lag in lags:
-                    member = owners.get(TopicPartition(lag.topic, lag.partition))
-                    committed = "-" if lag.committed_offset is None else lag.committed_offset
-                    if json:
-                        out(
-                            {
-                                "group": name,
-                                "state": description.state,
-                                "topic": lag.topic,
-                                "partition": lag.partition,
-                                "current_offset": lag.committed_offset,
-                                "log_end_offset": lag.end_offset,
-                                "lag": lag.lag,
-                                "member_id": member.member_id if member else None,
-                                "client_id": member.client_id if member else None,
-                            }
-                        )
-                    rows.append(
-                        [
-                            name,
-                            lag.topic,
-                            lag.partition,
-                            committed,
-                            lag.end_offset,
-                            lag.lag,
-                            member.member_id if member else "-",
-                            member.host if member else "-",
-                            member.client_id if member else "-",
-                        ]
-                    )
-                if not json:
-                    columns = "GROUP TOPIC PARTITION CURRENT-OFFSET LOG-END-OFFSET LAG CONSUMER-ID HOST CLIENT-ID"
-                    table(columns.split(), rows)
-                return
-            committed_now = await admin.committed(name)
-            names = topic or sorted({tp.topic for tp in committed_now})
-            if not names:
-                message = f"group {name!r} has committed nothing; say which topics by --topic"
-                raise ConfigurationError(message)
-            starts, ends = await admin.start_offsets(names), await admin.end_offsets(names)
-            chosen = _one_of(
-                to_earliest=to_earliest,
-                to_latest=to_latest,
-                to_offset=to_offset is not None,
-                shift_by=shift_by is not None,
-                to_datetime=to_datetime is not None,
-            )
-            match chosen:
-                case "to_earliest":
-                    target = dict(starts)
-                case "to_latest":
-                    target = dict(ends)
-                case "to_offset":
-                    target = dict.fromkeys(ends, to_offset or 0)
-                case "shift_by":
-                    target = {tp: committed_now.get(tp, starts[tp]) + (shift_by or 0) for tp in ends}
-                case _:
-                    try:
-                        moment = datetime.fromisoformat(to_datetime or "")
-                    except ValueError as error:
-                        message = f"--to-datetime {to_datetime!r} is not like 2024-05-01T12:00:00"
-                        raise ConfigurationError(message) from error
-                    from datetime import UTC
-
-                    target = dict(await admin.offsets_at(names, moment.replace(tzinfo=moment.tzinfo or UTC)))
-            target = {tp: min(max(found, starts[tp]), ends[tp]) for tp, found in target.items()}
-            if execute:
-                await admin.set_offsets(name, target)
-            rows = [[name, tp.topic, tp.partition, found] for tp, found in sorted(target.items())]
-            if json:
-                for row in rows:
-                    out(dict(zip(["group", "topic", "partition", "new_offset"], row, strict=True)))
-            else:
-                table(["GROUP", "TOPIC", "PARTITION", "NEW-OFFSET"], rows)
-                if not execute:
-                    typer.echo("Only shown; --execute sets them.", err=True)
-
-    run(main())
-
-
-def configs(
-    bootstrap_server: Bootstrap,
-    entity_type: Annotated[str, typer.Option("--entity-type", help="topics or brokers.")],
-    entity_name: Annotated[str, typer.Option("--entity-name", help="Topic name or broker id.")],
-    describe: Annotated[bool, typer.Option("--describe")] = False,
-    alter: Annotated[bool, typer.Option("--alter")] = False,
-    all_: Annotated[bool, typer.Option("--all", help="With --describe: defaults too.")] = False,
-    add_config: Annotated[list[str] | None, typer.Option("--add-config", help="name=value,name=value.")] = None,
-    delete_config: Annotated[list[str] | None, typer.Option("--delete-config", help="name,name.")] = None,
-    json: Json = False,
-) -> None:
-    """Describe or alter the configuration of a topic or broker."""
-
-    async def main() -> None:
-        action = _one_of(describe=describe, alter=alter)
-        kind: Any = {"topics": "topic", "brokers": "broker"}.get(entity_type)
-        if kind is None:
-            message = f"--entity-type {entity_type!r} is not topics or brokers"
-            raise ConfigurationError(message)
-        async with admin_at(bootstrap_server) as admin:
-            if action == "alter":
-                if kind != "topic":
-                    message = "only topics can be altered here; set broker options where the broker is started"
-                    raise ConfigurationError(message)
-                add = _pairs(add_config or [], "--add-config")
-                remove = [name for names in delete_config or [] for name in names.split(",")]
-                if not add and not remove:
-                    message = "--alter needs --add-config or --delete-config"
-                    raise ConfigurationError(message)
-                await admin.set_configs(entity_name, add, remove)
-                typer.echo(f"Completed updating config for {kind} {entity_name}.")
-                return
-            if not json:
-                typer.echo(f"{'All' if all_ else 'Dynamic'} configs for {kind} {entity_name} are:")
-            for entry in await admin.configs(kind, entity_name):
-                if all_ or not entry.is_default:
-                    if json:
-                        out({"name": entry.name, "value": entry.value, "default": entry.is_default})
-                    else:
-                        typer.echo(f"  {entry.name}={entry.value}")
-
-    run(main())

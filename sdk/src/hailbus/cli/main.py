@@ -15,7 +15,10 @@ from pydantic import ValidationError
 from hailbus.admin import ClusterAdmin
 from hailbus.cli import contracts, kafka
 from hailbus.cli.common import Bootstrap, Json, bus_at, catalogue_named, event_named, load, out, run, table
+from hailbus.cli.configs import configs
+from hailbus.cli.groups import groups
 from hailbus.cli.letters import dlq, parked
+from hailbus.cli.transactions import transactions
 from hailbus.errors import ConfigurationError, HailbusError, InvalidPayloadError
 from hailbus.event import event_info
 from hailbus.reader import bus_reader
@@ -31,11 +34,12 @@ app = typer.Typer(
 )
 app.add_typer(dlq, name="dlq")
 app.add_typer(parked, name="parked")
+app.add_typer(transactions, name="transactions")
 app.command("topics")(kafka.topics)
 app.command("produce")(kafka.produce)
 app.command("consume")(kafka.consume)
-app.command("groups")(kafka.groups)
-app.command("configs")(kafka.configs)
+app.command("groups")(groups)
+app.command("configs")(configs)
 app.command("check")(contracts.check)
 app.command("docs")(contracts.docs)
 

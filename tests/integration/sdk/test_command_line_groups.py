@@ -1,0 +1,262 @@
+"""Groups, configs, transactions, and ways to read: the commands of an administrator, on both brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from confluent_kafka import Consumer
+from hailbus.cli import app
+from typer.testing import CliRunner
+
+
+class Cluster(Protocol):
+    @property
+    def bootstrap(self) -> str: ...
+
+
+class Command:
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._runner = CliRunner()
+
+    def __call__(self, *words: str, stdin: str = "", code: int = 0) -> str:
+        head = 2 if words[0] == "transactions" else 1
+        arguments = [*words[:head], "--bootstrap-server", self._bootstrap, *words[head:]]
+        result = self._runner.invoke(app, arguments, input=stdin)
+        assert result.exit_code == code, (words, result.output, result.exception)
+        return result.stdout if code == 0 else result.output
+
+    def rows(self, *words: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self(*words, "--json").splitlines()]
+
+
+@pytest.fixture
+def hailbus(cluster: Cluster) -> Command:
+    return Command(cluster.bootstrap)
+
+
+@pytest.fixture
+def topic(hailbus: Command) -> Iterator[str]:
+    name = f"admin-{random.randrange(10**9)}"
+    hailbus("topics", "--create", "--topic", name, "--partitions", "2", "--json")
+    yield name
+    hailbus("topics", "--delete", "--topic", name)
+
+
+def test_consuming_from_a_time_by_key_and_to_the_end_touches_no_group(hailbus: Command, topic: str) -> None:
+    keyed = ("--property", "parse.key=true", "--property", "key.separator=:")
+    before = hailbus("groups", "--list")
+    written = hailbus("produce", "--topic", topic, *keyed, "--json", stdin="a:1\nb:2\na:3\n")
+    assert {json.loads(line)["topic"] for line in written.splitlines()} == {topic}
+    assert len(written.splitlines()) == 3
+    time.sleep(0.005)  # a later record must have a later millisecond
+    moment = datetime.now(tz=UTC).isoformat()
+    hailbus("produce", "--topic", topic, *keyed, stdin="a:4\nb:5\n")
+    read = ("consume", "--topic", topic, "--until-end")
+    assert sorted(hailbus(*read, "--from-beginning").split()) == ["1", "2", "3", "4", "5"]
+    assert hailbus(*read, "--from-beginning", "--key", "a").split() == ["1", "3", "4"]
+    assert sorted(hailbus(*read, "--from-datetime", moment).split()) == ["4", "5"]
+    assert hailbus(*read, "--from-datetime", moment, "--key", "b").split() == ["5"]
+    assert hailbus(*read) == ""
+    assert hailbus(*read, "--from-beginning", "--key", "a", "--max-messages", "2").split() == ["1", "3"]
+    assert hailbus("groups", "--list") == before
+    assert "only one of" in hailbus(*read, "--from-beginning", "--from-datetime", moment, code=2)
+    assert "goes on where the group is" in hailbus(*read, "--group", "g", code=2)
+    assert "is not like" in hailbus(*read, "--from-datetime", "yesterday", code=2)
+
+
+def test_a_group_is_described_moved_and_forgotten(hailbus: Command, cluster: Cluster, topic: str) -> None:
+    group = f"group-{topic}"
+
+    async def consume() -> None:
+        async with (
+            AIOKafkaProducer(bootstrap_servers=cluster.bootstrap) as producer,
+            AIOKafkaConsumer(
+                topic,
+                bootstrap_servers=cluster.bootstrap,
+                group_id=group,
+                group_instance_id="one",
+                client_id="reader",
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+            ) as consumer,
+        ):
+            for index in range(2):
+                await producer.send_and_wait(topic, b"x", partition=index)
+            for _ in range(2):
+                await consumer.getone()
+            shown = await asyncio.to_thread(hailbus.rows, "groups", "--describe", "--group", group)
+            # Nothing is committed yet, and the lag is there all the same.
+            assert [(row["partition"], row["current_offset"], row["lag"]) for row in shown] == [
+                (0, None, 1),
+                (1, None, 1),
+            ]
+            await consumer.commit()
+            (member,) = await asyncio.to_thread(hailbus.rows, "groups", "--describe", "--group", group, "--members")
+            assert (member["instance_id"], member["client_id"]) == ("one", "reader")
+            assert member["partitions"] == [f"{topic}-0", f"{topic}-1"]
+            (state,) = await asyncio.to_thread(hailbus.rows, "groups", "--describe", "--group", group, "--state")
+            assert (state["state"], state["type"], state["members"]) == ("Stable", "classic", 1)
+            refused = await asyncio.to_thread(hailbus, "groups", "--delete", "--group", group, code=2)
+            assert "cannot be deleted" in refused
+
+    asyncio.run(consume())
+    listed = {row["group"]: row for row in hailbus.rows("groups", "--list")}
+    assert listed[group]["type"].lower() == "classic"
+
+
+def test_offsets_are_reset_and_deleted(hailbus: Command, topic: str) -> None:
+    group = f"group-{topic}"
+    hailbus("produce", "--topic", topic, "--partition", "0", stdin="1\n2\n3\n")
+    hailbus("consume", "--topic", topic, "--from-beginning", "--group", group, "--max-messages", "3")
+
+    def reset(*words: str) -> dict[int, int]:
+        rows = hailbus.rows("groups", "--reset-offsets", "--group", group, *words)
+        return {row["partition"]: row["new_offset"] for row in rows}
+
+    assert reset("--to-current", "--all-topics") == {0: 3, 1: 0}
+    assert reset("--shift-by", "-2", "--topic", f"{topic}:0", "--execute") == {0: 1}
+    assert reset("--to-current", "--all-topics", "--dry-run") == {0: 1, 1: 0}
+    assert reset("--by-duration", "PT1H", "--topic", topic) == {0: 0, 1: 0}
+    assert "not like P2DT3H4M5S" in hailbus(
+        "groups", "--reset-offsets", "--group", group, "--by-duration", "1h", "--topic", topic, code=2
+    )
+    assert "partitions 0 to 1" in hailbus(
+        "groups", "--reset-offsets", "--group", group, "--to-earliest", "--topic", f"{topic}:7", code=2
+    )
+    assert hailbus.rows("groups", "--delete-offsets", "--group", group, "--topic", f"{topic}:0") == [
+        {"group": group, "topic": topic, "partition": 0, "deleted": True}
+    ]
+    assert hailbus.rows("groups", "--delete", "--group", group) == [{"group": group, "deleted": True}]
+    assert "cannot be deleted" in hailbus("groups", "--delete", "--group", group, code=2)
+    assert group not in hailbus("groups", "--list").split()
+
+
+def test_a_group_of_the_consumer_protocol_shows_its_members(hailbus: Command, cluster: Cluster, topic: str) -> None:
+    group = f"new-{topic}"
+    consumer = Consumer(
+        {"bootstrap.servers": cluster.bootstrap, "group.id": group, "group.protocol": "consumer", "client.id": "new"}
+    )
+    consumer.subscribe([topic])
+    try:
+        deadline = time.monotonic() + 30
+        while len(consumer.assignment()) < 2:
+            consumer.poll(0.1)
+            assert time.monotonic() < deadline
+        (member,) = hailbus.rows("groups", "--describe", "--group", group, "--members")
+        assert (member["client_id"], member["partitions"]) == ("new", [f"{topic}-0", f"{topic}-1"])
+        (state,) = hailbus.rows("groups", "--describe", "--group", group, "--state")
+        assert (state["type"], state["state"], state["assignor"]) == ("consumer", "Stable", "uniform")
+    finally:
+        consumer.close()
+
+
+def test_configs_of_topics_brokers_and_groups(hailbus: Command, topic: str) -> None:
+    def configs(*words: str) -> dict[str, str]:
+        return {row["name"]: row["value"] for row in hailbus.rows("configs", *words, "--describe")}
+
+    of_topic = ("--entity-type", "topics", "--entity-name", topic)
+    hailbus("configs", *of_topic, "--alter", "--add-config", "cleanup.policy=[compact,delete],retention.ms=60000")
+    assert configs(*of_topic) == {"cleanup.policy": "compact,delete", "retention.ms": "60000"}
+    hailbus("configs", *of_topic, "--alter", "--delete-config", "retention.ms", "--json")
+    assert configs(*of_topic) == {"cleanup.policy": "compact,delete"}
+    of_group = ("--entity-type", "groups", "--entity-name", f"group-{topic}")
+    hailbus("configs", *of_group, "--alter", "--add-config", "consumer.session.timeout.ms=50000")
+    assert configs(*of_group) == {"consumer.session.timeout.ms": "50000"}
+    of_all = ("--entity-type", "brokers", "--entity-default")
+    hailbus("configs", *of_all, "--alter", "--add-config", "message.max.bytes=2000000")
+    assert configs(*of_all)["message.max.bytes"] == "2000000"
+    hailbus("configs", *of_all, "--alter", "--delete-config", "message.max.bytes")
+    assert "cannot be changed" in hailbus("configs", *of_topic, "--alter", "--add-config", "retention.mss=1", code=2)
+    assert "--entity-default is for" in hailbus(
+        "configs", "--entity-type", "topics", "--entity-default", "--describe", code=2
+    )
+
+
+def test_transactions_are_listed_described_aborted_and_ended(hailbus: Command, cluster: Cluster, topic: str) -> None:
+    name = f"till-{topic}"
+
+    async def main() -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=cluster.bootstrap, transactional_id=name, transaction_timeout_ms=50_000
+        )
+        await producer.start()
+        try:
+            await producer.begin_transaction()
+            await producer.send_and_wait(topic, b"x", partition=1)
+            await asyncio.to_thread(look)
+        finally:
+            await producer.stop()
+
+    def look() -> None:
+        listed = {row["transactional_id"]: row for row in hailbus.rows("transactions", "list")}
+        assert listed[name]["state"] == "Ongoing"
+        assert name in hailbus("transactions", "list", "--transactional-id-pattern", f"till-{topic}.*")
+        assert name not in hailbus("transactions", "list", "--duration-filter", "3600000")
+        (found,) = hailbus.rows("transactions", "describe", "--transactional-id", name)
+        assert (found["state"], found["timeout_ms"], found["partitions"]) == ("Ongoing", 50_000, [f"{topic}-1"])
+        assert found["start_ms"] > 0
+        where = ("--topic", topic, "--partition", "1")
+        (active,) = hailbus.rows("transactions", "describe-producers", *where)
+        assert (active["producer_id"], active["start_offset"]) == (found["producer_id"], 0)
+        # Its coordinator knows it, so it does not hang, however long it is silent.
+        assert hailbus.rows("transactions", "find-hanging", "--topic", topic, "--max-transaction-timeout", "0") == []
+        assert "no open transaction" in hailbus("transactions", "abort", *where, "--start-offset", "7", code=2)
+        assert "give either" in hailbus("transactions", "abort", *where, "--producer-id", "7", code=2)
+        (aborted,) = hailbus.rows("transactions", "abort", *where, "--start-offset", "0")
+        assert aborted["producer_id"] == found["producer_id"]
+        (after,) = hailbus.rows("transactions", "describe-producers", *where)
+        assert after["start_offset"] is None
+        hailbus("transactions", "forceTerminateTransaction", "--transactional-id", name)
+        (ended,) = hailbus.rows("transactions", "describe", "--transactional-id", name)
+        assert (ended["state"], ended["start_ms"], ended["partitions"]) == ("Empty", None, [])
+        assert ended["producer_epoch"] > found["producer_epoch"]
+        assert "there is no transactional id" in hailbus("transactions", "describe", "--transactional-id", "x", code=2)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_flags(shell: str) -> None:
+    command = str(Path(sys.executable).with_name("hailbus"))
+
+    def complete(line: str) -> str:
+        words = line.split(" ")
+        variables = {
+            "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
+            "zsh": {"_TYPER_COMPLETE_ARGS": line},
+            "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        }[shell]
+        done = subprocess.run(
+            [command],
+            env={"PATH": "/usr/bin:/bin", "_HAILBUS_COMPLETE": f"complete_{shell}", **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.stdout
+
+    assert "transactions" in complete("hailbus tra")
+    assert "find-hanging" in complete("hailbus transactions find")
+    assert "--reset-offsets" in complete("hailbus groups --res")
+    script = subprocess.run(
+        [command, "--show-completion", shell],
+        env={"PATH": "/usr/bin:/bin", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert f"complete_{shell}" in script.stdout
