@@ -227,7 +227,7 @@ TOPIC_OPTIONS: Final = _table(
         "min.insync.replicas",
         _I,
         "1",
-        "Replicas that must have a record under acks=all.",
+        "Replicas that must have a record under acks=all; of fewer replicas, all.",
         1,
         broker_name="min.insync.replicas",
     ),

@@ -336,7 +336,7 @@ class PartitionLog:
             or (producer_id >= 0 and (sequence < 0 or producer_epoch < 0))
             or max_timestamp - now_ms > config.message_timestamp_after_max_ms
         ):
-            check_batch(BatchHeader._make(fields), config, now_ms)  # says what is wrong with it, or that nothing is
+            check_batch(BatchView(buffer), config, now_ms)  # says what is wrong with it, or that nothing is
         last_sequence = -1
         if producer_id >= 0:
             last_sequence = (sequence + offset_delta) & 0x7FFFFFFF

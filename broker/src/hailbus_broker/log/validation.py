@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.config import MAX_LONG, LogConfig
 from hailbus_broker.records import (
-    BatchHeader,
     BatchView,
     Compression,
     InvalidRecordError,
@@ -36,7 +35,7 @@ _ATTRIBUTES_INDEX: Final = 5
 _MAX_TIMESTAMP_INDEX: Final = 8
 
 
-def check_batch(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+def check_batch(batch: BatchView, config: LogConfig, now_ms: int) -> None:
     """Whether a client may append a batch with this header to a topic with these settings.
 
     Raises:
@@ -58,7 +57,7 @@ def check_batch(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
         producer_epoch,
         sequence,
         count,
-    ) = header
+    ) = batch.header
     if count < 1 or offset_delta != count - 1 or base_offset != 0:
         if base_offset != 0:
             raise InvalidRecordError(f"a producer's batch begins at offset {base_offset}, which is the log's to give")
@@ -81,9 +80,18 @@ def check_batch(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
         max_timestamp - now_ms > config.message_timestamp_after_max_ms
         and config.message_timestamp_type is TimestampType.CREATE_TIME
     ):
-        raise InvalidTimestampError(
+        message = (
             f"a record is {max_timestamp - now_ms} ms in the future, "
             f"message.timestamp.after.max.ms allows {config.message_timestamp_after_max_ms}"
+        )
+        newest = now_ms + config.message_timestamp_after_max_ms
+        raise InvalidTimestampError(
+            message,
+            record_errors=tuple(
+                RecordError(batch_index=number, message=message)
+                for number, record in enumerate(iterate_records(batch))
+                if record.timestamp > newest
+            ),
         )
 
 

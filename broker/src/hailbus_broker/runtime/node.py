@@ -282,7 +282,6 @@ class Node:
         return {
             "flush_messages": 1 if is_internal else topic_value(overrides, self.config, "flush.messages"),
             "flush_ms": topic_value(overrides, self.config, "flush.ms"),
-            "min_insync_replicas": topic_value(overrides, self.config, "min.insync.replicas"),
         }
 
     def log_config(self, topic: str) -> LogConfig:

@@ -57,7 +57,6 @@ class Partition:
         "lane",
         "leader_epoch",
         "log",
-        "min_insync_replicas",
         "name",
         "readers",
         "topic",
@@ -77,7 +76,6 @@ class Partition:
         report: Callable[[StorageError], None],
         flush_messages: int = 1,
         flush_ms: int = NEVER_MS,
-        min_insync_replicas: int = 1,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -89,7 +87,6 @@ class Partition:
         self.flush_ms = flush_ms
         self._unsynced_count = 0
         self._flush_timer: asyncio.TimerHandle | None = None
-        self.min_insync_replicas = min_insync_replicas
         self.lane = sum(self.name.encode()) % LANES
         self.error: Exception | None = None
         self.is_deleted = False

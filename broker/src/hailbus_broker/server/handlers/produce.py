@@ -122,7 +122,7 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
                 fail(result, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
             elif not records:
                 fail(result, ErrorCode.INVALID_RECORD, "no record batch was given")
-            elif refusal := refuse(request, message, partitions[index]):
+            elif refusal := refuse(request, partitions[index]):
                 fail(result, *refusal)
             elif is_transactional(records) and not partitions[index].log.has_open_transaction(*producer_of(records)):
                 assert isinstance(records, memoryview)
@@ -150,7 +150,7 @@ def _handle_single(dispatcher: Dispatcher, request: Request, single: SingleProdu
     if partitions is None or not 0 <= single.partition < len(partitions) or is_transactional(records):
         return False
     partition = partitions[single.partition]
-    if not -1 <= single.acks <= 1 or partition.min_insync_replicas > 1 or is_protected(partition.topic):
+    if not -1 <= single.acks <= 1 or is_protected(partition.topic):
         return False
     try:
         appended = partition.append(records, now_ms=node.clock.wall_ms())
@@ -198,15 +198,10 @@ def _refuse_single(request: Request, single: SingleProduce, error: Exception) ->
     produce.done()
 
 
-def refuse(request: Request, message: ProduceRequest, partition: Partition) -> tuple[ErrorCode, str] | None:
+def refuse(request: Request, partition: Partition) -> tuple[ErrorCode, str] | None:
     """Why a client may not write to a partition, if it may not."""
     if is_protected(partition.topic) and request.client_id != "__admin_client":
         return ErrorCode.INVALID_TOPIC_EXCEPTION, "this topic is the broker's own"
-    if message.acks == -1 and partition.min_insync_replicas > 1:
-        return (
-            ErrorCode.NOT_ENOUGH_REPLICAS,
-            f"min.insync.replicas is {partition.min_insync_replicas}, and there is 1 replica",
-        )
     return None
 
 
