@@ -53,7 +53,7 @@ async def test_a_silent_member_is_out_when_the_clock_says_so() -> None:
         assert len(shard.groups["surge"].members) == 1
         broker.advance(30_001)
         assert shard.groups["surge"].members == {}
-        assert "silent" in shard.groups["surge"].rebalance_reason
+        assert "silent" in shard.groups["surge"].rebalances.last_reason
 
 
 def test_blocking_clients_have_it_in_a_thread() -> None:

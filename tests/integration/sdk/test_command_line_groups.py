@@ -108,6 +108,12 @@ def test_a_group_is_described_moved_and_forgotten(hailbus: Command, cluster: Clu
             assert member["partitions"] == [f"{topic}-0", f"{topic}-1"]
             (state,) = await asyncio.to_thread(hailbus.rows, "groups", "--describe", "--group", group, "--state")
             assert (state["state"], state["type"], state["members"]) == ("Stable", "classic", 1)
+            told = await asyncio.to_thread(hailbus.rows, "groups", "--describe", "--group", group, "--rebalances")
+            if type(cluster).__name__ == "InHouse":
+                assert [(entry["cause"], entry["members"]) for entry in told] == [("member-joined", 1)]
+                assert state["last_rebalance"] == told[0]["reason"]
+            else:
+                assert (told, state["last_rebalance"]) == ([], None)
             refused = await asyncio.to_thread(hailbus, "groups", "--delete", "--group", group, code=2)
             assert "cannot be deleted" in refused
 

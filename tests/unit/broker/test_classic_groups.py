@@ -196,7 +196,7 @@ def test_a_silent_member_is_removed_and_the_rest_rebalance() -> None:
     assert coordinator.beat(first, 2) == ErrorCode.NONE
     coordinator.advance(5_000)
     assert list(coordinator.group().members) == [first]
-    assert "silent" in coordinator.group().rebalance_reason
+    assert "silent" in coordinator.group().rebalances.last_reason
     assert coordinator.beat(first, 2) == ErrorCode.REBALANCE_IN_PROGRESS
     assert coordinator.beat(second, 2) == ErrorCode.UNKNOWN_MEMBER_ID
 

@@ -176,7 +176,7 @@ def test_a_member_that_does_not_give_up_in_time_is_out() -> None:
             break
         first.beat(topic_partitions=everything)
         second.beat()
-    assert "did not give its partitions up" in coordinator.group().rebalance_reason
+    assert "did not give its partitions up" in coordinator.group().rebalances.last_reason
     settle(second)
     assert second.has() == {RIDES: {0, 1}}
 
@@ -221,7 +221,7 @@ def test_new_partitions_and_topics_are_noticed_at_the_next_heartbeat() -> None:
         coordinator.image.replay(record)
     settle(member)
     assert member.has() == {RIDES: {0, 1}, BIKES: {0}}
-    assert "topics" in coordinator.group().rebalance_reason
+    assert "topics" in coordinator.group().rebalances.last_reason
 
 
 def test_a_static_member_gets_back_what_it_had() -> None:

@@ -12,6 +12,7 @@ import uvloop
 
 from hailbus_broker import config, logging
 from hailbus_broker.logging import get_logger
+from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.node import Node
 from hailbus_broker.server.listener import Server
 
@@ -47,15 +48,33 @@ async def _run(server: Server) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await server.start()
+    metrics_server = None
+    metrics_address = server.node.config["metrics.listen"]
+    if metrics_address is not None:
+        from hailbus_broker.metrics import Metrics, MetricsServer
+
+        assert server.dispatcher is not None
+        metrics_server = MetricsServer(
+            Metrics(server.dispatcher, max_partitions=server.node.config["metrics.max.partitions"])
+        )
+        try:
+            metrics_address = await metrics_server.start(metrics_address)
+        except StartError:
+            await server.stop()
+            raise
     # What was made so far lives as long as the process: the collector need not look at it again.
     gc.freeze()
     gc.enable()
     sys.stdout.write(f"bootstrap={server.bootstrap}\n")
+    if metrics_address is not None:
+        sys.stdout.write(f"metrics=http://{metrics_address}/metrics\n")
     sys.stdout.flush()
     # In a thread, since the first line loads structlog, and clients are served already.
     facts = {"bootstrap": server.bootstrap, "node_id": server.node.node_id, "data_dir": server.node.data.path}
     await loop.run_in_executor(None, lambda: log.info("broker_started", **facts))
     await stop.wait()
     log.info("broker_stopping")
+    if metrics_server is not None:
+        await metrics_server.stop()
     await server.stop()
     log.info("broker_stopped")

@@ -303,6 +303,8 @@ BROKER_OPTIONS: Final = _table(
     Option("log.retention.minutes", _I, None, "As log.retention.ms, in minutes."),
     Option("log.roll.hours", _I, "168", "As log.roll.ms, in hours.", 1),
     Option("max.incremental.fetch.session.cache.slots", _I, "1000", "Fetch sessions that are remembered.", 0),
+    Option("metrics.listen", _S, None, "HOST:PORT for Prometheus' GET /metrics; off where it is not given."),
+    Option("metrics.max.partitions", _I, "1000", "With more partitions, none has metrics of its own.", 0),
     Option("node.id", _I, "1", "The node's number.", 0),
     Option("num.partitions", _I, "1", "Partitions of a topic where nobody says otherwise.", 1, is_dynamic=True),
     Option("offset.metadata.max.bytes", _I, "4096", "Longest metadata of a committed offset.", 0),

@@ -67,10 +67,13 @@ class Dispatcher:
         self._max_bytes_in_work: int = node.config["queued.max.request.bytes"]
         self._waiting: set[Connection] = set()
         self.disturb: Callable[[Request, Callable[[Request], None]], bool] | None = None
+        self.observe: Callable[[Request], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, request: Request) -> None:
         """Serve one request, or let it go wrong where a test asks for that."""
+        if self.observe is not None:
+            self.observe(request)
         if self.disturb is None or not self.disturb(request, self.serve):
             self.serve(request)
 

@@ -29,6 +29,7 @@ class Request:
         position: Where the body begins.
         message: The decoded body, once somebody has decoded it.
         loses_answer: The connection closes instead of the answer; for tests.
+        on_answer: Called when the answer is there, whatever it is; for metrics.
         on_disconnect: Called when the connection is lost before the answer.
     """
 
@@ -41,6 +42,7 @@ class Request:
         "is_done",
         "loses_answer",
         "message",
+        "on_answer",
         "on_disconnect",
         "parts",
         "position",
@@ -67,6 +69,7 @@ class Request:
         self.message: Message | None = None
         self.is_done = False
         self.loses_answer = False
+        self.on_answer: Callable[[Request], None] | None = None
         self.on_disconnect: Callable[[], None] | None = None
         self.parts: list[Part] = []
 
@@ -130,4 +133,6 @@ class Request:
             self.connection.close()
             return
         self.parts = parts
+        if self.on_answer is not None:
+            self.on_answer(self)
         self.connection.answered()

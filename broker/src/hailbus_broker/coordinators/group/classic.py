@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from hailbus_broker.coordinators.group.rebalances import RebalanceHistory
+
 
 class ClassicState(StrEnum):
     """Names as DescribeGroups gives them."""
@@ -73,7 +75,6 @@ class ClassicGroup:
         join_deadline_ms: When a rebalance stops waiting for members that have not rejoined; None while there is none.
         join_remaining_ms: Of a group's first rebalance: for how long it may still be put off for newcomers.
         pending: Member ids that were given out and not used yet, with the time at which they lapse.
-        rebalance_reason: Why the last rebalance began.
     """
 
     group_id: str
@@ -90,8 +91,7 @@ class ClassicGroup:
     join_remaining_ms: int | None = None
     has_newcomers: bool = False
     sync_deadline_ms: int | None = None
-    rebalance_reason: str = ""
-    rebalance_count: int = 0
+    rebalances: RebalanceHistory = field(default_factory=RebalanceHistory)
     is_recorded: bool = False
 
     def move_to(self, state: ClassicState, now_ms: int) -> None:

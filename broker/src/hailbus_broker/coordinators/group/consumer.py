@@ -22,6 +22,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.coordinators.group.assignors import Assignment
+from hailbus_broker.coordinators.group.rebalances import RebalanceHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -89,8 +90,7 @@ class ConsumerGroup:
     image_version: int = -1
     session_deadlines: dict[str, int] = field(default_factory=dict)
     revocation_deadlines: dict[str, tuple[int, int]] = field(default_factory=dict)
-    rebalance_reason: str = ""
-    rebalance_count: int = 0
+    rebalances: RebalanceHistory = field(default_factory=RebalanceHistory)
 
     def state(self) -> str:
         """As ListGroups and ConsumerGroupDescribe show it."""

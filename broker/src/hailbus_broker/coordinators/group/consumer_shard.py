@@ -21,6 +21,7 @@ from hailbus_broker.coordinators.group.consumer import (
     intersects,
     without_empty,
 )
+from hailbus_broker.coordinators.group.rebalances import Rebalance, RebalanceCause, rebalances_tag
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome
 from hailbus_broker.protocol.definitions import (
     consumer_group_current_member_assignment_value as current_value,
@@ -55,6 +56,7 @@ from hailbus_broker.protocol.definitions.group_metadata_key import GroupMetadata
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Mapping
 
     from hailbus_broker.cluster.metadata.image import MetadataImage
@@ -98,6 +100,7 @@ class ConsumerGroupsMixin:
     consumer_groups: dict[str, ConsumerGroup]
     image: MetadataImage
     _timers: list[tuple[int, str, str]]
+    rebalance_counts: Counter[RebalanceCause]
     group_settings: Callable[[str], tuple[int, int]]
     """Of a group: session timeout and heartbeat interval in ms."""
 
@@ -127,7 +130,7 @@ class ConsumerGroupsMixin:
         try:
             _check(request, member_id, self.config)
             if request.member_epoch in {LEAVE_EPOCH, STATIC_LEAVE_EPOCH}:
-                response = self._consumer_leave(request, out)
+                response = self._consumer_leave(request, now_ms, out)
             else:
                 response = self._consumer_heartbeat(request, member_id, client_id, client_host, now_ms, out)
         except ApiError as error:
@@ -155,7 +158,7 @@ class ConsumerGroupsMixin:
                 f"The consumer group has reached its maximum capacity of {self.config.consumer_max_size} members.",
             )
         members = dict(group.members)
-        reasons: list[str] = []
+        reasons: list[tuple[RebalanceCause, str]] = []
         owned = (
             None
             if request.topic_partitions is None
@@ -170,9 +173,9 @@ class ConsumerGroupsMixin:
                 member.subscribed_topics,
                 member.subscribed_regex,
             ) and member.member_id in group.members:
-                reasons.append(f"member {member_id} changed its subscription")
+                reasons.append((RebalanceCause.SUBSCRIPTION_CHANGED, f"member {member_id} changed its subscription"))
             elif updated.server_assignor != member.server_assignor and member.member_id in group.members:
-                reasons.append(f"member {member_id} changed its assignor")
+                reasons.append((RebalanceCause.ASSIGNOR_CHANGED, f"member {member_id} changed its assignor"))
         members[member_id] = updated
         regex_topics = self._resolve_regexes(group, members, out, now_ms)
         subscriptions = {
@@ -181,12 +184,13 @@ class ConsumerGroupsMixin:
         }
         subscription_hash = self._subscription_hash(subscriptions)
         if subscription_hash != group.subscription_hash and not reasons:
-            reasons.append("the subscribed topics or their partitions changed")
+            reasons.append((RebalanceCause.TOPICS_CHANGED, "the subscribed topics or their partitions changed"))
         group_epoch, assignment_epoch = group.group_epoch, group.assignment_epoch
         if reasons:
             group_epoch += 1
             out.records.append(_group_record(group.group_id, group_epoch, subscription_hash))
-            self._note_rebalance(group, group_epoch, len(members), "; ".join(reasons), out)
+            sentence = "; ".join(reason for _, reason in reasons)
+            self._note_rebalance(group, group_epoch, len(members), reasons[0][0], sentence, now_ms, out)
         if assignment_epoch < group_epoch:
             target = self._assign(group, members, target, subscriptions, group_epoch, now_ms, out)
             assignment_epoch = group_epoch
@@ -250,7 +254,7 @@ class ConsumerGroupsMixin:
         member_id: str,
         owned: Assignment | None,
         out: Outcome,
-        reasons: list[str],
+        reasons: list[tuple[RebalanceCause, str]],
     ) -> ConsumerMember:
         """The member that a heartbeat is of; a new one joins, a static one takes its place again."""
         known = group.members.get(member_id)
@@ -268,7 +272,7 @@ class ConsumerGroupsMixin:
                         )
                     return self._replace_consumer_static(group, members, target, holder, member_id, out)
                 if holder is None:
-                    reasons.append(f"a new static member {instance_id} joined")
+                    reasons.append((RebalanceCause.MEMBER_JOINED, f"a new static member {instance_id} joined"))
             elif holder is None:
                 raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
             elif holder.member_id != member_id:
@@ -277,7 +281,7 @@ class ConsumerGroupsMixin:
                     f"Static member {member_id} with instance id {instance_id} was fenced by {holder.member_id}.",
                 )
         elif known is None and request.member_epoch == JOIN_EPOCH:
-            reasons.append(f"a new member {member_id} joined")
+            reasons.append((RebalanceCause.MEMBER_JOINED, f"a new member {member_id} joined"))
         if known is None:
             if request.member_epoch != JOIN_EPOCH:
                 raise ApiError(
@@ -453,7 +457,7 @@ class ConsumerGroupsMixin:
     # ------------------------------------------------------------------ leaving
 
     def _consumer_leave(
-        self, request: ConsumerGroupHeartbeatRequest, out: Outcome
+        self, request: ConsumerGroupHeartbeatRequest, now_ms: int, out: Outcome
     ) -> heartbeat_response.ConsumerGroupHeartbeatResponse:
         group = self.consumer_groups.get(request.group_id)
         if group is None:
@@ -483,10 +487,12 @@ class ConsumerGroupsMixin:
             raise ApiError(
                 ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group.group_id}."
             )
-        self._remove_consumer(group, member_id, f"member {member_id} left", out)
+        self._remove_consumer(group, member_id, RebalanceCause.MEMBER_LEFT, f"member {member_id} left", now_ms, out)
         return response
 
-    def _remove_consumer(self, group: ConsumerGroup, member_id: str, reason: str, out: Outcome) -> None:
+    def _remove_consumer(
+        self, group: ConsumerGroup, member_id: str, cause: RebalanceCause, reason: str, now_ms: int, out: Outcome
+    ) -> None:
         out.records += _removal_records(group.group_id, member_id)
         epoch = group.group_epoch + 1
         rest = {key: member for key, member in group.members.items() if key != member_id}
@@ -495,15 +501,25 @@ class ConsumerGroupsMixin:
             for key, member in rest.items()
         }
         out.records.append(_group_record(group.group_id, epoch, self._subscription_hash(subscriptions)))
-        self._note_rebalance(group, epoch, len(rest), reason, out)
+        self._note_rebalance(group, epoch, len(rest), cause, reason, now_ms, out)
         group.session_deadlines.pop(member_id, None)
         group.revocation_deadlines.pop(member_id, None)
 
-    def _note_rebalance(self, group: ConsumerGroup, epoch: int, count: int, reason: str, out: Outcome) -> None:
-        group.rebalance_reason = reason
-        group.rebalance_count += 1
-        out.facts.append(
-            ("rebalance_started", {"group": group.group_id, "group_epoch": epoch, "members": count, "reason": reason})
+    def _note_rebalance(
+        self,
+        group: ConsumerGroup,
+        epoch: int,
+        count: int,
+        cause: RebalanceCause,
+        reason: str,
+        now_ms: int,
+        out: Outcome,
+    ) -> None:
+        group.rebalances.note(
+            Rebalance(at_ms=now_ms, generation=epoch, members=count, cause=cause, reason=reason),
+            group_id=group.group_id,
+            counts=self.rebalance_counts,
+            out=out,
         )
 
     # ------------------------------------------------------------------ time
@@ -522,9 +538,10 @@ class ConsumerGroupsMixin:
         revocation = group.revocation_deadlines.get(member_id)
         if revocation is not None and revocation[0] <= now_ms:
             reason = f"member {member_id} did not give its partitions up in time"
-            self._remove_consumer(group, member_id, reason, out)
+            self._remove_consumer(group, member_id, RebalanceCause.REVOCATION_TIMED_OUT, reason, now_ms, out)
         elif session_due is not None and session_due <= now_ms:
-            self._remove_consumer(group, member_id, f"member {member_id} was silent for its session timeout", out)
+            reason = f"member {member_id} was silent for its session timeout"
+            self._remove_consumer(group, member_id, RebalanceCause.SESSION_EXPIRED, reason, now_ms, out)
         else:
             upcoming = [due for due in (session_due, revocation[0] if revocation else None) if due is not None]
             if upcoming:
@@ -552,6 +569,7 @@ class ConsumerGroupsMixin:
         if group is None:
             return None
         return describe_response.DescribedGroup(
+            unknown_tags=rebalances_tag(group.rebalances),
             group_id=group_id,
             group_state=group.state(),
             group_epoch=group.group_epoch,

@@ -6,6 +6,7 @@ tokens and perhaps later. Time is told by `tick`, which is due at `next_deadline
 
 from __future__ import annotations
 
+from collections import Counter
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from hailbus_broker.coordinators.group.consumer_shard import (
     ConsumerGroupsMixin,
 )
 from hailbus_broker.coordinators.group.offsets import CommittedOffset, GroupOffsets, OffsetsMixin
+from hailbus_broker.coordinators.group.rebalances import Rebalance, RebalanceCause, rebalances_tag
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome, decode_key, decode_value
 from hailbus_broker.protocol.definitions.describe_groups_response import DescribedGroup, DescribedGroupMember
 from hailbus_broker.protocol.definitions.group_metadata_key import GroupMetadataKey
@@ -82,6 +84,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         self.offsets: dict[str, GroupOffsets] = {}
         self.pending_offsets: dict[int, dict[tuple[str, str, int], CommittedOffset]] = {}
         self.replay_count = 0
+        self.rebalance_counts: Counter[RebalanceCause] = Counter()
         # (due, group, member or "" for the group's own deadlines); stale entries are found out when they come up
         self._timers: list[tuple[int, str, str]] = []
 
@@ -129,7 +132,14 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             heappush(self._timers, (member.deadline_ms, group.group_id, member_id))
             return
         member.has_timer = False
-        self._remove_member(group, member, f"member {member_id} was silent for its session timeout", now_ms, out)
+        self._remove_member(
+            group,
+            member,
+            RebalanceCause.SESSION_EXPIRED,
+            f"member {member_id} was silent for its session timeout",
+            now_ms,
+            out,
+        )
 
     def _group_due(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
         if group.join_deadline_ms is not None and group.join_deadline_ms <= now_ms:
@@ -145,7 +155,14 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             if group.state is ClassicState.COMPLETING_REBALANCE:
                 silent = [member for member in group.members.values() if member.sync_token is None]
                 for member in silent:
-                    self._remove_member(group, member, f"member {member.member_id} did not sync in time", now_ms, out)
+                    self._remove_member(
+                        group,
+                        member,
+                        RebalanceCause.SYNC_TIMED_OUT,
+                        f"member {member.member_id} did not sync in time",
+                        now_ms,
+                        out,
+                    )
 
     def _schedule_join(self, group: ClassicGroup, due_ms: int) -> None:
         group.join_deadline_ms = due_ms
@@ -300,7 +317,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         group.add(member)
         group.has_newcomers = True
         self._touch(group, member, now_ms, timeout_ms=NEW_MEMBER_JOIN_TIMEOUT_MS)
-        self._maybe_rebalance(group, reason, now_ms, out)
+        self._maybe_rebalance(group, RebalanceCause.MEMBER_JOINED, reason, now_ms, out)
 
     def _rejoin(
         self,
@@ -330,12 +347,15 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         known.client_id, known.client_host = new.client_id, new.client_host
         known.join_token = token
         if has_changed:
+            cause = RebalanceCause.SUBSCRIPTION_CHANGED
             why = f"member {known.member_id} changed its subscription; its reason: {reason}"
         elif is_leader:
+            cause = RebalanceCause.MEMBER_REJOINED
             why = f"the leader {known.member_id} joined again; its reason: {reason}"
         else:
+            cause = RebalanceCause.MEMBER_REJOINED
             why = f"member {known.member_id} joined again; its reason: {reason}"
-        self._maybe_rebalance(group, why, now_ms, out)
+        self._maybe_rebalance(group, cause, why, now_ms, out)
 
     def _replace_static(
         self,
@@ -385,13 +405,23 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                 return
             new.join_token = token
             self._maybe_rebalance(
-                group, f"static member {new.group_instance_id} came back with another subscription", now_ms, out
+                group,
+                RebalanceCause.STATIC_MEMBER_RETURNED,
+                f"static member {new.group_instance_id} came back with another subscription",
+                now_ms,
+                out,
             )
             return
         new.join_token = token
         if group.state is ClassicState.EMPTY:
             group.move_to(ClassicState.PREPARING_REBALANCE, now_ms)
-        self._maybe_rebalance(group, f"static member {new.group_instance_id} came back during a rebalance", now_ms, out)
+        self._maybe_rebalance(
+            group,
+            RebalanceCause.STATIC_MEMBER_RETURNED,
+            f"static member {new.group_instance_id} came back during a rebalance",
+            now_ms,
+            out,
+        )
 
     @staticmethod
     def _abandon_join(member: Member, out: Outcome, *, code: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
@@ -402,7 +432,9 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
 
     # ------------------------------------------------------------------ rebalance
 
-    def _maybe_rebalance(self, group: ClassicGroup, reason: str, now_ms: int, out: Outcome) -> None:
+    def _maybe_rebalance(
+        self, group: ClassicGroup, cause: RebalanceCause, reason: str, now_ms: int, out: Outcome
+    ) -> None:
         if group.state is ClassicState.PREPARING_REBALANCE:
             self._maybe_complete_join(group, now_ms, out)
             return
@@ -419,18 +451,13 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         was_empty = group.state is ClassicState.EMPTY
         group.move_to(ClassicState.PREPARING_REBALANCE, now_ms)
         group.sync_deadline_ms = None
-        group.rebalance_reason = reason
-        group.rebalance_count += 1
-        out.facts.append(
-            (
-                "rebalance_started",
-                {
-                    "group": group.group_id,
-                    "generation": group.generation,
-                    "members": len(group.members),
-                    "reason": reason,
-                },
-            )
+        group.rebalances.note(
+            Rebalance(
+                at_ms=now_ms, generation=group.generation, members=len(group.members), cause=cause, reason=reason
+            ),
+            group_id=group.group_id,
+            counts=self.rebalance_counts,
+            out=out,
         )
         delay = self.config.initial_rebalance_delay_ms
         if was_empty and delay > 0:
@@ -642,16 +669,19 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             return
         member = self._known_member(group, member_id, entry.group_instance_id)
         reason = entry.reason or "not given"
-        self._remove_member(group, member, f"member {member_id} left; its reason: {reason}", now_ms, out)
+        why = f"member {member_id} left; its reason: {reason}"
+        self._remove_member(group, member, RebalanceCause.MEMBER_LEFT, why, now_ms, out)
 
-    def _remove_member(self, group: ClassicGroup, member: Member, reason: str, now_ms: int, out: Outcome) -> None:
+    def _remove_member(
+        self, group: ClassicGroup, member: Member, cause: RebalanceCause, reason: str, now_ms: int, out: Outcome
+    ) -> None:
         self._abandon_join(member, out)
         if member.sync_token is not None:
             out.replies.append((member.sync_token, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID)))
         group.remove(member)
         out.facts.append(("member_removed", {"group": group.group_id, "member": member.member_id, "reason": reason}))
         if group.state in {ClassicState.STABLE, ClassicState.COMPLETING_REBALANCE}:
-            self._maybe_rebalance(group, reason, now_ms, out)
+            self._maybe_rebalance(group, cause, reason, now_ms, out)
         elif group.state is ClassicState.PREPARING_REBALANCE:
             self._maybe_complete_join(group, now_ms, out)
 
@@ -666,6 +696,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             return None
         is_stable = group.state is ClassicState.STABLE
         return DescribedGroup(
+            unknown_tags=rebalances_tag(group.rebalances),
             group_id=group_id,
             group_state=group.state,
             protocol_type=group.protocol_type or "",

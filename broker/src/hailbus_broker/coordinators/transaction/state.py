@@ -38,6 +38,11 @@ class State(IntEnum):
         """As DescribeTransactions and ListTransactions name it."""
         return "".join(part.capitalize() for part in self.name.split("_"))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether readers of committed records wait for its end."""
+        return self in {State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT}
+
 
 PREPARED: Final = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
 COMPLETE: Final = frozenset({State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
