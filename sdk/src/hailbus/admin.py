@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Literal, Self
 
 from hailbus._transport import Admin, Bus, TopicDescription, TopicPartition
-from hailbus._transport.kafka import KafkaBus
 from hailbus.errors import TopicMismatchError
 from hailbus.event import Topic
 
@@ -35,7 +34,11 @@ class ClusterAdmin:
     """
 
     def __init__(self, bus: Bus | str, *, client_id: str = "hailbus-admin") -> None:
-        self._bus: Bus = KafkaBus(bootstrap_servers=bus) if isinstance(bus, str) else bus
+        if isinstance(bus, str):
+            from hailbus._transport.kafka import KafkaBus  # a service on another bus need not load the client
+
+            bus = KafkaBus(bootstrap_servers=bus)
+        self._bus: Bus = bus
         self._client_id = client_id
         self._admin: Admin | None = None
 

@@ -12,7 +12,7 @@ from hailbus.errors import (
     UnsupportedVersionError,
 )
 from hailbus.event import Event, Topic, event_info, is_event
-from hailbus.upcast import predecessors
+from hailbus.upcasting import predecessors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Literal
 
-__all__ = ["Clock", "utc_now"]
+__all__ = ["Clock", "ServiceClock", "micros", "utc_now"]
 
 Clock = Callable[[], datetime]
 """Gives the present moment, aware, in UTC."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 def utc_now() -> datetime:
     """The wall clock."""
     return datetime.now(UTC)  # noqa: TID251 this is the edge that reads the clock
+
+
+def micros(moment: datetime) -> int:
+    """Microseconds since the epoch: databases compare them alike, and SQLite keeps no time zones."""
+    return (moment - EPOCH) // _MICROSECOND
+
+
+class ServiceClock:
+    """What time it is for a service: by the wall, or by the events of a replay.
+
+    A replay runs at any speed, so its time is the highest event time that callers brought; before the first it stands
+    at the epoch, when no schedule is due.
+
+    Args:
+        name: `wall` or `event`.
+    """
+
+    def __init__(self, name: Literal["wall", "event"]) -> None:
+        self.name = name
+        self._now = EPOCH
+
+    def now(self) -> datetime:
+        """The present moment."""
+        return utc_now() if self.name == "wall" else self._now
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it knows what time it is: an event clock does after the first event."""
+        return self.name == "wall" or self._now > EPOCH
+
+    def observe(self, moment: datetime) -> bool:
+        """Hear of a moment; whether the clock moved. A wall clock has its own mind."""
+        if self.name == "wall" or moment <= self._now:
+            return False
+        self._now = moment
+        return True

@@ -20,7 +20,7 @@ from hailbus.envelope import (
 )
 from hailbus.errors import InvalidPayloadError, MissingHeaderError, TombstoneError
 from hailbus.event import Event, event_info, key_of
-from hailbus.upcast import upcasted
+from hailbus.upcasting import upcasted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -9,14 +9,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BrokerUnreachableError",
+    "ClockNotSetError",
     "ConfigurationError",
     "ContractError",
     "DeliveryError",
     "DeliveryTimeoutError",
     "DuplicateEventTypeError",
+    "EventIdError",
     "HailbusError",
     "HeaderError",
     "InvalidPayloadError",
+    "KeyReusedError",
     "MissingHeaderError",
     "MissingKeyError",
     "NotInContractError",
@@ -117,6 +120,21 @@ class HeaderError(ContractError):
         self.reason = reason
         self.topic = topic
         super().__init__(f"header {header!r} on topic {topic!r} is {value[:60]!r}: {reason}")
+
+
+class EventIdError(ContractError):
+    """An event's id or source cannot be kept in an inbox: too long for its columns, or with control characters."""
+
+    def __init__(self, *, id: str, source: str, topic: str, partition: int, offset: int) -> None:  # noqa: A002
+        self.id = id
+        self.source = source
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        super().__init__(
+            f"the event at {topic}-{partition}@{offset} has id {id[:60]!r} ({len(id)} characters) and source "
+            f"{source[:60]!r} ({len(source)}): ce_id and ce_source must have 1 to 255 printable characters"
+        )
 
 
 class UnknownEventError(ContractError):
@@ -238,3 +256,21 @@ class ProducerFencedError(DeliveryError):
         super().__init__(
             f"another producer took over the transactional id {transactional_id!r}; stop this one", topic=""
         )
+
+
+# ------------------------------------------------------------------------------------------------ requests
+
+
+class KeyReusedError(HailbusError):
+    """An idempotency key was used before, for another request."""
+
+    def __init__(self, *, key: str) -> None:
+        self.key = key
+        super().__init__("this Idempotency-Key belongs to a request with another path or body; take a new key")
+
+
+class ClockNotSetError(HailbusError):
+    """The event clock has seen no event, so nobody knows what time it is."""
+
+    def __init__(self) -> None:
+        super().__init__("the event clock has seen no event yet: send the header Event-Time")

@@ -145,7 +145,7 @@ class Event(BaseModel):
     __event_topic__: ClassVar[Topic | None] = None
     __event_key__: ClassVar[str | None] = None
     __event_info__: ClassVar[EventInfo | None] = None
-    __event_upcast__: ClassVar[Any] = None  # the next version and the way there, set by hailbus.upcast
+    __event_upcast__: ClassVar[Any] = None  # the next version and the way there, set by hailbus.upcasting
     __event_predecessors__: ClassVar[tuple[Any, ...]] = ()
 
     def __init_subclass__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
@@ -13,10 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["health_router"]
 
 
-def health_router(service: Service) -> APIRouter:
+def health_router(service: Service, *, reasons: Callable[[], Sequence[str]] = tuple) -> APIRouter:
     """`GET /livez` answers 200 unless a subscriber has ended; `GET /readyz` is 200 only while events make progress.
 
     `GET /metrics` gives the service's counters to Prometheus.
+
+    Args:
+        service: Whose progress counts.
+        reasons: Further reasons why requests cannot be answered now, as that a database is away.
     """
     router = APIRouter(tags=["health"])
 
@@ -29,17 +34,21 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/readyz", include_in_schema=False)
     async def readyz() -> JSONResponse:
-        if not service.is_running:
-            return JSONResponse({"status": "starting", "reasons": ["the service does not run"]}, status_code=503)
-        reasons = service.unhealthy_reasons
-        if reasons:
-            return JSONResponse({"status": "stalled", "reasons": reasons}, status_code=503)
+        found = list(reasons())
+        if not service.is_running or found:
+            found = found or ["the service does not run"]
+            return JSONResponse({"status": "starting", "reasons": found}, status_code=503)
+        stalled = service.unhealthy_reasons
+        if stalled:
+            return JSONResponse({"status": "stalled", "reasons": stalled}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     @router.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
         from hailbus.metrics import metrics_text
 
+        for outbox in service.outboxes:
+            await outbox.lag()  # remembered in `last_lag`
         return Response(metrics_text(service), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

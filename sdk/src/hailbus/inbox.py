@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -23,11 +24,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
-from hailbus.clock import Clock, utc_now
+from hailbus.clock import Clock, micros, utc_now
 from hailbus.context import Context, Delivery
 from hailbus.database import READ_ONLY
-from hailbus.errors import ConfigurationError
-from hailbus.outbox import _micros
+from hailbus.errors import ConfigurationError, EventIdError
 
 __all__ = ["Inbox", "inbox_table"]
 
@@ -46,6 +46,9 @@ inbox_table = Table(
     sqlite_with_rowid=False,
 )
 Index("hailbus_inbox_applied", inbox_table.c.consumer, inbox_table.c.applied_at)
+
+# As wide as the columns, and nothing that CloudEvents forbids in an attribute or PostgreSQL in a text.
+_STORABLE = re.compile(r"[^\x00-\x1f\x7f]{1,255}\Z")
 
 # One parameter for the whole batch, so that one prepared statement serves any size.
 _CLAIM = {
@@ -103,6 +106,20 @@ class Inbox:
         async with self.engine.begin() as connection:
             await connection.run_sync(_create)
 
+    @staticmethod
+    def refusal_of(delivery: Delivery[Any] | Context) -> EventIdError | None:
+        """Why an event cannot be claimed, None when it can.
+
+        `claim` raises it before anything is written; a handler of batches asks before, and parks that one event.
+        """
+        ctx = delivery if isinstance(delivery, Context) else delivery.ctx
+        envelope = ctx.envelope
+        if _STORABLE.match(envelope.id) and _STORABLE.match(envelope.source):
+            return None
+        return EventIdError(
+            id=envelope.id, source=envelope.source, topic=ctx.topic, partition=ctx.partition, offset=ctx.offset
+        )
+
     async def claim(
         self, tx: AsyncSession | AsyncConnection, deliveries: Iterable[Delivery[Any] | Context]
     ) -> set[str]:
@@ -110,6 +127,9 @@ class Inbox:
 
         An id that comes twice in one call is in the answer once: apply it once. Events that were applied before get
         their `seen_count` raised.
+
+        Raises:
+            EventIdError: An id or source is too long for the table or holds control characters; nothing was claimed.
         """
         counts: dict[tuple[str, str], list[Any]] = {}
         for delivery in deliveries:
@@ -117,6 +137,8 @@ class Inbox:
             envelope = ctx.envelope
             row = counts.get((envelope.source, envelope.id))
             if row is None:
+                if (refusal := self.refusal_of(ctx)) is not None:
+                    raise refusal
                 counts[envelope.source, envelope.id] = [
                     envelope.source,
                     envelope.id,
@@ -131,10 +153,21 @@ class Inbox:
             return set()
         result = await tx.execute(
             self._claim,
-            {"consumer": self.consumer, "now": _micros(self._clock()), "rows": json.dumps(list(counts.values()))},
+            {"consumer": self.consumer, "now": micros(self._clock()), "rows": json.dumps(list(counts.values()))},
         )
         # A row that existed before has counted higher than what this call added.
         return {event_id for source, event_id, seen in result.all() if seen == counts[source, event_id][5]}
+
+    async def release(self, tx: AsyncSession | AsyncConnection, contexts: Iterable[Context]) -> None:
+        """Forget that events were applied, in the caller's transaction, so that their dead letters can be replayed."""
+        for ctx in contexts:
+            await tx.execute(
+                delete(inbox_table).where(
+                    inbox_table.c.consumer == self.consumer,
+                    inbox_table.c.source == ctx.envelope.source,
+                    inbox_table.c.event_id == ctx.envelope.id,
+                )
+            )
 
     async def counts(self) -> tuple[int, int]:
         """Events applied, and events seen (repetitions included), by this consumer."""
@@ -154,7 +187,7 @@ class Inbox:
         async with self.engine.begin() as connection:
             result = await connection.execute(
                 delete(inbox_table).where(
-                    inbox_table.c.consumer == self.consumer, inbox_table.c.applied_at < _micros(self._clock() - keep)
+                    inbox_table.c.consumer == self.consumer, inbox_table.c.applied_at < micros(self._clock() - keep)
                 )
             )
         return int(result.rowcount)

@@ -57,7 +57,14 @@ class ServiceCollector(Collector):
         buffered.add_metric([name], self._service.buffered_count)
         relayed = CounterMetricFamily("hailbus_outbox_published", "Outbox rows published.", labels=["service"])
         relayed.add_metric([name], sum(outbox.published_count for outbox in self._service.outboxes))
-        yield from (buffered, relayed)
+        due = GaugeMetricFamily("hailbus_outbox_due_rows", "Outbox rows that should be published.", labels=["service"])
+        oldest = GaugeMetricFamily(
+            "hailbus_outbox_lag_seconds", "For how long the oldest of them has been due.", labels=["service"]
+        )
+        lags = [outbox.last_lag for outbox in self._service.outboxes]
+        due.add_metric([name], sum(lag.due_count for lag in lags))
+        oldest.add_metric([name], max((lag.oldest_s for lag in lags), default=0.0))
+        yield from (buffered, relayed, due, oldest)
 
 
 def metrics_text(service: Service) -> bytes:

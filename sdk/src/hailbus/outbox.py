@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -30,19 +30,22 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     update,
 )
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from hailbus._transport import Outgoing, Producer
-from hailbus.clock import Clock, utc_now
+from hailbus.clock import Clock, micros, utc_now
+from hailbus.codec import encode
 from hailbus.database import READ_ONLY
-from hailbus.envelope import Headers
+from hailbus.envelope import Envelope, Headers
 from hailbus.errors import ConfigurationError, DeliveryError
+from hailbus.event import Event, event_info
 from hailbus.partitioner import Partitioner
 
-__all__ = ["Outbox", "outbox_table"]
+__all__ = ["Outbox", "OutboxEntry", "OutboxLag", "outbox_table"]
 
 log = logging.getLogger("hailbus.outbox")
 
@@ -75,10 +78,18 @@ _waiting = (
 )
 Index("hailbus_outbox_waiting", outbox_table.c.position, sqlite_where=_waiting, postgresql_where=_waiting)
 Index("hailbus_outbox_schedule", outbox_table.c.schedule_id)
+_INSERT = insert(outbox_table)
+_CANCEL = (
+    update(outbox_table)
+    .where(outbox_table.c.schedule_id.in_(bindparam("schedule_ids", expanding=True)), _waiting)
+    .values(cancelled_at=bindparam("now"))
+)
 
 
-def _micros(moment: datetime) -> int:
-    return (moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+WAKE_LINGER_S = 0.01
+CHANNEL = "hailbus_outbox"
+"""PostgreSQL tells relays on this channel that rows were committed."""
+_NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', '')")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +108,33 @@ class OutboxRow:
     created_at: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxEntry:
+    """An event for `Outbox.add_many`.
+
+    Attributes:
+        event: What happened.
+        envelope: As `hailbus.codec.envelope_for` makes it.
+        not_before: The relay holds the event back until then.
+        schedule_id: A name by which `cancel` and `cancel_many` find the event again.
+    """
+
+    event: Event
+    envelope: Envelope
+    not_before: datetime | None = None
+    schedule_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxLag:
+    """How far publishing is behind: rows that are due, and for how many seconds the oldest of them has been."""
+
+    due_count: int
+    oldest_s: float
+
+
 async def store(tx: AsyncSession | AsyncConnection, rows: Sequence[OutboxRow], *, outbox: Outbox | None) -> None:
-    """Insert rows in the caller's transaction; wake this process's relay after its commit."""
+    """Insert rows in the caller's transaction; wake the relays after its commit."""
     values = [
         {
             "id": row.id,
@@ -108,16 +144,22 @@ async def store(tx: AsyncSession | AsyncConnection, rows: Sequence[OutboxRow], *
             "payload": row.value.decode(),
             "headers": _headers_text(row.headers),
             "partition": row.partition,
-            "created_at": _micros(row.created_at),
-            "not_before": _micros(row.not_before) if row.not_before is not None else None,
+            "created_at": micros(row.created_at),
+            "not_before": micros(row.not_before) if row.not_before is not None else None,
             "schedule_id": row.schedule_id,
         }
         for row in rows
     ]
-    connection = await tx.connection() if isinstance(tx, AsyncSession) else tx
-    await connection.execute(insert(outbox_table), values)
+    await _insert(tx, values)
     if outbox is not None:
         _wake_after_commit(tx, outbox)
+
+
+async def _insert(tx: AsyncSession | AsyncConnection, values: Sequence[Mapping[str, Any]]) -> None:
+    connection = await tx.connection() if isinstance(tx, AsyncSession) else tx
+    await connection.execute(_INSERT, values)
+    if connection.dialect.name == "postgresql":
+        await connection.execute(_NOTIFY)  # told at commit, and once for however many there were
 
 
 def _wake_after_commit(tx: AsyncSession | AsyncConnection, outbox: Outbox) -> None:
@@ -131,8 +173,9 @@ def _wake_after_commit(tx: AsyncSession | AsyncConnection, outbox: Outbox) -> No
                 outbox.wake()
 
         return
-    # A bare connection tells of its commit only before it happens: look again shortly after.
+    # A bare connection tells of its commit only before it happens: look shortly after, and once more a little later.
     outbox.wake_soon()
+    asyncio.get_running_loop().call_later(3 * WAKE_LINGER_S, outbox.wake)
 
 
 def _headers_text(headers: Headers) -> str:
@@ -164,7 +207,8 @@ class Outbox:
         engine: Made by `hailbus.database.create_engine`.
         clock: Decides when `not_before` has come; after moving it by hand call `wake()`.
         batch_records: Rows per round.
-        poll_interval: How soon rows of other processes are seen; own commits wake the relay at once.
+        poll_interval: How soon rows are seen that nobody tells of: those whose `not_before` has come, and on SQLite
+            those of other processes. This process' commits wake the relay at once; on PostgreSQL every commit does.
     """
 
     def __init__(
@@ -180,11 +224,16 @@ class Outbox:
         self._batch_records = batch_records
         self._poll_interval_s = poll_interval.total_seconds()
         self._woken = asyncio.Event()
+        self._wake_timer: asyncio.TimerHandle | None = None
         self.turn = asyncio.Lock()
         """Held by the relay while it writes to SQLite. A service that writes much takes it too: two writers of one
         process would otherwise wait for each other in SQLite's busy handler, asleep for up to 100 ms."""
         self.published_count = 0
         """Rows that this relay has published since it began."""
+        self.last_lag = OutboxLag(due_count=0, oldest_s=0.0)
+        """What `lag` found last; `GET /metrics` has it look anew."""
+        self.is_listening = False
+        """Whether PostgreSQL tells this relay of commits; without, it polls."""
 
     async def create_tables(self) -> None:
         """Create table and indexes where they are missing."""
@@ -196,18 +245,58 @@ class Outbox:
         self._woken.set()
 
     def wake_soon(self) -> None:
-        """Look for rows in a few milliseconds, and once more a little later."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.005, self._woken.set)
-        loop.call_later(0.03, self._woken.set)
+        """Look for rows in a few milliseconds: under load one look then serves several commits."""
+        if self._wake_timer is None:
+            self._wake_timer = asyncio.get_running_loop().call_later(WAKE_LINGER_S, self._wake_now)
+
+    def _wake_now(self) -> None:
+        self._wake_timer = None
+        self._woken.set()
+
+    async def add_many(
+        self, tx: AsyncSession | AsyncConnection, entries: Sequence[OutboxEntry], *, wakes: bool = True
+    ) -> None:
+        """Store events of several classes in the caller's transaction, by one statement and in this order.
+
+        `Publisher.publish` and `publish_many` do the same for events that share their envelope's facts.
+
+        Args:
+            tx: The caller's transaction. The events are published after its commit, and only then.
+            entries: May be empty.
+            wakes: False when the caller calls `wake` after its commit, which spares the relay a look in vain.
+        """
+        if not entries:
+            return
+        created_at = micros(self._clock())
+        values = []
+        for entry in entries:
+            key, value, headers = encode(entry.event, entry.envelope)
+            values.append(
+                {
+                    "id": entry.envelope.id,
+                    "aggregatetype": event_info(entry.event).topic.name,
+                    "aggregateid": key.decode() if key is not None else None,
+                    "type": entry.envelope.type,
+                    "payload": value.decode(),
+                    "headers": _headers_text(headers),
+                    "created_at": created_at,
+                    "not_before": micros(entry.not_before) if entry.not_before is not None else None,
+                    "schedule_id": entry.schedule_id,
+                }
+            )
+        await _insert(tx, values)
+        if wakes:
+            _wake_after_commit(tx, self)
 
     async def cancel(self, tx: AsyncSession | AsyncConnection, schedule_id: str) -> int:
         """Withdraw the unpublished rows of a schedule, in the caller's transaction; how many there were."""
-        result = await tx.execute(
-            update(outbox_table)
-            .where(outbox_table.c.schedule_id == schedule_id, _waiting)
-            .values(cancelled_at=_micros(self._clock()))
-        )
+        return await self.cancel_many(tx, [schedule_id])
+
+    async def cancel_many(self, tx: AsyncSession | AsyncConnection, schedule_ids: Sequence[str]) -> int:
+        """Withdraw the unpublished rows of several schedules by one statement; how many there were."""
+        if not schedule_ids:
+            return 0
+        result = await tx.execute(_CANCEL, {"schedule_ids": list(schedule_ids), "now": micros(self._clock())})
         return int(result.rowcount)  # type: ignore[attr-defined]  # typed as Result, is a CursorResult for an update
 
     async def waiting_count(self) -> int:
@@ -224,9 +313,20 @@ class Outbox:
             found = await connection.scalar(select(func.count()).select_from(outbox_table).where(_waiting, self._due()))
         return int(found or 0)
 
+    async def lag(self) -> OutboxLag:
+        """How far publishing is behind; for a metric or an alarm."""
+        c = outbox_table.c
+        query = select(func.count(), func.min(func.coalesce(c.not_before, c.created_at))).where(_waiting, self._due())
+        async with self.engine.connect() as connection:
+            await connection.execution_options(**READ_ONLY)
+            count, oldest = (await connection.execute(query)).one()
+        waited = (micros(self._clock()) - int(oldest)) / 1_000_000 if oldest is not None else 0.0
+        self.last_lag = OutboxLag(due_count=int(count), oldest_s=max(waited, 0.0))
+        return self.last_lag
+
     async def prune(self, keep: timedelta) -> int:
         """Delete rows that were published or cancelled longer ago than this; how many."""
-        before = _micros(self._clock() - keep)
+        before = micros(self._clock() - keep)
         async with self.engine.begin() as connection:
             result = await connection.execute(
                 delete(outbox_table).where(
@@ -236,12 +336,56 @@ class Outbox:
         return int(result.rowcount)
 
     def _due(self) -> Any:  # Any: a SQLAlchemy expression
-        return outbox_table.c.not_before.is_(None) | (outbox_table.c.not_before <= _micros(self._clock()))
+        return outbox_table.c.not_before.is_(None) | (outbox_table.c.not_before <= micros(self._clock()))
 
     # -------------------------------------------------------------------------------------------- relay
 
     async def relay(self, producer: Producer, partitioner: Partitioner) -> None:
         """Publish rows until cancelled."""
+        if self.engine.dialect.name != "postgresql":
+            await self._relay(producer, partitioner)
+            return
+        listening = asyncio.get_running_loop().create_task(self._listen(), name="hailbus-outbox-listen")
+        try:
+            await self._relay(producer, partitioner)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        """Wake at the commits of every process that writes to this PostgreSQL database.
+
+        Keeps one connection of the pool. While it is away, the relay finds rows by polling.
+        """
+        delay_s = 0.1
+        while True:
+            lost = asyncio.Event()
+            try:
+                async with self.engine.connect() as connection:
+                    driver = (await connection.get_raw_connection()).driver_connection
+                    assert driver is not None
+                    driver.add_termination_listener(lambda _driver, lost=lost: lost.set())
+                    # Not by SQLAlchemy, which would open a transaction: a LISTEN holds from its commit on.
+                    await driver.add_listener(CHANNEL, self._on_notify)
+                    self.is_listening = True
+                    self.wake()  # what was committed before
+                    delay_s = 0.1
+                    try:
+                        await lost.wait()
+                    finally:
+                        self.is_listening = False
+                        if not lost.is_set():
+                            await driver.remove_listener(CHANNEL, self._on_notify)
+                    await connection.invalidate()
+            except (SQLAlchemyError, OSError, TimeoutError) as error:
+                log.warning("outbox_listen_failed: %s, polling, trying again in %.1f s", error, delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, 15.0)
+
+    def _on_notify(self, *_: object) -> None:
+        self.wake()
+
+    async def _relay(self, producer: Producer, partitioner: Partitioner) -> None:
         delay_s = 0.1
         while True:
             self._woken.clear()
@@ -287,24 +431,30 @@ class Outbox:
         )
 
     async def _claim(self, connection: AsyncConnection) -> Sequence[Any]:
-        """Rows locked for this relay; not those of a key of which another relay holds an earlier row."""
+        """Rows locked for this relay, of each key only those before the first that another relay holds.
+
+        Relays that scan at the same time lock rows of one key in turns: this one may hold the second and the fourth.
+        """
         rows = (await connection.execute(self._select().with_for_update(skip_locked=True))).all()
-        if not rows:
+        keys = sorted({row.aggregateid for row in rows if row.aggregateid is not None})
+        if not keys:
             return rows
         c = outbox_table.c
-        first: dict[tuple[str, str | None], int] = {}
-        for row in rows:
-            first.setdefault((row.aggregatetype, row.aggregateid), row.position)
-        keys = sorted({key for _, key in first if key is not None})
-        earliest = (
+        others = (
             await connection.execute(
                 select(c.aggregatetype, c.aggregateid, func.min(c.position))
-                .where(_waiting, self._due(), c.aggregateid.in_(keys))
+                .where(
+                    _waiting,
+                    self._due(),
+                    c.aggregateid.in_(keys),
+                    c.position < rows[-1].position,
+                    c.position.not_in([row.position for row in rows]),
+                )
                 .group_by(c.aggregatetype, c.aggregateid)
             )
         ).all()
-        blocked = {(topic, key) for topic, key, position in earliest if position < first.get((topic, key), position)}
-        return [row for row in rows if (row.aggregatetype, row.aggregateid) not in blocked]
+        ends = {(topic, key): position for topic, key, position in others}
+        return [row for row in rows if row.position < ends.get((row.aggregatetype, row.aggregateid), row.position + 1)]
 
     async def _publish(
         self, connection: AsyncConnection | None, rows: Sequence[Any], producer: Producer, partitioner: Partitioner
@@ -374,7 +524,7 @@ class Outbox:
     async def _mark(
         self, connection: AsyncConnection, done: Sequence[Mapping[str, int]], refused: Sequence[tuple[int, str]]
     ) -> None:
-        now = _micros(self._clock())
+        now = micros(self._clock())
         if done:
             await connection.execute(
                 update(outbox_table)

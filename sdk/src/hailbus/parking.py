@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from hailbus._transport import Received, TopicPartition
-from hailbus.clock import Clock, utc_now
+from hailbus.clock import EPOCH, Clock, micros, utc_now
 from hailbus.database import READ_ONLY
 
 __all__ = ["ParkedKey", "ParkedRecord", "ParkingLot", "parked_table"]
@@ -69,7 +69,6 @@ Index(
     parked_table.c.offset_,
     unique=True,
 )
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +146,7 @@ class ParkingLot:
                     headers=json.dumps([[n, base64.b64encode(v or b"").decode()] for n, v in record.headers]),
                     reason=reason,
                     attempts=attempts,
-                    parked_at=_micros(self._clock()),
+                    parked_at=micros(self._clock()),
                 )
             )
 
@@ -219,7 +218,7 @@ class ParkingLot:
 
     async def release(self, consumer: str, topic: str, key: bytes) -> int:
         """Ask the owner of the partition to handle the waiting records of a key, in order; how many wait."""
-        return await self._set_released(consumer, topic, key, _micros(self._clock()))
+        return await self._set_released(consumer, topic, key, micros(self._clock()))
 
     async def hold(self, consumer: str, topic: str, key: bytes, *, reason: str | None = None) -> None:
         """Undo `release`; `reason` replaces that of the oldest record."""
@@ -263,9 +262,5 @@ def _create(connection: Connection) -> None:
     metadata.create_all(connection, checkfirst=True)
 
 
-def _micros(moment: datetime) -> int:
-    return (moment.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
-
-
-def _moment(micros: Any) -> datetime:  # Any: what the driver gives for a BIGINT
-    return EPOCH + timedelta(microseconds=int(micros))
+def _moment(value: Any) -> datetime:  # Any: what the driver gives for a BIGINT
+    return EPOCH + timedelta(microseconds=int(value))

@@ -22,7 +22,7 @@ from hailbus.event import Event, Topic, event_info
 from hailbus.publisher import PublishBuffer, Publisher, PublisherSettings
 from hailbus.subscriber import Subscriber, SubscriberSettings, Subscription
 from hailbus.transactional import TransactionalSubscriber
-from hailbus.upcast import newest
+from hailbus.upcasting import newest
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -740,11 +740,11 @@ class Service:
 
         return lifespan
 
-    def health(self) -> APIRouter:
-        """Routes `GET /livez` and `GET /readyz` for `app.include_router(svc.health())`."""
+    def health(self, reasons: Callable[[], Sequence[str]] = tuple) -> APIRouter:
+        """Routes `/livez`, `/readyz` and `/metrics` for `app.include_router(svc.health())`; see `health_router`."""
         from hailbus.health import health_router
 
-        return health_router(self)
+        return health_router(self, reasons=reasons)
 
     @property
     def is_running(self) -> bool:

@@ -59,12 +59,12 @@ from hailbus.errors import (
     UnsupportedVersionError,
 )
 from hailbus.event import Event, event_info
-from hailbus.inbox import Inbox
-from hailbus.parking import ParkedRecord, ParkingLot
 from hailbus.settlement import Lane, Lanes, SettledPrefix
-from hailbus.upcast import newest, upcasted
+from hailbus.upcasting import newest, upcasted
 
 if TYPE_CHECKING:
+    from hailbus.inbox import Inbox
+    from hailbus.parking import ParkedRecord, ParkingLot
     from hailbus.tracing import Tracing
 
 __all__ = ["BatchHandler", "Handler", "Subscriber", "SubscriberSettings", "SubscriberStats", "Subscription"]
@@ -734,6 +734,8 @@ class Subscriber:
 
     async def _effectively_once(self, inbox: Inbox, handler: Handler, event: Event, ctx: Context) -> Verdict | None:
         """Claim and handle in one transaction; Retry and Park roll it back."""
+        if (refusal := inbox.refusal_of(ctx)) is not None:
+            return Park(str(refusal))
         async with inbox.engine.connect() as tx, tx.begin() as transaction:
             if not await inbox.claim(tx, [ctx]):
                 self.stats.skipped += 1
@@ -1159,8 +1161,13 @@ class _BatchRunner:
                     subscriber.stats.skipped += 1
                     subscriber.settle(item)
                     continue
+                ctx = Context(item.record, attempt=item.attempt, group=subscriber.group)
+                if isinstance(delivery, EffectivelyOnce) and (refusal := delivery.inbox.refusal_of(ctx)) is not None:
+                    await subscriber.set_aside(item, refusal, str(refusal), by="inbox", attempt=0)
+                    subscriber.settle(item)
+                    continue
                 live.append((partition, item))
-                deliveries.append(Delivery(event, Context(item.record, attempt=item.attempt, group=subscriber.group)))
+                deliveries.append(Delivery(event, ctx))
             if not deliveries:
                 return
             try:

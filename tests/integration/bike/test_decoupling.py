@@ -15,6 +15,7 @@ from event_logger.log_file import LogFile
 from event_logger.main import GROUP, create_service
 from hailbus import Inbox
 from hailbus.database import create_engine
+from hailbus.settings import read_settings
 from hailbus.testing import MemoryBus
 
 from tests.integration.conftest import eventually
@@ -48,7 +49,7 @@ async def test_the_recommender_learns_from_bikes_when_it_is_told_to(
     bikes = bike.main.create_app(
         bike.config.Settings(bootstrap_servers="memory:0", database_url=f"sqlite:///{tmp_path / 'b.db'}"), bus=bus
     )
-    learner = recommender.main.create_app(recommender.config.read_settings(), bus=bus)
+    learner = recommender.main.create_app(read_settings(recommender.config.Settings), bus=bus)
     engine = create_engine(f"sqlite:///{tmp_path / 'l.db'}")
     lines = LogFile(tmp_path / "e.jsonl")
     journal = Journal(engine, Inbox(engine, GROUP), lines)

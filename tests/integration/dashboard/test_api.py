@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from dashboard.config import read_settings
+from dashboard.config import Settings
 from hailbus import BrokerUnreachableError, ConfigurationError, Context, KafkaBus, Service
+from hailbus.settings import read_settings
 from hailbus.testing import MemoryBus
 from ride_events.rides import RideRequested
 
@@ -244,7 +245,7 @@ async def test_the_page_keeps_to_itself() -> None:
 
 def test_a_misspelt_setting_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="unknown setting DASHBOARD_LEDGER;"):
-        read_settings({"DASHBOARD_LEDGER": "x"})
+        read_settings(Settings, {"DASHBOARD_LEDGER": "x"})
 
 
 async def test_what_was_read_stays_when_the_broker_goes_away(tmp_path: Path) -> None:

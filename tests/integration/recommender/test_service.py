@@ -13,8 +13,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from hailbus import ConfigurationError, Service
+from hailbus.settings import read_settings
 from hailbus.testing import MemoryBus
-from recommender.config import Settings, read_settings
+from recommender.config import Settings
 from recommender.main import create_app
 from ride_events import CATALOGUE, LatLng, Money
 from ride_events.bikes import BikeReturned
@@ -304,7 +305,7 @@ async def test_a_place_outside_the_city_still_gets_an_answer(tmp_path: Path) -> 
 
 def test_a_misspelt_setting_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="unknown setting RECOMMENDER_SOURCE;"):
-        read_settings({"RECOMMENDER_SOURCE": "ride.completed"})
+        read_settings(Settings, {"RECOMMENDER_SOURCE": "ride.completed"})
 
 
 async def test_the_openapi_document_tells_the_question(tmp_path: Path) -> None:

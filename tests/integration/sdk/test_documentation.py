@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Protocol
+
+import httpx
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -39,6 +42,28 @@ def test_quickstart_module_and_test_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+def test_http_service_runs(cluster: Cluster, tmp_path: Path) -> None:
+    (example,) = blocks("docs/sdk/http-services.md", "python")
+    (tmp_path / "bike.py").write_text(example)
+    environment = {**os.environ, "BIKE_BOOTSTRAP_SERVERS": cluster.bootstrap, "BIKE_LISTEN": "127.0.0.1:0"}
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "bike.py")], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as bike:
+        try:
+            assert bike.stdout is not None
+            line = bike.stdout.readline().decode()
+            assert line.startswith("listening=127.0.0.1:"), bike.stderr and bike.stderr.read()
+            url = f"http://{line.strip().removeprefix('listening=')}"
+            assert httpx.get(f"{url}/readyz").status_code == 200
+            assert httpx.post(f"{url}/bikes/b1/hire").json() == {"bike_id": "b1"}
+            again = httpx.post(f"{url}/bikes/b1/hire")
+            assert (again.status_code, again.json()["type"]) == (409, "/problems/bike-taken")
+            assert httpx.get(f"{url}/problems/bike-taken").json()["advice"] == "Choose another bike."
+        finally:
+            bike.terminate()
+        assert bike.wait(timeout=30) == 0
 
 
 def test_guides_exist_where_the_readme_says() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hailbus import Event
+from hailbus.settings import read_settings
 from mode import Service
 from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported, DriverWentOffline, DriverWentOnline
@@ -13,7 +14,7 @@ from ride_events.quotes import QuoteExpired
 from surge.adapters.streams.records import fact_of, milliseconds, moment_of, price_event
 from surge.adapters.streams.worker import EagerConsumer, Intake
 from surge.app.city import PriceChange
-from surge.config import read_settings
+from surge.config import Settings
 from surge.domain.windows import Seen
 
 CELL = "882a100d25fffff"
@@ -97,5 +98,5 @@ async def test_a_message_that_fails_fails_the_consumer() -> None:
 
 
 def test_settings_are_read_from_the_environment_given() -> None:
-    settings = read_settings({"SURGE_BOOTSTRAP_SERVERS": "a:1", "SURGE_CLOCK": "event", "OTHER": "x"})
+    settings = read_settings(Settings, {"SURGE_BOOTSTRAP_SERVERS": "a:1", "SURGE_CLOCK": "event", "OTHER": "x"})
     assert (settings.bootstrap_servers, settings.clock) == ("a:1", "event")

@@ -1,30 +1,25 @@
 """Booking's settings: environment variables with the prefix BOOKING_."""
 
-import os
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Literal
 
-from hailbus import ConfigurationError
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from booking.app.policy import Policy
-
-PREFIX = "BOOKING_"
 
 
 class Settings(BaseSettings):
     """Booking's settings, frozen. Times are in seconds of the clock in use."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="BOOKING_", frozen=True, extra="forbid")
 
     bootstrap_servers: str = Field(min_length=1, description="HOST:PORT of the cluster, several joined by commas")
     database_url: SecretStr = Field(
         default=SecretStr("sqlite+aiosqlite:///booking.db"),
         description="sqlite+aiosqlite:///PATH or postgresql+asyncpg://USER:PASSWORD@HOST/NAME",
     )
-    listen: str = Field(default="127.0.0.1:8001", pattern=r"^(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5}$")
+    listen: str = Field(default="127.0.0.1:8001", description="HOST:PORT to serve at; port 0 takes a free one")
     clock: Literal["wall", "event"] = "wall"
     quote_ttl_s: int = Field(default=120, ge=1, le=86_400)
     match_timeout_s: int = Field(default=300, ge=1, le=86_400)
@@ -43,28 +38,3 @@ class Settings(BaseSettings):
             match_rings=self.match_rings,
             max_redispatches=self.max_redispatches,
         )
-
-    def address(self) -> tuple[str, int]:
-        """Return host and port to listen on."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
-
-
-def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings from the environment.
-
-    Raises:
-        ConfigurationError: A value is wrong, or a variable with the prefix is unknown: a misspelt one would otherwise
-            be as good as absent.
-    """
-    names = environment if environment is not None else os.environ
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    unknown = sorted(name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known)
-    if unknown:
-        raise ConfigurationError(f"unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    try:
-        return Settings()
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
-        raise ConfigurationError(f"{name}: {first['msg']}; set it in the environment") from error

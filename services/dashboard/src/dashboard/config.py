@@ -1,55 +1,22 @@
 """The dashboard's settings: environment variables with the prefix DASHBOARD_."""
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from hailbus import ConfigurationError
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
-
-PREFIX = "DASHBOARD_"
 
 
 class Settings(BaseSettings):
     """The dashboard's settings, frozen."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+    model_config = SettingsConfigDict(env_prefix="DASHBOARD_", frozen=True, extra="forbid", env_ignore_empty=True)
 
     bootstrap_servers: str = Field(min_length=1, description="HOST:PORT of the cluster, several joined by commas")
-    listen: str = Field(default="127.0.0.1:8080", pattern=r"^(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5}$")
+    listen: str = Field(default="127.0.0.1:8080", description="HOST:PORT to serve at; port 0 takes a free one")
     booking_url: str | None = Field(
         default=None, pattern=r"^https?://", description="to compare a ride with booking's own word"
     )
     ledger_file: Path | None = Field(default=None, description="JSON that the demo writes")
     lake_file: Path | None = Field(default=None, description="JSON that the lake sink writes")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-
-    def address(self) -> tuple[str, int]:
-        """Return host and port to listen on."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
-
-
-def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings from the environment. An empty optional value counts as absent.
-
-    Raises:
-        ConfigurationError: A value is wrong, or a variable with the prefix is unknown: a misspelt one would otherwise
-            be as good as absent.
-    """
-    names = environment if environment is not None else os.environ
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    unknown = sorted(name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known)
-    if unknown:
-        raise ConfigurationError(f"unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    try:
-        return Settings()
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
-        raise ConfigurationError(f"{name}: {first['msg']}; set it in the environment") from error
-
-
-__all__ = ["PREFIX", "Settings", "read_settings"]

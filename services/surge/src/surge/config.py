@@ -1,15 +1,10 @@
 """Settings of the surge worker: environment variables with the prefix SURGE_."""
 
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from hailbus import ConfigurationError
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
-
-PREFIX = "SURGE_"
 
 
 class Settings(BaseSettings):
@@ -19,7 +14,7 @@ class Settings(BaseSettings):
     a replay, whose time comes from the events alone.
     """
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="SURGE_", frozen=True, extra="forbid")
 
     bootstrap_servers: str = Field(min_length=1, description="HOST:PORT of the cluster, several joined by commas")
     database_url: SecretStr = Field(
@@ -36,24 +31,3 @@ class Settings(BaseSettings):
     connect_timeout_s: float = Field(default=60.0, gt=0, description="how long the start waits for a broker")
     forecast_least_mean: float = Field(default=0.5, ge=0, description="forecasts below this mean are not published")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-
-
-def read_settings(environment: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings from the environment.
-
-    Raises:
-        ConfigurationError: A value is wrong, or a variable with the prefix is unknown: a misspelt one would otherwise
-            be as good as absent.
-    """
-    names = environment if environment is not None else os.environ
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    unknown = sorted(name for name in names if name.upper().startswith(PREFIX) and name.upper() not in known)
-    if unknown:
-        raise ConfigurationError(f"unknown setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    given = {name[len(PREFIX) :].lower(): value for name, value in names.items() if name.upper().startswith(PREFIX)}
-    try:
-        return Settings(**given)  # type: ignore[arg-type]  # pydantic parses the texts
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
-        raise ConfigurationError(f"{name}: {first['msg']}; set it in the environment") from error

@@ -1,7 +1,6 @@
 """`surge`: the worker process. It runs until SIGTERM or SIGINT, or ends with a sentence and exit code 1."""
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -10,10 +9,12 @@ from collections.abc import Sequence
 import structlog
 from hailbus import ClusterAdmin, ConfigurationError, HailbusError, Inbox, KafkaBus
 from hailbus.database import create_engine
+from hailbus.process import log_to_stderr
+from hailbus.settings import read_settings
 from ride_events import CATALOGUE
 
 from surge.app.errors import WorkerError
-from surge.config import Settings, read_settings
+from surge.config import Settings
 
 log = structlog.get_logger("surge")
 
@@ -28,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"surge takes no arguments; it is set by environment variables:\n{_described()}")
         return 0 if known else 2
     try:
-        settings = read_settings()
+        settings = read_settings(Settings)
     except ConfigurationError as error:
         print(f"surge: {error}", file=sys.stderr)
         return 2
-    _configure_logging(settings.log_level)
+    log_to_stderr(settings.log_level)
     try:
         code = asyncio.new_event_loop().run_until_complete(_run(settings))
     except ConfigurationError as error:
@@ -98,22 +99,6 @@ def _described() -> str:
     return "\n".join(
         f"  SURGE_{name.upper():22} {field.description or ''} [{'required' if field.is_required() else field.default}]"
         for name, field in Settings.model_fields.items()
-    )
-
-
-def _configure_logging(level: str) -> None:
-    number = logging.getLevelNamesMapping()[level.upper()]
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
-    for name in ("faust", "mode", "aiokafka", "hailbus"):
-        logging.getLogger(name).setLevel(max(number, logging.WARNING))
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 
 

@@ -1,18 +1,18 @@
 """Routes: read the request, run the use case once per key, send the answer."""
 
-import hashlib
-import re
-from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Path, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
+from hailbus.clock import ServiceClock
+from hailbus.fastapi import EventTime, IdempotencyKey, ProblemError, moment_of, reply_to
+from hailbus.idempotency import fingerprint
 from pydantic import BaseModel
 
-from bike.adapters.clock import Clock
-from bike.adapters.http import problems, schemas
-from bike.adapters.http.problems import ProblemError, documented, problem_body, refusal_code
+from bike.adapters.http import schemas
+from bike.adapters.http.problems import PROBLEMS, documented
 from bike.adapters.storage.store import Store
 from bike.app.facts import derived_id
 from bike.app.place_bike import place_bike
@@ -23,27 +23,8 @@ from bike.app.unlock_bike import unlock_bike
 from bike.domain.errors import Refusal
 from bike.domain.hire import Bike, Hire
 
-FIRST_MOMENT: Final = datetime(1970, 1, 2, tzinfo=UTC)
-LAST_MOMENT: Final = datetime(2100, 1, 1, tzinfo=UTC)
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:?\d\d)\Z", re.ASCII)
 _ID: Final = r"^[A-Za-z0-9._:-]{1,64}$"
 
-IdempotencyKey = Annotated[
-    str,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[A-Za-z0-9._:/-]{1,128}$",
-        description="The same key and body get the same answer again; ids are derived from it.",
-    ),
-]
-EventTime = Annotated[
-    str | None,
-    Header(
-        alias="Event-Time",
-        description="ISO 8601 with zone; only where the service runs by the event clock.",
-        json_schema_extra={"format": "date-time"},
-    ),
-]
 IdPath = Annotated[str, Path(pattern=_ID)]
 _POSTED = (
     "malformed",
@@ -57,25 +38,8 @@ _POSTED = (
 )
 
 
-def add_routes(api: APIRouter, store: Store, clock: Clock, healthy: Callable[[], Sequence[str]]) -> None:
-    """Add the routes. `healthy` gives the reasons why the service is not ready; none when it is."""
-
-    def moment(event_time: str | None) -> datetime | None:
-        if event_time is None:
-            return None
-        if clock.name == "wall":
-            raise ProblemError("event-time-refused", "this service runs by the wall clock: leave Event-Time out")
-        try:
-            if not _TIME.match(event_time):
-                raise ValueError
-            found = datetime.fromisoformat(event_time).astimezone(UTC)
-        except (ValueError, OverflowError) as error:
-            raise ProblemError(
-                "malformed", "the header Event-Time is no ISO 8601 time with a zone, as in 2014-05-01T08:00:00Z"
-            ) from error
-        if not FIRST_MOMENT <= found <= LAST_MOMENT:
-            raise ProblemError("malformed", "event times are between 1970 and 2100")
-        return found
+def add_routes(api: APIRouter, store: Store, clock: ServiceClock) -> None:
+    """Add the routes to the application's own router."""
 
     async def once(
         request: Request,
@@ -93,8 +57,7 @@ def add_routes(api: APIRouter, store: Store, clock: Clock, healthy: Callable[[],
             view: BaseModel
             match result:
                 case Refusal():
-                    code = refusal_code(result)
-                    return problems.KINDS[code].status, problem_body(code, str(result), instance=path)
+                    return PROBLEMS.stored(result, instance=path)
                 case Bike():
                     view = schemas.BikeView.of(result, None, now)
                 case Hire():
@@ -106,16 +69,11 @@ def add_routes(api: APIRouter, store: Store, clock: Clock, healthy: Callable[[],
         answer = await store.once(
             use_case,
             key=key,
-            fingerprint=hashlib.sha256(path.encode("utf-8", "surrogatepass") + b"\n" + content).hexdigest(),
-            at=moment(event_time),
+            fingerprint=fingerprint(path, content),
+            at=moment_of(event_time, clock),
             present=present,
         )
-        return Response(
-            answer.body,
-            status_code=answer.status,
-            media_type="application/json" if answer.status < 400 else problems.MEDIA_TYPE,
-            headers={"Idempotent-Replay": "true"} if answer.replayed else None,
-        )
+        return reply_to(answer)
 
     @api.post(
         "/bikes",
@@ -265,23 +223,6 @@ def add_routes(api: APIRouter, store: Store, clock: Clock, healthy: Callable[[],
             return work.now
 
         return await once(request, now, None, key=key, event_time=event_time)
-
-    @api.get("/livez", tags=["health"], summary="Alive", response_model=schemas.Health)
-    async def livez() -> Response:
-        return JSONResponse({"status": "ok"})
-
-    @api.get(
-        "/readyz",
-        tags=["health"],
-        summary="Ready",
-        response_model=schemas.Health,
-        responses=documented("unavailable"),
-    )
-    async def readyz() -> Response:
-        reasons = healthy()
-        if reasons:
-            raise ProblemError("unavailable", "; ".join(reasons))
-        return JSONResponse({"status": "ok"})
 
 
 def _ok(view: BaseModel) -> Response:

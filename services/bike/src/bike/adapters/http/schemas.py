@@ -136,9 +136,3 @@ class ClockView(BaseModel):
 
     clock: Literal["wall", "event"]
     now: datetime | None
-
-
-class Health(BaseModel):
-    """Alive or ready."""
-
-    status: Literal["ok"]

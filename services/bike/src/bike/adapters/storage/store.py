@@ -2,19 +2,18 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from hailbus import Outbox, Publisher, event_info
-from hailbus.clock import utc_now
+from hailbus import ClockNotSetError, Outbox, Publisher, event_info
+from hailbus.clock import ServiceClock, micros
 from hailbus.database import READ_ONLY
+from hailbus.idempotency import Answer, AnswerBook, StoredAnswer
 from ride_events.bikes import BikeReservationLapsed, BikeReserved, BikeReturned, BikeUnlocked
-from sqlalchemy import RowMapping, Table, delete, insert, select
+from sqlalchemy import RowMapping, Table, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from bike.adapters.clock import Clock
 from bike.adapters.storage import tables
 from bike.app.facts import derived_id
 from bike.app.ports import BikeFact, Policy, Work
@@ -23,25 +22,6 @@ from bike.domain.hire import Bike, Hire, HireState, Place
 
 LAPSE_GRACE: Final = timedelta(seconds=2)
 """A lapse is published this long after it happened: an unlock that came just in time is committed by then."""
-PRUNE_EVERY: Final = timedelta(minutes=1)
-
-
-class KeyReusedError(Exception):
-    """The idempotency key was used before, for another request."""
-
-
-class ClockNotSetError(Exception):
-    """The event clock has seen no event."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a request gets. `replayed` when it was answered before."""
-
-    status: int
-    body: bytes
-    replayed: bool = False
-
 
 Present = Callable[[Bike | Hire | datetime | Refusal, datetime], tuple[int, bytes]]
 """Makes status and JSON of a result or a refusal, as of a moment."""
@@ -56,21 +36,21 @@ class Store:
         *,
         outbox: Outbox,
         publisher: Publisher[BikeReserved | BikeUnlocked | BikeReturned | BikeReservationLapsed],
-        clock: Clock,
+        clock: ServiceClock,
         policy: Policy,
-        keep_answers: timedelta = timedelta(hours=24),
+        answers: AnswerBook,
     ) -> None:
         self._engine = engine
         self._outbox = outbox
         self._publisher = publisher
         self._clock = clock
         self._policy = policy
-        self._keep_answers = keep_answers
-        self._prune_at: datetime | None = None
+        self._answers = answers
 
     async def open(self) -> None:
         """Create what is missing, and set an event clock to where it was."""
         await self._outbox.create_tables()
+        await self._answers.create_tables()
         async with self._engine.begin() as connection:
             await connection.run_sync(tables.metadata.create_all)
             stored = await connection.scalar(select(tables.clock.c.now).where(tables.clock.c.name == "event"))
@@ -93,12 +73,9 @@ class Store:
             ClockNotSetError: `at` is None and the event clock has seen nothing.
         """
         async with self._outbox.turn, self._engine.begin() as connection:
-            answers = tables.answers
-            known = (await connection.execute(select(answers).where(answers.c.key == key))).mappings().first()
+            known = (await self._answers.find(connection, [key])).get(key)
             if known is not None:
-                if known["fingerprint"] != fingerprint:
-                    raise KeyReusedError(key)
-                return Answer(status=known["status"], body=known["body"], replayed=True)
+                return known.replay(fingerprint)
             if at is None and not self._clock.is_set:
                 raise ClockNotSetError
             now = at if at is not None else self._clock.now()
@@ -108,25 +85,13 @@ class Store:
                     status, body = present(await use_case(work), now)
             except Refusal as refusal:
                 status, body = present(refusal, now)
-            wall = utc_now()
-            await connection.execute(
-                insert(answers),
-                {
-                    "key": key,
-                    "fingerprint": fingerprint,
-                    "status": status,
-                    "body": body,
-                    "recorded_at": tables.micros(wall),
-                },
-            )
+            stored = StoredAnswer(key=key, fingerprint=fingerprint, status=status, body=body)
+            await self._answers.add(connection, [stored])
             if self._clock.name == "event" and now > self._clock.now():
-                await connection.execute(
-                    _upsert(connection, tables.clock), {"name": "event", "now": tables.micros(now)}
-                )
-            await self._prune(connection, wall)
+                await connection.execute(_upsert(connection, tables.clock), {"name": "event", "now": micros(now)})
         if self._clock.observe(now):
             self._outbox.wake()
-        return Answer(status=status, body=body)
+        return stored.answer()
 
     async def bike(self, bike_id: str) -> tuple[Bike, Hire | None]:
         """Return a bike with the hire that has or had it last, or raise `NotFound`."""
@@ -157,13 +122,6 @@ class Store:
         async with self._engine.connect() as connection:
             await connection.execution_options(**READ_ONLY)
             yield connection
-
-    async def _prune(self, connection: AsyncConnection, wall: datetime) -> None:
-        if self._prune_at is not None and wall < self._prune_at:
-            return
-        self._prune_at = wall + PRUNE_EVERY
-        before = tables.micros(wall - self._keep_answers)
-        await connection.execute(delete(tables.answers).where(tables.answers.c.recorded_at < before))
 
 
 class _Transaction:
@@ -265,10 +223,10 @@ def _hire_row(hire: Hire) -> dict[str, object]:
         "pickup_lat": hire.pickup.lat,
         "pickup_lng": hire.pickup.lng,
         "pickup_cell": hire.pickup.cell,
-        "reserved_at": tables.micros(hire.reserved_at),
-        "expires_at": tables.micros(hire.expires_at),
-        "started_at": tables.micros(hire.started_at) if hire.started_at else None,
-        "returned_at": tables.micros(hire.returned_at) if hire.returned_at else None,
+        "reserved_at": micros(hire.reserved_at),
+        "expires_at": micros(hire.expires_at),
+        "started_at": micros(hire.started_at) if hire.started_at else None,
+        "returned_at": micros(hire.returned_at) if hire.returned_at else None,
         "dropoff_lat": hire.dropoff.lat if hire.dropoff else None,
         "dropoff_lng": hire.dropoff.lng if hire.dropoff else None,
         "dropoff_cell": hire.dropoff.cell if hire.dropoff else None,

@@ -1,11 +1,10 @@
 """The bike service's tables. Times are microseconds since the epoch, as in the outbox beside them."""
 
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime, timedelta
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table
+from hailbus.clock import EPOCH
+from sqlalchemy import BigInteger, Boolean, Column, Float, Integer, MetaData, String, Table
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 metadata = MetaData()
 _ID = String(64)
 _CELL = String(15)
@@ -41,24 +40,9 @@ hires = Table(
     Column("fare_minor", BigInteger),
     Column("simulated", Boolean, nullable=False),
 )
-answers = Table(
-    "bike_answers",
-    metadata,
-    Column("key", String(128), primary_key=True),
-    Column("fingerprint", String(64), nullable=False),
-    Column("status", Integer, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    Column("recorded_at", BigInteger, nullable=False),
-    Index("bike_answers_by_age", "recorded_at"),
-)
 clock = Table(
     "bike_clock", metadata, Column("name", String(8), primary_key=True), Column("now", BigInteger, nullable=False)
 )
-
-
-def micros(moment: datetime) -> int:
-    """Return microseconds since the epoch."""
-    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def moment(stored: int) -> datetime:

@@ -1,19 +1,18 @@
 """Routes: read the request, give the order to the writer or the question to the reader, send the answer."""
 
-import hashlib
-import re
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal, assert_never
 
-from fastapi import APIRouter, Header, Path, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
+from hailbus.clock import ServiceClock
+from hailbus.fastapi import EventTime, IdempotencyKey, ProblemError, in_range, moment_of, reply_to
+from hailbus.idempotency import fingerprint
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from booking.adapters.clock import BookingClock
-from booking.adapters.http import problems, schemas
-from booking.adapters.http.problems import KINDS, ProblemError, documented, problem_bytes, problem_dict, refusal_code
+from booking.adapters.http import schemas
+from booking.adapters.http.problems import PROBLEMS, documented
 from booking.adapters.storage.reader import Reader
 from booking.adapters.storage.writer import Writer
 from booking.app.cancel_ride import CancelRide
@@ -31,26 +30,7 @@ from booking.domain.quote import Quote
 from booking.domain.ride import Ride, RideState
 
 JSON: Final = "application/json"
-FIRST_MOMENT: Final = datetime(1970, 1, 1, tzinfo=UTC)
-LAST_MOMENT: Final = datetime(2100, 1, 1, tzinfo=UTC)
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:?\d\d)\Z", re.ASCII)
 
-IdempotencyKey = Annotated[
-    str,
-    Header(
-        alias="Idempotency-Key",
-        pattern=r"^[A-Za-z0-9._:/-]{1,128}$",
-        description="The same key and body get the same answer again; ids are derived from it.",
-    ),
-]
-EventTime = Annotated[
-    str | None,
-    Header(
-        alias="Event-Time",
-        description="ISO 8601 with zone; only where the service runs by the event clock.",
-        json_schema_extra={"format": "date-time"},
-    ),
-]
 IdPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 Limit = Annotated[int, Query(ge=1, le=500)]
 After = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._:-]{1,64}$", description="`next` of the page before.")]
@@ -90,23 +70,17 @@ class Answers:
 
     def refusal(self, refusal: Exception) -> Presented:
         """Present a refusal as a problem."""
-        body = self._problem(refusal)
-        return body["status"], problem_bytes(body)
+        return PROBLEMS.stored(refusal, instance=self._instance)
 
     def _one(self, item: Driver | Ride | Refusal) -> dict[str, object]:
         if isinstance(item, Refusal):
-            body = self._problem(item)
+            body = PROBLEMS.body(PROBLEMS.code_of(item), str(item), instance=self._instance)
             return {"status": body["status"], "body": body}
         view = view_of(item)
         return {"status": 200, "body": view.__pydantic_serializer__.to_python(view, mode="json")}
 
-    def _problem(self, refusal: Exception) -> dict[str, Any]:  # Any: JSON
-        return problem_dict(refusal_code(refusal), str(refusal), instance=self._instance)
 
-
-def add_routes(
-    api: APIRouter, writer: Writer, reader: Reader, clock: BookingClock, healthy: Callable[[], Sequence[str]]
-) -> None:
+def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClock) -> None:
     """Add booking's routes.
 
     Args:
@@ -114,28 +88,7 @@ def add_routes(
         writer: Takes orders.
         reader: Answers questions.
         clock: Says whether event times are welcome.
-        healthy: Gives the reasons why the service is not ready; none when it is.
     """
-
-    def moment(event_time: str | None) -> datetime | None:
-        if event_time is None:
-            return None
-        if clock.name == "wall":
-            raise ProblemError("event-time-refused", KINDS["event-time-refused"].advice)
-        found = _TIME.match(event_time)
-        try:
-            if not found:
-                raise ValueError
-            return in_range(datetime.fromisoformat(event_time).astimezone(UTC))
-        except (ValueError, OverflowError) as error:
-            raise ProblemError(
-                "malformed", "the header Event-Time is no ISO 8601 time with a zone, as in 2014-05-01T08:00:00Z"
-            ) from error
-
-    def in_range(given: datetime) -> datetime:
-        if not FIRST_MOMENT <= given <= LAST_MOMENT:
-            raise ProblemError("malformed", "event times are between 1970 and 2100")
-        return given.astimezone(UTC)
 
     async def order(
         request: Request,
@@ -148,14 +101,10 @@ def add_routes(
     ) -> Response:
         path = request.url.path
         content = b"" if body is None else body.__pydantic_serializer__.to_json(body)
-        fingerprint = hashlib.sha256(path.encode("utf-8", "surrogatepass") + b"\n" + content).hexdigest()
-        answer = await writer.post(command, at=at, key=key, fingerprint=fingerprint, presenter=Answers(path, status))
-        return Response(
-            answer.body,
-            status_code=answer.status,
-            media_type=JSON if answer.status < 400 else problems.MEDIA_TYPE,
-            headers={"Idempotent-Replay": "true"} if answer.replayed else None,
+        answer = await writer.post(
+            command, at=at, key=key, fingerprint=fingerprint(path, content), presenter=Answers(path, status)
         )
+        return reply_to(answer)
 
     # ---------------------------------------------------------------- quotes
 
@@ -180,7 +129,7 @@ def add_routes(
             duration_s=body.duration_s,
             simulated=body.simulated,
         )
-        return await order(request, command, body, key=key, at=moment(event_time), status=201)
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock), status=201)
 
     @api.get(
         "/quotes/{quote_id}",
@@ -206,7 +155,7 @@ def add_routes(
         request: Request, body: schemas.NewRide, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
         command = RequestRide(ride_id=derived_id("ride", key), quote_id=body.quote_id, simulated=body.simulated)
-        return await order(request, command, body, key=key, at=moment(event_time), status=201)
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock), status=201)
 
     @api.get(
         "/rides",
@@ -260,7 +209,7 @@ def add_routes(
         command = CancelRide(
             ride_id=ride_id, by=body.by, reason=body.reason, driver_id=body.driver_id, simulated=body.simulated
         )
-        return await order(request, command, body, key=key, at=moment(event_time))
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
     @api.post(
         "/rides/{ride_id}/destination",
@@ -277,7 +226,7 @@ def add_routes(
         event_time: EventTime = None,
     ) -> Response:
         command = ChangeDestination(ride_id=ride_id, dropoff=body.dropoff.place(), simulated=body.simulated)
-        return await order(request, command, body, key=key, at=moment(event_time))
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
     @api.post(
         "/rides/{ride_id}/arrived",
@@ -290,7 +239,7 @@ def add_routes(
         request: Request, ride_id: IdPath, body: schemas.ByDriver, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
         command = ReportArrival(ride_id=ride_id, driver_id=body.driver_id, simulated=body.simulated)
-        return await order(request, command, body, key=key, at=moment(event_time))
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
     @api.post(
         "/rides/{ride_id}/start",
@@ -303,7 +252,7 @@ def add_routes(
         request: Request, ride_id: IdPath, body: schemas.ByDriver, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
         command = StartRide(ride_id=ride_id, driver_id=body.driver_id, simulated=body.simulated)
-        return await order(request, command, body, key=key, at=moment(event_time))
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
     @api.post(
         "/rides/{ride_id}/complete",
@@ -322,7 +271,7 @@ def add_routes(
             duration_s=body.duration_s,
             simulated=body.simulated,
         )
-        return await order(request, command, body, key=key, at=moment(event_time))
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
     # ---------------------------------------------------------------- drivers
 
@@ -367,7 +316,7 @@ def add_routes(
         request: Request, driver_id: IdPath, body: schemas.Online, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
         command = GoOnline(driver_id=driver_id, position=body.position.place(), simulated=body.simulated)
-        return await order(request, command, body, key=key, at=moment(event_time))
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
     @api.post(
         "/drivers/{driver_id}/location",
@@ -380,7 +329,7 @@ def add_routes(
         request: Request, driver_id: IdPath, body: schemas.Position, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
         command = ReportLocation(driver_id=driver_id, position=body.position.place())
-        return await order(request, command, body, key=key, at=moment(event_time))
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
     @api.post(
         "/drivers/{driver_id}/offline",
@@ -396,7 +345,7 @@ def add_routes(
         body: schemas.Nothing | None = None,  # noqa: ARG001 checked: no body and {} are the same request
         event_time: EventTime = None,
     ) -> Response:
-        return await order(request, GoOffline(driver_id=driver_id), None, key=key, at=moment(event_time))
+        return await order(request, GoOffline(driver_id=driver_id), None, key=key, at=moment_of(event_time, clock))
 
     @api.post(
         "/driver-updates",
@@ -408,15 +357,13 @@ def add_routes(
     async def update_drivers(
         request: Request, body: schemas.DriverUpdates, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
-        base = moment(event_time)
+        base = moment_of(event_time, clock)
         updates: list[tuple[Update, datetime | None]] = []
         latest = base
         for update in body.updates:
             at = base
             if update.event_time is not None:
-                if clock.name == "wall":
-                    raise ProblemError("event-time-refused", KINDS["event-time-refused"].advice)
-                at = in_range(update.event_time)
+                at = in_range(update.event_time, clock)
                 latest = at if latest is None else max(latest, at)
             updates.append((_update(update), at))
         command = UpdateDrivers(updates=updates)
@@ -426,7 +373,8 @@ def add_routes(
 
     @api.get("/clock", tags=["clock"], summary="What time it is", response_model=schemas.ClockView)
     async def get_clock() -> Response:
-        return _ok(schemas.ClockView.model_construct(clock=clock.name, now=clock.now()))
+        now = clock.now() if clock.is_set else None
+        return _ok(schemas.ClockView.model_construct(clock=clock.name, now=now))
 
     @api.post(
         "/clock",
@@ -441,40 +389,11 @@ def add_routes(
         body: schemas.Nothing | None = None,  # noqa: ARG001 checked: no body and {} are the same request
         event_time: EventTime = None,
     ) -> Response:
-        at = moment(event_time)
+        at = moment_of(event_time, clock)
         if at is None:
             code = "event-time-refused" if clock.name == "wall" else "event-time-required"
-            raise ProblemError(code, KINDS[code].advice)
+            raise ProblemError(code, PROBLEMS.kinds[code].advice)
         return await order(request, MoveClock(), None, key=key, at=at)
-
-    @api.get("/livez", tags=["health"], summary="Alive", response_model=schemas.Health)
-    async def livez() -> Response:
-        return JSONResponse({"status": "ok"})
-
-    @api.get(
-        "/readyz",
-        tags=["health"],
-        summary="Ready",
-        response_model=schemas.Health,
-        responses=documented("unavailable"),
-    )
-    async def readyz() -> Response:
-        reasons = healthy()
-        if reasons:
-            raise ProblemError("unavailable", "; ".join(reasons))
-        return JSONResponse({"status": "ok"})
-
-    @api.get(
-        "/problems/{code}",
-        tags=["problems"],
-        summary="What a problem means",
-        responses=documented("not-found", "invalid"),
-    )
-    async def explain(code: str) -> Mapping[str, str | int]:
-        kind = KINDS.get(code)
-        if kind is None:
-            raise ProblemError("not-found", f"there is no problem {code!r}")
-        return {"status": kind.status, "title": kind.title, "advice": kind.advice}
 
 
 def _ok(view: BaseModel) -> Response:

@@ -342,11 +342,5 @@ class ClockView(BaseModel):
     now: datetime | None
 
 
-class Health(BaseModel):
-    """Alive or ready."""
-
-    status: Literal["ok"]
-
-
 def _lat_lng(place: Place) -> LatLng:
     return LatLng.model_construct(lat=place.lat, lng=place.lng)

@@ -4,13 +4,14 @@ import fcntl
 from pathlib import Path
 from typing import IO
 
+from hailbus import ConfigurationError
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 ADVISORY_LOCK = 0x626F6F6B696E67  # "booking"
 
 
-class DatabaseTakenError(Exception):
+class DatabaseTakenError(ConfigurationError):
     """Another process writes this database."""
 
 

@@ -1,4 +1,4 @@
-"""Booking's tables. `hailbus_outbox` and `hailbus_inbox` stand beside them, in the same database and transactions."""
+"""Booking's tables. Those of the SDK (outbox, inbox, answers) stand beside them, in the same transactions."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,6 @@ from sqlalchemy import (
     Float,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     SmallInteger,
     String,
@@ -132,18 +131,6 @@ multipliers = Table(
     Column("multiplier", Float(53), nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("valid_until", UtcTime, nullable=False),
-)
-
-answers = Table(
-    "booking_answers",
-    metadata,
-    Column("key", String(128), primary_key=True),
-    Column("fingerprint", String(64), nullable=False),
-    Column("status", SmallInteger, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    # By the wall: how long a client may come back does not depend on a replay's speed.
-    Column("recorded_at", UtcTime, nullable=False),
-    Index("booking_answers_by_age", "recorded_at"),
 )
 
 clock = Table(

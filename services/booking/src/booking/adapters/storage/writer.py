@@ -8,19 +8,20 @@ without load a request is alone in its own. Nobody gets an answer before its com
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
 
 import structlog
-from hailbus import Event
-from hailbus.clock import Clock, utc_now
-from sqlalchemy import Table, bindparam, delete, select
+from hailbus import ClockNotSetError, Event, Inbox, KeyReusedError, Outbox, OutboxEntry
+from hailbus.clock import Clock, ServiceClock, utc_now
+from hailbus.codec import envelope_for
+from hailbus.idempotency import Answer, AnswerBook, StoredAnswer
+from sqlalchemy import Table, bindparam, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from booking.adapters.clock import BookingClock
 from booking.adapters.storage import rows, tables
 from booking.adapters.storage.database import Ownership
 from booking.app.policy import Policy
@@ -33,7 +34,6 @@ from booking.domain.ride import WAITING
 BATCH_LIMIT: Final = 256
 QUEUE_LIMIT: Final = 4_096
 """Requests that may wait; more are told to come back."""
-PRUNE_EVERY: Final = timedelta(seconds=10)
 RELOAD_DELAY_S: Final = 0.5
 RELOAD_DELAY_MAX_S: Final = 10.0
 
@@ -44,44 +44,6 @@ class UnavailableError(Exception):
     """The change was not stored, or nobody knows whether: the same request with the same key may be sent again."""
 
 
-class KeyReusedError(Exception):
-    """The idempotency key was used before, for another request."""
-
-
-class ClockNotSetError(Exception):
-    """The event clock has seen no event, so nobody knows what time it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a request gets. `replayed` when it was answered before."""
-
-    status: int
-    body: bytes
-    replayed: bool = False
-
-
-class OutboxPort(Protocol):
-    """Where events wait for the relay, in the writer's transaction."""
-
-    async def add(self, connection: AsyncConnection, outgoing: Sequence[Outgoing]) -> None:
-        """Insert rows."""
-        ...
-
-    async def cancel(self, connection: AsyncConnection, schedule_ids: Sequence[str]) -> None:
-        """Delete timers that have not been published."""
-        ...
-
-    def wake(self) -> None:
-        """Say that there is something new, or that the clock has moved."""
-        ...
-
-    @property
-    def turn(self) -> asyncio.Lock:
-        """Held by whoever writes: on SQLite, two writers of one process would wait for each other asleep."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class _Request:
     command: Command[Any]  # Any: each command has its own result
@@ -90,18 +52,6 @@ class _Request:
     fingerprint: str
     presenter: Presenter
     done: asyncio.Future[Answer]
-
-
-class InboxPort(Protocol):
-    """What was applied before, in the writer's transaction."""
-
-    async def claim(self, connection: AsyncConnection, contexts: Sequence[Any]) -> set[str]:  # Any: hailbus contexts
-        """Record events as applied; return the ids of those that had not been."""
-        ...
-
-    async def release(self, connection: AsyncConnection, contexts: Sequence[Any]) -> None:  # Any: as above
-        """Forget that events were applied: they could not be."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,11 +81,12 @@ class Writer:
         engine: AsyncEngine,
         *,
         policy: Policy,
-        clock: BookingClock,
-        outbox: OutboxPort,
-        inbox: InboxPort,
+        clock: ServiceClock,
+        outbox: Outbox,
+        inbox: Inbox,
+        source: str,
+        answers: AnswerBook,
         report: Callable[[Event, datetime], None],
-        keep_answers: timedelta = timedelta(hours=24),
         wall: Clock = utc_now,
     ) -> None:
         self._engine = engine
@@ -143,8 +94,9 @@ class Writer:
         self._clock = clock
         self._outbox = outbox
         self._inbox = inbox
+        self._source = source
+        self._answers = answers
         self._report = report
-        self._keep_answers = keep_answers
         self._wall = wall
         self._world = World(policy)
         self._ownership = Ownership(engine)
@@ -153,7 +105,6 @@ class Writer:
         self._waiting = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
-        self._prune_at: datetime | None = None
         self._upserts = _upserts(engine.dialect.name)
         self.figures = _Figures()
 
@@ -165,6 +116,7 @@ class Writer:
         Raises:
             DatabaseTakenError: Another process writes this database.
         """
+        await self._answers.create_tables()
         await self._connect()
         self._task = asyncio.create_task(self._serve(), name="booking-writer")
 
@@ -266,10 +218,10 @@ class Writer:
         requests = [item for item in batch if isinstance(item, _Request)]
         resolved: list[tuple[asyncio.Future[Any], Any]] = []  # Any: answers and counts
         failed: list[tuple[asyncio.Future[Any], Exception]] = []
-        new_answers: dict[str, dict[str, object]] = {}
+        new_answers: list[StoredAnswer] = []
         wall = self._wall()
         async with self._outbox.turn, connection.begin():
-            known = await self._known_answers(connection, [item.key for item in requests]) if requests else {}
+            known = dict(await self._answers.find(connection, [item.key for item in requests]))
             fresh_by_item: dict[int, set[str]] = {}
             wanted: list[Needs] = []
             for item in batch:
@@ -292,14 +244,13 @@ class Writer:
                     continue
                 before = known.get(item.key)
                 if before is not None:
-                    if before["fingerprint"] != item.fingerprint:
-                        failed.append((item.done, KeyReusedError(item.key)))
-                    else:
+                    try:
+                        resolved.append((item.done, before.replay(item.fingerprint)))
                         self.figures.replays += 1
-                        answer = Answer(status=before["status"], body=before["body"], replayed=True)
-                        resolved.append((item.done, answer))
+                    except KeyReusedError as error:
+                        failed.append((item.done, error))
                     continue
-                at = item.at or (latest if latest is not None else self._clock.now())
+                at = item.at or latest or (self._clock.now() if self._clock.is_set else None)
                 if at is None:
                     failed.append((item.done, ClockNotSetError()))
                     continue
@@ -316,18 +267,12 @@ class Writer:
                     failed.append((item.done, error))
                     continue
                 latest = at if latest is None else max(latest, at)
-                record: dict[str, Any] = {
-                    "key": item.key,
-                    "fingerprint": item.fingerprint,
-                    "status": status,
-                    "body": body,
-                    "recorded_at": wall,
-                }
-                known[item.key] = new_answers[item.key] = record
-                resolved.append((item.done, Answer(status=status, body=body)))
+                stored = StoredAnswer(key=item.key, fingerprint=item.fingerprint, status=status, body=body)
+                known[item.key] = stored
+                new_answers.append(stored)
+                resolved.append((item.done, stored.answer()))
             changes = world.take_changes()
-            await self._flush(connection, changes, list(new_answers.values()), latest)
-            await self._prune(connection, wall)
+            await self._flush(connection, changes, new_answers, latest)
         world.forget_unchanged(needs)
         world.forget_settled(changes)
         moved = latest is not None and self._clock.observe(latest)
@@ -339,7 +284,7 @@ class Writer:
             if not future.done():
                 future.set_exception(failure)
         if changes.outgoing or changes.timers or moved:
-            self._outbox.wake()
+            self._outbox.wake_soon()
         for event, at in changes.reports:
             self._report(event, at)
 
@@ -358,10 +303,6 @@ class Writer:
                 log.exception("event_broke", event_id=event_id, command=type(command).__name__)
                 broken[event_id] = repr(error)
         return broken
-
-    async def _known_answers(self, connection: AsyncConnection, keys: Sequence[str]) -> dict[str, Any]:  # Any: rows
-        result = await connection.execute(_SELECT_ANSWERS, {"keys": list(dict.fromkeys(keys))})
-        return {row["key"]: row for row in result.mappings()}
 
     async def _load(self, connection: AsyncConnection, missing: Needs) -> None:
         if missing.quotes:
@@ -382,7 +323,7 @@ class Writer:
         self,
         connection: AsyncConnection,
         changes: Changes,
-        new_answers: list[dict[str, object]],
+        new_answers: Sequence[StoredAnswer],
         latest: datetime | None,
     ) -> None:
         upserts = self._upserts
@@ -396,22 +337,21 @@ class Writer:
             await connection.execute(
                 upserts["booking_multipliers"], [rows.multiplier_row(m) for m in changes.multipliers.values()]
             )
-        if changes.cancelled:
-            await self._outbox.cancel(connection, list(changes.cancelled))
-        if changes.outgoing or changes.timers:
-            await self._outbox.add(connection, [*changes.outgoing, *changes.timers.values()])
-        if new_answers:
-            await connection.execute(tables.answers.insert(), new_answers)
-        if latest is not None and self._clock.name == "event":
-            now = self._clock.now()
-            if now is None or latest > now:
-                await connection.execute(upserts["booking_clock"], [{"name": "event", "now": latest}])
+        await self._outbox.cancel_many(connection, list(changes.cancelled))
+        entries = [self._entry(outgoing) for outgoing in (*changes.outgoing, *changes.timers.values())]
+        await self._outbox.add_many(connection, entries, wakes=False)
+        await self._answers.add(connection, new_answers)
+        if latest is not None and self._clock.name == "event" and latest > self._clock.now():
+            await connection.execute(upserts["booking_clock"], [{"name": "event", "now": latest}])
 
-    async def _prune(self, connection: AsyncConnection, wall: datetime) -> None:
-        if self._prune_at is not None and wall < self._prune_at:
-            return
-        self._prune_at = wall + PRUNE_EVERY
-        await connection.execute(delete(tables.answers).where(tables.answers.c.recorded_at < wall - self._keep_answers))
+    def _entry(self, outgoing: Outgoing) -> OutboxEntry:
+        made = envelope_for(outgoing.event, source=self._source, id=outgoing.id, time=outgoing.time)
+        return OutboxEntry(
+            event=outgoing.event,
+            envelope=replace(made, correlation_id=outgoing.correlation_id),
+            not_before=outgoing.not_before,
+            schedule_id=outgoing.schedule_id,
+        )
 
     def _account(self, batch: Sequence[_Request | _Consumption], changes: Changes) -> None:
         figures = self.figures
@@ -487,7 +427,6 @@ def _union(needs: Sequence[Needs]) -> Needs:
     )
 
 
-_SELECT_ANSWERS: Final = select(tables.answers).where(tables.answers.c.key.in_(bindparam("keys", expanding=True)))
 _SELECT_QUOTES: Final = select(tables.quotes).where(tables.quotes.c.quote_id.in_(bindparam("keys", expanding=True)))
 _SELECT_RIDES: Final = select(tables.rides).where(tables.rides.c.ride_id.in_(bindparam("keys", expanding=True)))
 _SELECT_DRIVERS: Final = select(tables.drivers).where(tables.drivers.c.driver_id.in_(bindparam("keys", expanding=True)))

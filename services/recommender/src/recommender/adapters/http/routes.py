@@ -1,6 +1,6 @@
 """The routes: ask for recommendations, say what was chosen, look after the service."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -8,7 +8,6 @@ import h3
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 from ride_events.zones import zone_at
@@ -172,11 +171,8 @@ def _answer(served: Served) -> Response:
     return Response(to_json(body), media_type="application/json")
 
 
-def routes(
-    serving: Serving, city: City, *, reasons: Callable[[], Sequence[str]], now: Callable[[], datetime]
-) -> APIRouter:
-    """Return the routes. `reasons` tells why the service is not ready; `now` is the time of a question without one."""
-    router = APIRouter()
+def add_routes(router: APIRouter, serving: Serving, city: City, *, now: Callable[[], datetime]) -> None:
+    """Add the routes to the application's own router. `now` is the time of a question without one."""
 
     # The busiest route by far: its body is read by pydantic in one step, which halves what FastAPI's own way costs.
     @router.post(
@@ -235,17 +231,5 @@ def routes(
     async def model() -> ModelView:
         return ModelView(model=MODEL, journeys=city.journeys, open_rides=city.open_rides, served=serving.served)
 
-    @router.get("/livez", include_in_schema=False)
-    async def livez() -> dict[str, str]:
-        return {"status": "ok"}
 
-    @router.get("/readyz", include_in_schema=False)
-    async def readyz() -> JSONResponse:
-        found = list(reasons())
-        body = {"status": "starting" if found else "ok", "reasons": found}
-        return JSONResponse(body, status_code=503 if found else 200)
-
-    return router
-
-
-__all__ = ["Answer", "Choice", "Question", "routes"]
+__all__ = ["Answer", "Choice", "Question", "add_routes"]

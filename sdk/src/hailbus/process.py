@@ -1,0 +1,108 @@
+"""A service's process: settings, log, event loop, and one sentence in place of a traceback when it cannot start.
+
+Only `main` functions call this. Nothing else in the SDK configures logging. Needs `hailbus[service]`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from hailbus.errors import BrokerUnreachableError, ConfigurationError
+from hailbus.settings import read_settings
+
+if TYPE_CHECKING:
+    from pydantic_settings import BaseSettings
+
+__all__ = ["log_to_stderr", "run_process"]
+
+S = TypeVar("S", bound="BaseSettings")
+QUIET = ("aiokafka", "uvicorn", "aiosqlite", "asyncio", "faust", "mode")
+"""Libraries of which only warnings are shown."""
+
+
+def run_process(name: str, settings: type[S], serve: Callable[[S], Awaitable[None]]) -> None:
+    """Run a service until it has stopped. Exit code 0 then, 2 with a sentence on stderr when it cannot start as told.
+
+    Args:
+        name: Stands before the sentence.
+        settings: Read from the environment; its `log_level`, if it has one, says how much is logged to stderr, and its
+            `listen` and `database_url` are named in the sentence when they are what does not work.
+        serve: The service.
+    """
+    prefix = settings.model_config.get("env_prefix", "")
+    try:
+        found = read_settings(settings)
+        log_to_stderr(getattr(found, "log_level", "info"))
+        _run(serve(found))
+    except (ConfigurationError, BrokerUnreachableError) as error:
+        _end(name, str(error))
+    except OSError as error:
+        listen = getattr(found, "listen", None)
+        reason = error.strerror or str(error)
+        if listen is None:
+            _end(name, f"{error.filename}: {reason}" if error.filename else reason)
+        _end(name, f"cannot listen at {listen}: {reason}; set {prefix}LISTEN to a free address")
+    except Exception as error:
+        if not _is_database_error(error):
+            raise
+        reason = str(getattr(error, "orig", None) or error)
+        _end(name, f"the database cannot be opened: {reason}; check {prefix}DATABASE_URL")
+
+
+def log_to_stderr(level: str) -> None:
+    """Log to stderr, what structlog and what the standard library logs: lines for a terminal, JSON otherwise."""
+    import structlog
+
+    number = logging.getLevelNamesMapping()[level.upper()]
+    renderer: structlog.types.Processor = (
+        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    )
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                renderer,
+            ],
+        )
+    )
+    logging.basicConfig(level=number, handlers=[handler], force=True)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+
+
+def _run(work: Awaitable[None]) -> None:
+    import uvloop
+
+    async def main() -> None:
+        await work
+
+    uvloop.run(main())
+
+
+def _is_database_error(error: Exception) -> bool:
+    """Whether SQLAlchemy raised it; a service without a database need not import SQLAlchemy to tell."""
+    module = sys.modules.get("sqlalchemy.exc")
+    return module is not None and isinstance(error, module.SQLAlchemyError)
+
+
+def _end(name: str, sentence: str) -> None:
+    print(f"{name}: {sentence}", file=sys.stderr)
+    raise SystemExit(2) from None

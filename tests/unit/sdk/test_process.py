@@ -1,0 +1,85 @@
+"""Settings from the environment, and the sentences of a process that cannot start."""
+
+import errno
+import os
+from typing import Literal
+
+import pytest
+from hailbus import BrokerUnreachableError, ConfigurationError
+from hailbus.process import run_process
+from hailbus.settings import read_settings
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy.exc import OperationalError
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TILL_", frozen=True, extra="forbid", env_ignore_empty=True)
+
+    bootstrap_servers: str = Field(min_length=1)
+    database_url: SecretStr = SecretStr("sqlite:///till.db")
+    listen: str = "127.0.0.1:0"
+    retries: int | None = Field(default=None, ge=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "error"
+
+
+def test_settings_are_read_by_prefix_and_parsed() -> None:
+    found = read_settings(Settings, {"TILL_BOOTSTRAP_SERVERS": "a:1", "till_retries": "3", "OTHER": "x"})
+    assert (found.bootstrap_servers, found.retries) == ("a:1", 3)
+    assert read_settings(Settings, {"TILL_BOOTSTRAP_SERVERS": "a:1", "TILL_RETRIES": ""}).retries is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"TILL_BOOTSTRAP": "a:1"}, "unknown setting TILL_BOOTSTRAP; known are TILL_BOOTSTRAP_SERVERS, "),
+        ({}, "TILL_BOOTSTRAP_SERVERS: Field required; set it in the environment"),
+        ({"TILL_BOOTSTRAP_SERVERS": "a:1", "TILL_RETRIES": "-1"}, "TILL_RETRIES: Input should be greater than"),
+    ],
+)
+def test_what_is_misspelt_missing_or_wrong_is_named(environment: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read_settings(Settings, environment)
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        (ConfigurationError("two events claim one type"), "till: two events claim one type"),
+        (BrokerUnreachableError(bootstrap="a:1", waited_s=4), "till: no Kafka broker answers at a:1"),
+        (
+            OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)),
+            "till: cannot listen at 127.0.0.1:0: Address already in use; set TILL_LISTEN to a free address",
+        ),
+        (
+            OperationalError("SELECT 1", {}, Exception("no such host")),
+            "till: the database cannot be opened: no such host; check TILL_DATABASE_URL",
+        ),
+    ],
+)
+def test_a_process_that_cannot_start_says_why_in_one_sentence(
+    failure: Exception, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TILL_BOOTSTRAP_SERVERS", "a:1")
+    monkeypatch.setattr("hailbus.process.log_to_stderr", lambda level: None)  # the test's own log stays as it is
+
+    async def serve(settings: Settings) -> None:
+        assert settings.bootstrap_servers == "a:1"
+        raise failure
+
+    with pytest.raises(SystemExit) as ended:
+        run_process("till", Settings, serve)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(sentence)
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILL_BOOTSTRAP_SERVERS", "a:1")
+    monkeypatch.setattr("hailbus.process.log_to_stderr", lambda level: None)
+
+    async def serve(settings: Settings) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_process("till", Settings, serve)

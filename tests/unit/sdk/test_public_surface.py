@@ -1,0 +1,41 @@
+"""What `import hailbus` offers, and what it does not load before someone uses it."""
+
+import importlib
+import subprocess
+import sys
+
+import hailbus
+import pytest
+
+
+def test_every_public_name_is_importable_and_comes_from_the_module_that_is_named() -> None:
+    assert sorted(hailbus.__all__) == hailbus.__all__
+    assert set(hailbus._MODULES) == set(hailbus.__all__)
+    for name, module in hailbus._MODULES.items():
+        assert getattr(hailbus, name) is getattr(importlib.import_module(module), name), name
+    assert set(hailbus.__all__) <= set(dir(hailbus))
+
+
+def test_no_public_name_is_also_a_module_which_its_import_would_put_in_its_place() -> None:
+    assert not [name for name in hailbus.__all__ if importlib.util.find_spec(f"hailbus.{name}")]
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        hailbus.Nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import hailbus", {"sqlalchemy", "aiokafka", "pydantic", "fastapi"}),
+        ("from hailbus import Event, Topic, Catalogue", {"sqlalchemy", "aiokafka", "fastapi", "uvicorn"}),
+        ("from hailbus import Service, Publisher, AtLeastOnce", {"sqlalchemy", "aiokafka", "fastapi", "uvicorn"}),
+        ("from hailbus import KafkaBus", {"sqlalchemy", "fastapi", "uvicorn"}),
+        ("import hailbus.fastapi", {"sqlalchemy", "aiokafka"}),
+    ],
+)
+def test_what_costs_much_is_loaded_when_it_is_used(statement: str, absent: set[str]) -> None:
+    program = f"import sys; {statement}; print(*({absent!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
