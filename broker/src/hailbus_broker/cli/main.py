@@ -1,4 +1,4 @@
-"""`hailbus-broker serve`, `hailbus-broker describe`."""
+"""The commands of `hailbus-broker` and their options."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ def main() -> None:
         code = 2
     except KeyboardInterrupt:
         code = 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as `head` does: nothing to tell anybody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     sys.exit(code)
 
 
@@ -52,6 +56,44 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.set_defaults(run=_serve)
 
+    formatting = commands.add_parser(
+        "format",
+        help="make a data directory before the first start",
+        description="Make a data directory; serve does so by itself, with a new cluster id.",
+        allow_abbrev=False,
+    )
+    formatting.add_argument("--data-dir", metavar="DIR", help="the directory (default hailbus-data)")
+    formatting.add_argument("--cluster-id", metavar="ID", help="22 characters of base64 (default a new one)")
+    formatting.add_argument("--config", metavar="FILE", help="settings, as for serve: node.id and log.dirs count")
+    formatting.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="one setting, as for serve"
+    )
+    formatting.add_argument("--ignore-formatted", action="store_true", help="a formatted directory is left as it is")
+    formatting.set_defaults(run=_format)
+
+    dumping = commands.add_parser(
+        "dump-log",
+        help="show what stands in a partition's files",
+        description="Show batches, index entries and states, and check them; exit code 1 when one is damaged. "
+        "Records of the broker's own topics are decoded.",
+        allow_abbrev=False,
+    )
+    dumping.add_argument("paths", metavar="PATH", nargs="+", help="a file of a partition, or a partition's folder")
+    dumping.add_argument("--records", action="store_true", help="show the records of each batch, too")
+    dumping.add_argument("--json", action="store_true", help="one JSON document per line")
+    dumping.set_defaults(run=_dump_log)
+
+    metadata = commands.add_parser(
+        "dump-metadata",
+        help="show the cluster's metadata",
+        description="Show the records of the metadata log, or with --image what they add up to.",
+        allow_abbrev=False,
+    )
+    metadata.add_argument("--data-dir", metavar="DIR", default="hailbus-data", help="(default hailbus-data)")
+    metadata.add_argument("--image", action="store_true", help="topics, configs and features as they are now")
+    metadata.add_argument("--json", action="store_true", help="one JSON document per line")
+    metadata.set_defaults(run=_dump_metadata)
+
     describe = commands.add_parser(
         "describe",
         help="show what a broker is, or the options there are",
@@ -65,6 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     describe.add_argument(
         "--options", action="store_true", help="list the settings that serve takes, and their defaults"
     )
+    describe.add_argument(
+        "--groups", action="store_true", help="groups, their states, and why they were rebalanced last"
+    )
+    describe.add_argument("--json", action="store_true", help="one JSON document")
     describe.set_defaults(run=_describe)
     return parser
 
@@ -74,12 +120,6 @@ def _serve(arguments: argparse.Namespace) -> int:
     gc.disable()
     from hailbus_broker.cli.serve import serve
 
-    text = None
-    if arguments.config is not None:
-        try:
-            text = Path(arguments.config).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise StartError(f"cannot read the properties file {arguments.config}: {error}; check --config") from error
     flags = {}
     if arguments.listen is not None:
         host, colon, port = arguments.listen.rpartition(":")
@@ -89,8 +129,46 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.data_dir is not None:
         flags["log.dirs"] = arguments.data_dir
     return serve(
-        file_text=text, environment=os.environ, settings=arguments.set, flags=flags, log_level=arguments.log_level
+        file_text=_properties(arguments),
+        environment=os.environ,
+        settings=arguments.set,
+        flags=flags,
+        log_level=arguments.log_level,
     )
+
+
+def _properties(arguments: argparse.Namespace) -> str | None:
+    if arguments.config is None:
+        return None
+    try:
+        return Path(arguments.config).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"cannot read the properties file {arguments.config}: {error}; check --config") from error
+
+
+def _format(arguments: argparse.Namespace) -> int:
+    from hailbus_broker.cli.format import format_directory
+
+    return format_directory(
+        file_text=_properties(arguments),
+        environment=os.environ,
+        settings=arguments.set,
+        flags={} if arguments.data_dir is None else {"log.dirs": arguments.data_dir},
+        cluster_id=arguments.cluster_id,
+        ignores_formatted=arguments.ignore_formatted,
+    )
+
+
+def _dump_log(arguments: argparse.Namespace) -> int:
+    from hailbus_broker.cli.dump import dump_log
+
+    return dump_log(arguments.paths, records=arguments.records, as_json=arguments.json)
+
+
+def _dump_metadata(arguments: argparse.Namespace) -> int:
+    from hailbus_broker.cli.dump import dump_metadata
+
+    return dump_metadata(arguments.data_dir, shows_image=arguments.image, as_json=arguments.json)
 
 
 def _describe(arguments: argparse.Namespace) -> int:
@@ -99,4 +177,6 @@ def _describe(arguments: argparse.Namespace) -> int:
     if arguments.options:
         describe_options()
         return 0
-    return describe(arguments.bootstrap, timeout_s=arguments.timeout)
+    return describe(
+        arguments.bootstrap, timeout_s=arguments.timeout, shows_groups=arguments.groups, as_json=arguments.json
+    )

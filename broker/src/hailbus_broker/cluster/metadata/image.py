@@ -93,6 +93,10 @@ class MetadataImage:
         """Names of the resources of a type that have overrides."""
         return sorted(name for kind, name in self._configs if kind == resource_type)
 
+    def all_configs(self) -> list[tuple[ResourceType, str, Mapping[str, str]]]:
+        """All overrides: type and name of the resource, and its values."""
+        return [(ResourceType(kind), name, values) for (kind, name), values in sorted(self._configs.items())]
+
     def replay(self, record: Message) -> None:
         """Take one record in."""
         self.version += 1
