@@ -8,12 +8,17 @@ no longer read.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections import deque
+from errno import EIO
 from typing import TYPE_CHECKING, Any, Final
 
+from hailbus_broker.log import StorageError
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.protocol.framing import LENGTH, read_head, strangers_sentence
+from hailbus_broker.server.file_send import FileSend
 from hailbus_broker.server.request import Request
 
 if TYPE_CHECKING:
@@ -72,6 +77,9 @@ class Connection(asyncio.BufferedProtocol):
         self._is_flush_due = False
         self._is_writable = True
         self._is_ending = False
+        self._socket: socket.socket | None = None
+        self._file_send: FileSend | None = None
+        self._is_file_send_due = False
 
     # ------------------------------------------------------------------ bytes
 
@@ -87,6 +95,12 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio calls it so
         """See `asyncio`."""
         self.is_closed = True
+        if self._file_send is not None:
+            self._file_send.cancel()
+            self._file_send = None
+        elif self._socket is not None:
+            self._socket.close()
+        self._socket = None
         self.dispatcher.finished(self._queued_bytes + sum(len(request.frame) for request in self._in_work))
         self._queue.clear()
         self._queued_bytes = 0
@@ -168,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._is_dispatching = True
         try:
-            while self._queue and self._is_writable and self._may_start():
+            while self._queue and self._is_writable and self._file_send is None and self._may_start():
                 frame = self._queue.popleft()
                 self._queued_bytes -= len(frame)
                 try:
@@ -224,13 +238,17 @@ class Connection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         self._is_flush_due = False
         in_work = self._in_work
-        if self.is_closed or not in_work or not in_work[0].is_done:
+        if self.is_closed or not in_work or not in_work[0].is_done or self._file_send is not None:
             return
         parts: list[Any] = []
+        with_files: Request | None = None
         while in_work and in_work[0].is_done:
             request = in_work.popleft()
-            parts += request.parts
             self.dispatcher.finished(len(request.frame))
+            if request.has_files:
+                with_files = request
+                break
+            parts += request.parts
         transport = self._transport
         assert transport is not None
         if len(parts) == 1:
@@ -240,10 +258,44 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(b"".join(parts))
             else:
                 transport.writelines(parts)
-        if self._queue:
+        if with_files is not None:
+            self._send_files(with_files)
+        elif self._queue:
             if not self._is_dispatching:
                 self._dispatch()
         elif self._is_ending and not in_work:
+            transport.close()
+
+    def _send_files(self, request: Request) -> None:
+        """Send an answer past the transport, as soon as that is empty; what comes next waits for its end."""
+        transport = self._transport
+        assert transport is not None
+        if self._socket is None:
+            self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            self._socket.setblocking(False)
+        self._file_send = FileSend(self.dispatcher.node.loop, self._socket, request.parts, self._files_sent)
+        self._is_file_send_due = transport.get_write_buffer_size() > 0
+        if self._is_file_send_due:
+            transport.set_write_buffer_limits(high=0)  # calls `resume_writing` when it is empty
+        else:
+            self._file_send.go_on()
+
+    def _files_sent(self, error: OSError | None) -> None:
+        self._file_send = None
+        transport = self._transport
+        assert transport is not None
+        if error is not None:
+            if error.errno == EIO:
+                self.dispatcher.node.take_offline(StorageError(f"cannot read: {error}", errno=EIO))
+            # The client has a part of the answer: there is no way to tell it but this one.
+            self.close()
+            return
+        transport.set_write_buffer_limits()
+        if self._in_work and self._in_work[0].is_done:
+            self._flush()
+        elif self._queue:
+            self._dispatch()
+        elif self._is_ending and not self._in_work:
             transport.close()
 
     def pause_writing(self) -> None:
@@ -253,6 +305,9 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """It reads again."""
         self._is_writable = True
+        if self._is_file_send_due and self._file_send is not None:
+            self._is_file_send_due = False
+            self._file_send.go_on()
         self._dispatch()
 
     # ------------------------------------------------------------------ end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.log import FileSlice
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import APIS
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.node import Listener
     from hailbus_broker.server.connection import Connection
 
-Part = bytes | bytearray | memoryview
+Part = bytes | bytearray | memoryview | FileSlice
 
 HEAD: Final = Struct(">ii")
 
@@ -28,6 +29,7 @@ class Request:
         frame: All bytes of the request, without its length.
         position: Where the body begins.
         message: The decoded body, once somebody has decoded it.
+        has_files: Whether some of the parts are slices of files.
         loses_answer: The connection closes instead of the answer; for tests.
         on_answer: Called when the answer is there, whatever it is; for metrics.
         on_disconnect: Called when the connection is lost before the answer.
@@ -39,6 +41,7 @@ class Request:
         "connection",
         "correlation_id",
         "frame",
+        "has_files",
         "is_done",
         "loses_answer",
         "message",
@@ -68,6 +71,7 @@ class Request:
         self.position = position
         self.message: Message | None = None
         self.is_done = False
+        self.has_files = False
         self.loses_answer = False
         self.on_answer: Callable[[Request], None] | None = None
         self.on_disconnect: Callable[[], None] | None = None

@@ -6,7 +6,6 @@ Deviations: no follower, no tiered storage and no preferred replica, so the fiel
 from __future__ import annotations
 
 import asyncio
-import os
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +18,7 @@ from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.records import RecordsError
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchEntry, FetchSession
+from hailbus_broker.server.file_send import read_without_waiting
 
 if TYPE_CHECKING:
     from hailbus_broker.log import FileSlice
@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 FIRST_FLEXIBLE: Final = 12
 FIRST_WITH_IDS: Final = 13
 FIRST_WITH_SESSIONS: Final = 7
+
+COPIED_BYTES: Final = 2 * 1024 * 1024
+"""So much of one answer is copied out of the page cache: up to some MiB that costs half the CPU time of sendfile, which
+handles each page. Beyond it memory counts."""
+
+COLD_COPIED_BYTES: Final = 64 * 1024
+"""Smaller slices that have to come from the disk are read by a thread, larger ones sent by it."""
 
 _SHORT: Final = Struct(">h")
 _INT: Final = Struct(">i")
@@ -182,39 +189,42 @@ class ParkedFetch:
         )
 
     def answer(self, answers: list[_Answer]) -> None:
-        """Send the answers; those that lie in cold files are read in a thread first."""
+        """Send the answers. Nothing waits for the disk here: what is not in the page cache is left to a thread."""
         if not self.is_full:
             answers = [answer for answer in answers if _has_news(answer)]
         if self.session is not None:
             for answer in answers:
                 _remember(answer)
-        slices: list[FileSlice] = []
+        cold: dict[int, FileSlice] = {}
         blocks: dict[int, Part] = {}
+        left = COPIED_BYTES
         for number, answer in enumerate(answers):
             piece = answer.read.file_slice if answer.read is not None else None
-            if piece is not None:
-                block = read_without_waiting(piece)
-                if block is None:
-                    slices.append(piece)
-                else:
-                    blocks[number] = block
-        if not slices:
+            if piece is None:
+                continue
+            if piece.length <= left and (block := read_without_waiting(piece)) is not None:
+                blocks[number] = block
+                left -= piece.length
+            elif piece.length >= COLD_COPIED_BYTES:
+                blocks[number] = piece
+                self.request.has_files = True
+            else:
+                cold[number] = piece
+        if not cold:
             self._send(answers, blocks)
             return
-        loop = self.dispatcher.node.loop
-        future = loop.run_in_executor(None, lambda: [piece.file.read(piece.position, piece.length) for piece in slices])
+        future = self.dispatcher.node.loop.run_in_executor(None, _read_all, cold)
 
-        def done(result: asyncio.Future[list[bytes]]) -> None:
+        def done(result: asyncio.Future[dict[int, bytes | StorageError]]) -> None:
             if result.cancelled():
                 return
-            error = result.exception()
-            if error is not None:
-                self.request.respond_error(error_code(error))
-                return
-            found = iter(result.result())
-            for number, answer in enumerate(answers):
-                if number not in blocks and answer.read is not None and answer.read.file_slice is not None:
-                    blocks[number] = next(found)
+            for number, found in result.result().items():
+                if isinstance(found, StorageError):
+                    self.dispatcher.node.take_offline(found)
+                    answers[number].read = None
+                    answers[number].code = ErrorCode.KAFKA_STORAGE_ERROR
+                else:
+                    blocks[number] = found
             self._send(answers, blocks)
 
         future.add_done_callback(done)
@@ -224,6 +234,17 @@ class ParkedFetch:
         session_id = 0 if self.session is None else self.session.session_id
         parts, size = encode_response(request.version, ErrorCode.NONE, session_id, answers, blocks)
         request.respond_parts(request.response_head(), parts, size)
+
+
+def _read_all(slices: dict[int, FileSlice]) -> dict[int, bytes | StorageError]:
+    """Read slices of files, in a thread: they are not in the page cache."""
+    found: dict[int, bytes | StorageError] = {}
+    for number, piece in slices.items():
+        try:
+            found[number] = piece.file.read(piece.position, piece.length)
+        except StorageError as error:
+            found[number] = error
+    return found
 
 
 def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
@@ -323,16 +344,6 @@ def _remember(answer: _Answer) -> None:
         entry.high_watermark = read.high_watermark
         entry.last_stable_offset = read.last_stable_offset
         entry.log_start_offset = read.log_start_offset
-
-
-def read_without_waiting(piece: FileSlice) -> Part | None:
-    """The bytes of a file if the page cache has them all; None if the disk would have to be asked."""
-    buffer = bytearray(piece.length)
-    try:
-        count = os.preadv(piece.file.fileno(), [buffer], piece.position, os.RWF_NOWAIT)
-    except OSError:
-        return None
-    return buffer if count == piece.length else None
 
 
 def encode_response(
