@@ -208,6 +208,14 @@ def test_leaving_gives_the_partitions_to_the_rest() -> None:
     assert coordinator.group().state() == "Empty"
 
 
+def test_no_pattern_takes_more_time_than_its_text_is_long() -> None:
+    # An engine that goes back and tries again needs 2**60 steps for this.
+    coordinator = Coordinator(image_with(**{"r" * 60 + "-": 1, "rrr": 1}))
+    member = Member(coordinator, "a", subscribed_topic_names=None, subscribed_topic_regex="(r+)+")
+    member.beat()
+    assert coordinator.group().regex_topics == {"(r+)+": frozenset({"rrr"})}
+
+
 def test_new_partitions_and_topics_are_noticed_at_the_next_heartbeat() -> None:
     coordinator = Coordinator(image_with(rides=1))
     member = Member(coordinator, "a", subscribed_topic_names=None, subscribed_topic_regex="(rides|bikes)")
@@ -281,6 +289,9 @@ def test_epochs_fence() -> None:
         ({"subscribed_topic_names": None}, ErrorCode.INVALID_REQUEST),
         ({"server_assignor": "mine"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
         ({"subscribed_topic_regex": "("}, ErrorCode.INVALID_REGULAR_EXPRESSION),
+        ({"subscribed_topic_regex": r"(r)\1"}, ErrorCode.INVALID_REGULAR_EXPRESSION),
+        ({"subscribed_topic_regex": "r" * 1_001}, ErrorCode.INVALID_REGULAR_EXPRESSION),
+        ({"subscribed_topic_regex": "((((r{100}){100}){100}){100})"}, ErrorCode.INVALID_REGULAR_EXPRESSION),
     ],
 )
 def test_heartbeats_that_are_refused(changes: dict[str, object], code: ErrorCode) -> None:

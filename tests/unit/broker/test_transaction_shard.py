@@ -6,6 +6,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hailbus_broker.coordinators.patterns import PatternError
 from hailbus_broker.coordinators.transaction.shard import (
     MARKER_RETRY_MS,
     MarkersToWrite,
@@ -318,7 +319,7 @@ def test_transactions_can_be_described_and_listed(bench: Bench) -> None:
     assert names(min_duration_ms=49) == ["t"]
     assert names(min_duration_ms=50) == []
     assert names(pattern="u-.*") == ["u-1"]
-    with pytest.raises(ValueError, match="regular expression"):
+    with pytest.raises(PatternError, match="missing"):
         names(pattern="(")
 
 

@@ -307,7 +307,7 @@ class PartitionLog:
         if self.failure is not None:
             raise self.failure
         is_constant = type(data) is bytes or (type(data) is memoryview and data.readonly)
-        buffer: bytearray | memoryview = bytearray(data) if is_constant else data  # type: ignore[assignment]
+        buffer: bytearray | memoryview = bytearray(data) if is_constant else data  # type: ignore[assignment]  # no bytes, as above
         if origin is not Origin.CLIENT:
             return self._append_own(buffer, now_ms, leader_epoch, must_marker_be_newer)
 

@@ -119,7 +119,7 @@ class RealDisk:
         """A whole small file, None when there is none."""
         with _failing("cannot read", path):
             try:
-                with open(path, "rb") as file:  # noqa: PTH123
+                with open(path, "rb") as file:
                     return file.read()
             except FileNotFoundError:
                 return None
@@ -136,45 +136,45 @@ class RealDisk:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(temporary, path)  # noqa: PTH105
-        self.sync_directory(os.path.dirname(path))  # noqa: PTH120
+            os.replace(temporary, path)
+        self.sync_directory(os.path.dirname(path))
 
     def list(self, directory: str) -> list[str]:
         """Names in a directory, sorted."""
         with _failing("cannot list", directory):
             try:
-                return sorted(os.listdir(directory))  # noqa: PTH208
+                return sorted(os.listdir(directory))
             except FileNotFoundError:
                 return []
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory."""
-        return os.path.exists(path)  # noqa: PTH110
+        return os.path.exists(path)
 
     def size(self, path: str) -> int:
         """Bytes of a file."""
         with _failing("cannot look at", path):
-            return os.stat(path).st_size  # noqa: PTH116
+            return os.stat(path).st_size
 
     def modified_ms(self, path: str) -> int:
         """When a file was last written, in ms since 1970."""
         with _failing("cannot look at", path):
-            return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116
+            return os.stat(path).st_mtime_ns // 1_000_000
 
     def make_directory(self, path: str) -> None:
         """Create a directory and its parents."""
         with _failing("cannot create the directory", path):
-            os.makedirs(path, exist_ok=True)  # noqa: PTH103
+            os.makedirs(path, exist_ok=True)
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file or directory."""
         with _failing("cannot rename", source):
-            os.replace(source, target)  # noqa: PTH105
+            os.replace(source, target)
 
     def remove(self, path: str) -> None:
         """Remove a file; fine when there is none."""
         with _failing("cannot remove", path), suppress(FileNotFoundError):
-            os.unlink(path)  # noqa: PTH108
+            os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with all in it."""

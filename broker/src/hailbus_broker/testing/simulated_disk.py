@@ -191,7 +191,8 @@ class SimulatedDisk:
             self.step(path, "create")
             inode = _Inode()
             inode.modified_ms = self.now_ms
-            self._change_names(path, lambda names, made=inode: names.__setitem__(path, made))  # type: ignore[misc]
+            made = inode
+            self._change_names(path, lambda names: names.__setitem__(path, made))
         return SimulatedFile(self, path, inode)
 
     def read_bytes(self, path: str) -> bytes | None:

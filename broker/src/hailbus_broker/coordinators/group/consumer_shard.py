@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from heapq import heappush
 from typing import TYPE_CHECKING, Final
@@ -23,6 +22,7 @@ from hailbus_broker.coordinators.group.consumer import (
 )
 from hailbus_broker.coordinators.group.rebalances import Rebalance, RebalanceCause, rebalances_tag
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome
+from hailbus_broker.coordinators.patterns import PatternError, whole_match
 from hailbus_broker.protocol.definitions import (
     consumer_group_current_member_assignment_value as current_value,
 )
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.group.config import GroupConfig
     from hailbus_broker.protocol.schema import Message, Uuid
 
-MAX_REGEX_LENGTH: Final = 1_000
 CONSUMER_MEMBER: Final = 1
 
 CONSUMER_KEY_TYPES: Final[dict[int, type[Message]]] = {
@@ -356,13 +355,13 @@ class ConsumerGroupsMixin:
                 found[pattern] = group.regex_topics[pattern]
                 continue
             try:
-                compiled = re.compile(pattern)
-            except (re.error, RecursionError) as error:
+                matches = whole_match(pattern)
+            except PatternError as error:
                 raise ApiError(
                     ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex `{pattern}` is not valid: {error}."
                 ) from error
             topics = frozenset(
-                name for name, topic in self.image.topics.items() if not topic.is_internal and compiled.fullmatch(name)
+                name for name, topic in self.image.topics.items() if not topic.is_internal and matches(name)
             )
             found[pattern] = topics
             if group.regex_topics.get(pattern) != topics:
@@ -738,11 +737,6 @@ def _check(request: ConsumerGroupHeartbeatRequest, member_id: str, config: Group
             ErrorCode.UNSUPPORTED_ASSIGNOR,
             f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: "
             f"{', '.join(config.consumer_assignors)}.",
-        )
-    if request.subscribed_topic_regex is not None and len(request.subscribed_topic_regex) > MAX_REGEX_LENGTH:
-        raise ApiError(
-            ErrorCode.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex is longer than {MAX_REGEX_LENGTH} characters.",
         )
 
 

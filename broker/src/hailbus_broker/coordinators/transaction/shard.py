@@ -12,11 +12,11 @@ Times are milliseconds since 1970 UTC, because they are stored.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome, decode_key, decode_value
+from hailbus_broker.coordinators.patterns import whole_match
 from hailbus_broker.coordinators.transaction.state import (
     ALLOWED,
     AT_REST,
@@ -549,12 +549,9 @@ class TransactionShard:
             now_ms: Milliseconds since 1970 UTC.
 
         Raises:
-            ValueError: The pattern is no regular expression.
+            PatternError: The pattern is no regular expression of RE2.
         """
-        try:
-            matches = re.compile(pattern).fullmatch if pattern else None
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from error
+        matches = whole_match(pattern) if pattern else None
         found = []
         for transactional_id, transaction in sorted(self.transactions.items()):
             duration_ms = now_ms - transaction.start_ms if transaction.start_ms >= 0 else -1

@@ -293,7 +293,7 @@ def _when_safe(driver: Any, request: Request, response: Message) -> None:
 def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> None:
     """ConsumerGroupHeartbeat v0-1 (KIP-848).
 
-    Deviations: a classic group with members does not change over; regular expressions are Python's, not RE2's.
+    Deviation: a classic group with members does not change over.
     """
     if not dispatcher.node.image.features.get(GROUP_VERSION):
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)

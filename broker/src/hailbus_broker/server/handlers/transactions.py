@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
+from hailbus_broker.coordinators.patterns import PatternError
 from hailbus_broker.log import LogError
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
@@ -422,6 +423,6 @@ def list_transactions(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
                 now_ms=now_ms,
             )
         ]
-    except ValueError:
+    except PatternError:
         response.error_code = ErrorCode.INVALID_REGULAR_EXPRESSION
     return response
