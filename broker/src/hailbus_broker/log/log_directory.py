@@ -9,6 +9,7 @@ the node is stopped in order.
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
@@ -157,17 +158,26 @@ class LogDirectory:
             disk.sync_directory(path)
         return cls(disk, path, meta, was_clean=was_clean, tail_cache=tail_cache or TailCache(0))
 
-    def load(self, config_of: Callable[[str], LogConfig], *, now_ms: int) -> dict[TopicPartition, PartitionLog]:
+    def load(
+        self,
+        config_of: Callable[[str], LogConfig],
+        *,
+        now_ms: int,
+        for_each: Callable[[Callable[[TopicPartition], None], Iterable[TopicPartition]], Iterable[None]] = map,
+    ) -> dict[TopicPartition, PartitionLog]:
         """Open the logs of all partitions that the directory has, and finish deletions that a stop interrupted.
 
         Args:
             config_of: The settings of a topic, by its name.
             now_ms: Milliseconds since 1970 UTC.
+            for_each: Calls a function for each partition, as `map` does; that of a thread pool waits for many reads of
+                the disk at once.
 
         Raises:
             StorageError: The machine failed.
             CorruptBatchError: What was synced is damaged.
         """
+        found: list[TopicPartition] = []
         for name in self._disk.list(self.path):
             path = f"{self.path}/{name}"
             if name.endswith(_DELETED_DIRECTORY_SUFFIX):
@@ -175,7 +185,13 @@ class LogDirectory:
                 continue
             where = parse_partition_directory(name)
             if where is not None and name != METADATA_LOG:
-                self._open_log(where, config_of(where.topic), now_ms)
+                found.append(where)
+        configs = {topic: config_of(topic) for topic in {where.topic for where in found}}
+
+        def open_one(where: TopicPartition) -> None:
+            self._open_log(where, configs[where.topic], now_ms)
+
+        deque(for_each(open_one, found), maxlen=0)  # runs it, and raises what was raised
         return self.logs
 
     def create(self, where: TopicPartition, topic_id: UUID, config: LogConfig, *, now_ms: int) -> PartitionLog:

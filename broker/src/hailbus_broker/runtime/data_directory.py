@@ -108,9 +108,9 @@ class DataDirectory:
             StartError: One of them is damaged.
         """
         try:
-            self.logs.load(config_of, now_ms=now_ms)
-            if not self.logs.was_clean:
-                with ThreadPoolExecutor(PARALLEL_COUNT) as threads:
+            with ThreadPoolExecutor(PARALLEL_COUNT) as threads:
+                self.logs.load(config_of, now_ms=now_ms, for_each=threads.map)
+                if not self.logs.was_clean:
                     list(threads.map(PartitionLog.sync, self.logs.logs.values()))
             for where, found in self.logs.logs.items():
                 found.advance_high_watermark(found.log_end_offset)
