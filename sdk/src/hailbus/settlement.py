@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from hailbus._transport import TopicPartition
 
-__all__ = ["Lane", "Lanes", "SettledPrefix"]
+__all__ = ["Lane", "Lanes", "Names", "SettledPrefix"]
 
 ItemT = TypeVar("ItemT")
 
@@ -32,6 +32,12 @@ class SettledPrefix:
         assert self._position is None or offset >= self._position, (offset, self._position)
         self._pending.append(offset)
         self._position = offset + 1
+
+    def received_all(self, offsets: list[int]) -> None:
+        """Several records came, in the order of their offsets."""
+        assert self._position is None or offsets[0] >= self._position, (offsets[0], self._position)
+        self._pending.extend(offsets)
+        self._position = offsets[-1] + 1
 
     def settled(self, offset: int) -> None:
         """A received record is done with, in any order."""
@@ -80,27 +86,42 @@ class Lane(Generic[ItemT]):
         """True once the partition is gone: whoever runs this lane stops and settles nothing."""
 
 
+Names = dict[object, Lane[ItemT] | None]
+"""The lanes of one partition by name; None stands for a record that is handled without a lane, as it met none."""
+
+
 class Lanes(Generic[ItemT]):
-    """All lanes of one subscription. At any time a lane is in one place only: ready, running, or waiting.
+    """All lanes of one subscriber. At any time a lane is in one place only: ready, running, or waiting.
 
     `take` hands a lane to one runner, who gives it back by `release` or `delay`: that is why handlers of one key never
-    overlap.
+    overlap. A record whose name nobody uses needs no lane: its runner writes the name down with None in `names`, and
+    ends by `leave`. Records of that name which come meanwhile wait in a lane, which `leave` makes ready.
     """
 
-    __slots__ = ("_by_name", "_ready", "item_count", "running_count")
+    __slots__ = ("_names", "_ready", "item_count", "running_count")
 
     def __init__(self) -> None:
-        self._by_name: dict[tuple[TopicPartition, object], Lane[ItemT]] = {}
+        self._names: dict[TopicPartition, Names[ItemT]] = {}
         self._ready: deque[Lane[ItemT]] = deque()
         self.item_count = 0
         self.running_count = 0
 
+    def names(self, partition: TopicPartition) -> Names[ItemT]:
+        """The names in use of one partition; the same mapping until the partition is dropped."""
+        found = self._names.get(partition)
+        if found is None:
+            found = self._names[partition] = {}
+        return found
+
     def push(self, partition: TopicPartition, name: object, item: ItemT) -> None:
         """Add a record behind those of the same partition and name."""
-        lane = self._by_name.get((partition, name))
+        names = self.names(partition)
+        lane = names.get(name)
         if lane is None:
-            lane = self._by_name[partition, name] = Lane(partition, name)
-            self._ready.append(lane)
+            is_busy = name in names
+            lane = names[name] = Lane(partition, name)
+            if not is_busy:
+                self._ready.append(lane)
         lane.items.append(item)
         self.item_count += 1
 
@@ -119,6 +140,28 @@ class Lanes(Generic[ItemT]):
                 return lane
         return None
 
+    def leave(self, names: Names[ItemT], name: object) -> None:
+        """End a run without a lane: what came meanwhile may run."""
+        lane = names.pop(name, None)
+        if lane is not None:
+            names[name] = lane
+            self._ready.append(lane)
+
+    def adopt(self, partition: TopicPartition, names: Names[ItemT], name: object, item: ItemT) -> Lane[ItemT]:
+        """Turn a run without a lane into a running lane with its record at the front."""
+        lane = names.get(name)
+        if lane is None:
+            lane = Lane(partition, name)
+            if self._names.get(partition) is names:
+                names[name] = lane
+            else:
+                lane.dropped = True
+        self.running_count += 1
+        if not lane.dropped:
+            lane.items.appendleft(item)
+            self.item_count += 1
+        return lane
+
     def finish(self, lane: Lane[ItemT]) -> None:
         """The oldest record of a running lane is done with."""
         if not lane.dropped:
@@ -133,7 +176,7 @@ class Lanes(Generic[ItemT]):
         if lane.items:
             self._ready.append(lane)
         else:
-            del self._by_name[lane.partition, lane.name]
+            del self._names[lane.partition][lane.name]
 
     def delay(self, lane: Lane[ItemT]) -> None:
         """Give a running lane back, to wait for `wake`."""
@@ -148,10 +191,11 @@ class Lanes(Generic[ItemT]):
 
     def drop(self, partition: TopicPartition) -> list[Lane[ItemT]]:
         """Forget all lanes of a partition; returns them. Running ones are marked, so that they settle nothing."""
-        gone = [lane for (owner, _), lane in self._by_name.items() if owner == partition]
+        names = self._names.pop(partition, {})
+        gone = [lane for lane in names.values() if lane is not None]
+        names.clear()
         for lane in gone:
             lane.dropped = True
             self.item_count -= len(lane.items)
             lane.items = deque()
-            del self._by_name[lane.partition, lane.name]
         return gone

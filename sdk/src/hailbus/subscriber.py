@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 
+from pydantic import ValidationError
+
 from hailbus._transport import Bus, Consumer, Outgoing, Producer, Received, Start, TopicPartition, TransportBrokenError
 from hailbus.catalogue import Catalogue
 from hailbus.clock import Clock
@@ -59,7 +61,7 @@ from hailbus.errors import (
     UnsupportedVersionError,
 )
 from hailbus.event import Event, event_info
-from hailbus.settlement import Lane, Lanes, SettledPrefix
+from hailbus.settlement import Lane, Lanes, Names, SettledPrefix
 from hailbus.upcasting import newest, upcasted
 
 if TYPE_CHECKING:
@@ -75,7 +77,10 @@ Handler = Callable[[Any, Context], Awaitable[Verdict | None]]  # Any: the event 
 BatchHandler = Callable[[Batch[Any]], Awaitable[Sequence[Verdict] | None]]
 OnUnknown = Literal["skip", "park", "fail"]
 JSON_HEADER = ("content-type", CONTENT_TYPE)
-YIELD_EVERY = 64  # records handled without a real await before the event loop gets its turn
+# Handlers that never wait would keep the event loop: after so many of them, or so long, it gets its turn.
+YIELD_EVERY = 256
+YIELD_AFTER_S = 0.005
+LOOK_EVERY = 16  # records between two looks at the clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +145,27 @@ class SubscriberStats:
     reconnects: int = 0
 
 
+class _Chunk:
+    """Records of one read of one partition that no handler has met yet, newest first: the next one is popped."""
+
+    __slots__ = ("names", "partition", "prefix", "records")
+
+    def __init__(
+        self, partition: TopicPartition, prefix: SettledPrefix, names: Names[_Item], records: list[Received]
+    ) -> None:
+        self.partition = partition
+        self.prefix = prefix
+        self.names = names
+        self.records = records
+
+
 class _Item:
-    """A record between reading and settling."""
+    """A record between reading and settling, where it must wait or be retried."""
 
-    __slots__ = ("attempt", "before", "is_release", "prefix", "record", "route", "was_resolved")
+    __slots__ = ("attempt", "before", "is_release", "partition", "prefix", "record", "route", "was_resolved")
 
-    def __init__(self, record: Received, prefix: SettledPrefix, route: _Route) -> None:
+    def __init__(self, partition: TopicPartition, prefix: SettledPrefix, record: Received, route: _Route) -> None:
+        self.partition = partition
         self.record = record
         self.prefix = prefix
         self.route = route
@@ -161,7 +181,18 @@ class _Item:
 class _Route:
     """Where records of one type and version go; `cls` is None when they must be decoded to find out."""
 
-    __slots__ = ("batch", "cls", "error", "handler", "inbox", "is_newest", "order", "subscription")
+    __slots__ = (
+        "batch",
+        "cls",
+        "error",
+        "handler",
+        "inbox",
+        "is_direct",
+        "is_newest",
+        "order",
+        "subscription",
+        "validate",
+    )
 
     def __init__(
         self,
@@ -183,6 +214,9 @@ class _Route:
             if subscription is not None and isinstance(subscription.delivery, EffectivelyOnce)
             else None
         )
+        self.validate = cls.__pydantic_validator__.validate_json if cls is not None else None
+        self.is_direct = self.handler is not None and self.is_newest and self.inbox is None
+        """Nothing stands between the bytes and the handler but validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +312,12 @@ class Subscriber:
         self.topics = tuple(sorted({event_info(cls).topic.name for cls in self._by_class} | self._retries.keys()))
         self._routes: dict[tuple[bytes | None, bytes | None], _Route] = {}
         self._decode_first = _Route(None, None)
+        self._takes_single_events = any(s.handler for s in subscriptions)
         self._max_in_flight = max((s.delivery.max_in_flight for s in subscriptions if s.handler), default=1)
 
         self._consumer: Consumer | None = None
         self._lanes: Lanes[_Item] = Lanes()
+        self._chunks: deque[_Chunk] = deque()
         self._releasing: set[tuple[TopicPartition, bytes]] = set()
         self._prefixes: dict[TopicPartition, SettledPrefix] = {}
         self._committed: dict[TopicPartition, int] = {}
@@ -290,16 +326,20 @@ class Subscriber:
         self._spare: asyncio.Future[None] | None = None
         self._worker_pending = False
         """A worker has been made and has not begun: one at a time, as it makes the next when it finds work."""
-        self._running: dict[Lane[_Item], asyncio.Task[None]] = {}
+        self._running: dict[asyncio.Task[None], TopicPartition] = {}
+        """Workers inside of a handler, or about to be, and whose records they handle."""
         self._lane_done = asyncio.Event()
-        self._unsettled = 0
-        self._since_commit = 0
         self._room = asyncio.Event()
+        self._room_wanted = False
+        self._streak = 0
+        self._turn_began_s = 0.0
         self._commit_wanted = asyncio.Event()
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._committing = asyncio.Lock()
         self._progress_s = 0.0
+        self._progress_count = 0
+        self._count_at_commit = 0
         self.failure: BaseException | None = None
         """What ended this subscriber, when it was not `stop`."""
 
@@ -355,13 +395,16 @@ class Subscriber:
 
     async def _quiesce(self, grace_s: float, partitions: frozenset[TopicPartition] | None) -> bool:
         """Stop what runs on some partitions (None: on all): no new calls, a grace for running ones, then cancel."""
+        for chunk in self._chunks:
+            if partitions is None or chunk.partition in partitions:
+                chunk.records.clear()
         for partition in tuple(self._prefixes) if partitions is None else partitions:
             self._lanes.drop(partition)
         for runner in self._batches:
             runner.drop(partitions)
 
         def running() -> list[asyncio.Task[None]]:
-            tasks = [task for lane, task in self._running.items() if partitions is None or lane.partition in partitions]
+            tasks = [task for task, owner in self._running.items() if partitions is None or owner in partitions]
             return tasks + [r.task for r in self._batches if r.task is not None and r.touches(partitions)]
 
         deadline_s = asyncio.get_running_loop().time() + grace_s
@@ -380,7 +423,7 @@ class Subscriber:
             await asyncio.wait(late, timeout=5.0)
             for runner in self._batches:
                 runner.restart_if_cancelled()
-            if self._lanes.ready_count and not self._stopping:
+            if self._has_work and not self._stopping:
                 self._wake_worker()
         return not late
 
@@ -411,7 +454,6 @@ class Subscriber:
         for partition in partitions:
             prefix = self._prefixes.pop(partition, None)
             if prefix is not None:
-                self._unsettled -= prefix.unsettled_count
                 prefix.closed = True
             self._committed.pop(partition, None)
             self._paused.discard(partition)
@@ -426,18 +468,18 @@ class Subscriber:
     async def _read(self) -> None:
         settings = self._settings
         delay_s = 0.2
-        while not self._stopping:
-            if self._unsettled >= settings.max_buffered:
+        while not self._stopping and self.failure is None:
+            room = settings.max_buffered - self.unsettled_count
+            if room <= 0:
                 await self._until_room()
                 continue
             assert self._consumer is not None
             try:
-                polled = await self._consumer.poll(
-                    timeout_s=0.25, max_records=min(settings.poll_records, settings.max_buffered - self._unsettled)
-                )
+                polled = await self._consumer.poll(timeout_s=0.25, max_records=min(settings.poll_records, room))
                 delay_s = 0.2
                 if polled:
                     await self._take(polled)
+                    await asyncio.sleep(0)  # handlers first: what has been read just now is still in the CPU's cache
             except TransportBrokenError as error:
                 log.warning("consumer_replaced: group %s after %s", self.group, error)
                 await asyncio.sleep(delay_s)
@@ -445,19 +487,26 @@ class Subscriber:
                 await self._reconnect()
             except asyncio.CancelledError:
                 raise
-            except Exception as error:
-                # A defect, or the policy `fail`: stop reading, say so, be unhealthy. Nothing is skipped.
-                self.failure = error
-                log.exception("subscriber_failed: group %s reads no more", self.group)
+            except Exception as error:  # noqa: BLE001 a defect, or the policy `fail`
+                self._fail(error)
                 return
+
+    def _fail(self, error: BaseException) -> None:
+        """Read and hand out no more, say so, be unhealthy. Nothing is skipped: what was read stays unsettled."""
+        self.failure = error
+        log.error("subscriber_failed: group %s reads no more", self.group, exc_info=error)
+        for chunk in self._chunks:
+            chunk.records.clear()
 
     async def _until_room(self) -> None:
         # Half empty before reading goes on, so that a slow handler does not cause tiny reads.
         self._room.clear()
-        if self._unsettled > self._settings.max_buffered // 2:
+        if self.unsettled_count > self._settings.max_buffered // 2:
+            self._room_wanted = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._room.wait()
+            self._room_wanted = False
 
     async def _reconnect(self) -> None:
         self.stats.reconnects += 1
@@ -476,73 +525,98 @@ class Subscriber:
                 return
 
     async def _take(self, polled: Mapping[TopicPartition, Sequence[Received]]) -> None:
+        assert self._consumer is not None
         if self._at_most_once:
             ends = {TopicPartition(*tp): records[-1].offset + 1 for tp, records in polled.items() if records}
-            assert self._consumer is not None
             if not await self._consumer.commit(ends):
-                # Not committed, so not ours to handle: the next owner reads them again.
+                # Not committed, so not ours to handle: whoever has the partition reads them again.
+                held = self._consumer.assignment()
+                starts = {TopicPartition(*tp): records[0].offset for tp, records in polled.items() if records}
+                await self._consumer.seek({tp: offset for tp, offset in starts.items() if tp in held})
+                await asyncio.sleep(0.02)
                 return
             self._committed.update(ends)
-        routes = self._routes
-        lanes = self._lanes
         for raw_partition, records in polled.items():
+            if not records:
+                continue
             partition = TopicPartition(*raw_partition)
             prefix = self._prefixes.get(partition)
             if prefix is None:
                 # Either revoked meanwhile, or assigned so lately that `assigned` has not finished: then the records
                 # must come again, or the next commit would pass them.
-                assert self._consumer is not None
-                if records and partition in self._consumer.assignment():
+                if partition in self._consumer.assignment():
                     await self._consumer.seek({partition: records[0].offset})
                     await asyncio.sleep(0.02)
                 continue
-            before = prefix.unsettled_count
-            retried = partition.topic in self._retries
-            if retried:
+            if partition.topic in self._retries:
                 records = await self._due(partition, records)  # noqa: PLW2901 the rest is read again later
-            for record in records:
-                prefix.received(record.offset)
-                kind: bytes | None = None
-                schema: bytes | None = None
-                headers = record.headers
-                if len(headers) > 6 and headers[6] == JSON_HEADER and headers[3][0] == "ce_type":
-                    # The order in which hailbus writes them: most records by far.
-                    kind = headers[3][1]
-                    schema = headers[5][1] if headers[5][0] == "ce_dataschema" else None
-                    headers = ()
-                for name, value in headers:
-                    if name == "ce_type":
-                        kind = value
-                    elif name == "ce_dataschema":
-                        schema = value
-                    elif name == "content-type" and value is not None and value.startswith(STRUCTURED_PREFIX):
-                        kind = schema = None
-                        break
-                route = routes.get((kind, schema)) if kind is not None else self._decode_first
-                if route is None:
-                    route = self._route(kind, schema, record)
-                if route.handler is not None:
-                    item = _Item(record, prefix, route)
-                    if retried:
-                        item.before = attempts_before(record)
-                    if route.order == "key":
-                        lanes.push(partition, record.key, item)
-                    else:
-                        lanes.push(partition, None if route.order == "partition" else record.offset, item)
-                elif route.batch is not None:
-                    route.batch.push(partition, _Item(record, prefix, route))
-                elif route.error is not None or route is self._decode_first:
-                    # By key as well: a structured record may turn out to be an event that is handled.
-                    lanes.push(partition, record.key, _Item(record, prefix, route))
-                else:
-                    self.stats.skipped += 1
-                    prefix.settled(record.offset)
+                if not records:
+                    continue
+            prefix.received_all([record.offset for record in records])
             self.stats.received += len(records)
-            self._unsettled += prefix.unsettled_count - before
-            self._since_commit += len(records) - (prefix.unsettled_count - before)
+            chunk = _Chunk(partition, prefix, self._lanes.names(partition), list(reversed(records)))
+            if self._takes_single_events:
+                self._chunks.append(chunk)
+            else:
+                for record in records:
+                    self._dispatch(chunk, record, self._route_of(record))
             self._pause_if_spread(partition, prefix)
-        if lanes.ready_count:
+        if self._has_work:
             self._wake_worker()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._chunks) or self._lanes.ready_count > 0
+
+    def _route_of(self, record: Received) -> _Route:
+        """Where a record goes, by its headers alone."""
+        headers = record.headers
+        kind: bytes | None = None
+        schema: bytes | None = None
+        if (
+            len(headers) > 6
+            and headers[6] == JSON_HEADER
+            and headers[3][0] == "ce_type"
+            and headers[5][0] == "ce_dataschema"
+        ):
+            # The order in which hailbus writes them: most records by far.
+            kind = headers[3][1]
+            schema = headers[5][1]
+        else:
+            for name, value in headers:
+                if name == "ce_type":
+                    kind = value
+                elif name == "ce_dataschema":
+                    schema = value
+                elif name == "content-type" and value is not None and value.startswith(STRUCTURED_PREFIX):
+                    kind = schema = None
+                    break
+        if kind is None:
+            return self._decode_first
+        route = self._routes.get((kind, schema))
+        return route if route is not None else self._route(kind, schema, record)
+
+    def _dispatch(self, chunk: _Chunk, record: Received, route: _Route) -> None:
+        """Hand a record to its lane or batch, or settle it at once when it is of no concern here."""
+        item = _Item(chunk.partition, chunk.prefix, record, route)
+        if route.handler is not None:
+            if chunk.partition.topic in self._retries:
+                item.before = attempts_before(record)
+            self._lanes.push(chunk.partition, self._lane_name(route, record), item)
+        elif route.batch is not None:
+            route.batch.push(item)
+        elif route.error is not None or route is self._decode_first:
+            # By key as well: a structured record may turn out to be an event that is handled.
+            self._lanes.push(chunk.partition, record.key, item)
+        else:
+            self.stats.skipped += 1
+            chunk.prefix.settled(record.offset)
+
+    @staticmethod
+    def _lane_name(route: _Route, record: Received) -> object:
+        if route.order == "key":
+            return record.key
+        return None if route.order == "partition" else record.offset
 
     async def _due(self, partition: TopicPartition, records: Sequence[Received]) -> Sequence[Received]:
         """The records of a retry topic whose time has come; the partition sleeps until that of the next one."""
@@ -600,6 +674,7 @@ class Subscriber:
         if spare is not None:
             self._spare = None
             if not spare.done():
+                self._worker_pending = True
                 spare.set_result(None)
         elif not self._worker_pending and len(self._workers) < self._max_in_flight:
             self._worker_pending = True
@@ -613,50 +688,132 @@ class Subscriber:
             self._worker_pending = False
 
     async def _work(self) -> None:
-        """Run lanes until none is ready. One worker waits for more, the others end."""
-        lanes = self._lanes
+        """Run lanes and chunks until there is nothing to do. One worker waits for more, the others end.
+
+        Handlers run in the worker's own task. Should one wait for something, another worker, which has been woken
+        before, goes on meanwhile; else that worker finds nothing left: one task per read, not one per event.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._worker_pending = False
-        streak = 0
         while True:
-            lane = lanes.take()
-            if lane is None:
-                if self._stopping or self._spare is not None:
-                    return
+            lane = self._lanes.take()
+            if lane is not None:
+                await self._run_lane(lane, task)
+            elif self._chunks:
+                await self._run_chunk(self._chunks[0], task)
+            elif self._stopping or self._spare is not None:
+                return
+            else:
                 self._spare = self._loop.create_future()
                 try:
                     await self._spare
                 except asyncio.CancelledError:
                     self._spare = None
                     raise
-                continue
-            if lanes.ready_count:
-                # Should this handler wait for something, another worker takes the next lane meanwhile. If it does not,
-                # that worker finds nothing left: one task per read, not one per record.
-                self._wake_worker()
-            self._running[lane] = task
-            try:
-                wait_s = await self._run_one(lane)
-            except asyncio.CancelledError:
-                lanes.release(lane)
-                raise
-            except BaseException:
-                lanes.release(lane)
-                log.exception("worker_failed: a defect in hailbus, the record stays unsettled")
-                raise
-            finally:
-                del self._running[lane]
-                self._lane_done.set()
-            if wait_s is None:
-                lanes.release(lane)
-            else:
-                lanes.delay(lane)
-                self._loop.call_later(wait_s, self._wake_lane, lane)
-            streak += 1
-            if streak >= YIELD_EVERY:
-                streak = 0
+                self._worker_pending = False
+                self._turn_began_s = self._loop.time()
+            if self._turn_is_over():
                 await asyncio.sleep(0)
+                self._streak = 0
+                self._turn_began_s = self._loop.time()
+
+    def _turn_is_over(self) -> bool:
+        return self._streak >= YIELD_EVERY or self._loop.time() - self._turn_began_s > YIELD_AFTER_S
+
+    async def _run_lane(self, lane: Lane[_Item], task: asyncio.Task[None]) -> None:
+        """Handle the oldest record of a lane and give the lane back."""
+        if self._has_work:
+            self._wake_worker()
+        self._running[task] = lane.partition
+        try:
+            await self._end_lane(lane, self._run_one(lane))
+        finally:
+            del self._running[task]
+            self._lane_done.set()
+        self._streak += 1
+
+    async def _end_lane(self, lane: Lane[_Item], run: Awaitable[float | None]) -> None:
+        """Give a lane back when its oldest record has been handled, or must be handled again later."""
+        try:
+            wait_s = await run
+        except asyncio.CancelledError:
+            self._lanes.release(lane)
+            raise
+        except BaseException:
+            self._lanes.release(lane)
+            log.exception("worker_failed: a defect in hailbus, the record stays unsettled")
+            raise
+        if wait_s is None:
+            self._lanes.release(lane)
+        else:
+            self._lanes.delay(lane)
+            self._loop.call_later(wait_s, self._wake_lane, lane)
+
+    async def _run_chunk(self, chunk: _Chunk, task: asyncio.Task[None]) -> None:
+        """Handle a chunk's records in order, each right here unless its key is busy or something must come first."""
+        lanes = self._lanes
+        records, names, prefix, partition = chunk.records, chunk.names, chunk.prefix, chunk.partition
+        is_plain = partition.topic not in self._retries and self._tracing is None
+        stats, group = self.stats, self.group
+        self._running[task] = partition
+        try:
+            while records:
+                record = records.pop()
+                try:
+                    route = self._route_of(record)
+                except ContractError as error:
+                    self._fail(error)  # the policy `fail`
+                    break
+                value = record.value
+                if not route.is_direct or not is_plain or value is None or self._parked:
+                    self._dispatch(chunk, record, route)
+                    if lanes.ready_count:
+                        break
+                    continue
+                name = record.key if route.order == "key" else self._lane_name(route, record)
+                if name in names:
+                    self._dispatch(chunk, record, route)
+                    continue
+                assert route.validate is not None
+                assert route.handler is not None
+                try:
+                    event = route.validate(value)
+                except ValidationError:
+                    self._dispatch(chunk, record, route)  # to be set aside in its turn
+                    break
+                names[name] = None
+                if not self._worker_pending and (records or lanes.ready_count or len(self._chunks) > 1):
+                    self._wake_worker()
+                try:
+                    verdict = await route.handler(event, Context(record, group=group))
+                except BaseException as error:  # noqa: BLE001 whatever a handler raises is subject to its policy
+                    item = _Item(partition, prefix, record, route)
+                    item.attempt = 1
+                    lane = lanes.adopt(partition, names, name, item)
+                    await self._end_lane(lane, self._after_failure(lane, item, error))
+                else:
+                    if verdict is None:
+                        lanes.leave(names, name)
+                        if not prefix.closed:
+                            prefix.settled(record.offset)
+                            stats.settled += 1
+                            if self._room_wanted or self._paused:
+                                self._make_room(partition, prefix)
+                    else:
+                        item = _Item(partition, prefix, record, route)
+                        item.attempt = 1
+                        lane = lanes.adopt(partition, names, name, item)
+                        await self._end_lane(lane, self._after_verdict(lane, item, verdict))
+                self._streak += 1
+                if lanes.ready_count or (self._streak % LOOK_EVERY == 0 and self._turn_is_over()):
+                    break
+        finally:
+            del self._running[task]
+            self._lane_done.set()
+            if not records and self._chunks and self._chunks[0] is chunk:
+                self._chunks.popleft()
+            self._note_progress()
 
     def _wake_lane(self, lane: Lane[_Item]) -> None:
         self._lanes.wake(lane)
@@ -689,7 +846,7 @@ class Subscriber:
             item.was_resolved = True
             if route.batch is not None:
                 self._lanes.finish(lane)
-                route.batch.push(lane.partition, item)
+                route.batch.push(item)
                 return None
         assert route.handler is not None
         assert route.cls is not None
@@ -713,15 +870,26 @@ class Subscriber:
                 verdict = await route.handler(event, ctx)
             else:
                 verdict = await self._effectively_once(route.inbox, route.handler, event, ctx)
-        except asyncio.CancelledError as error:
+        except BaseException as error:  # noqa: BLE001 whatever a handler raises is subject to its policy
+            return await self._after_failure(lane, item, error)
+        return await self._after_verdict(lane, item, verdict)
+
+    async def _after_verdict(self, lane: Lane[_Item], item: _Item, verdict: Verdict | None) -> float | None:
+        wait_s = None if verdict is None else await self._judge(item, verdict)
+        if wait_s is None:
+            self._finish(lane, item)
+        return wait_s
+
+    async def _after_failure(self, lane: Lane[_Item], item: _Item, error: BaseException) -> float | None:
+        """Apply the policy, unless it is this worker that is being cancelled: then nothing is settled."""
+        if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if lane.dropped or self._stopping or (task is not None and task.cancelling()):
-                raise
-            wait_s = await self._failed(item, error)  # the handler cancelled something of its own
-        except Exception as error:  # noqa: BLE001 whatever a handler raises is subject to its policy
-            wait_s = await self._failed(item, error)
-        else:
-            wait_s = None if verdict is None else await self._judge(item, verdict)
+                raise error
+            # else the handler cancelled something of its own
+        elif not isinstance(error, Exception):
+            raise error
+        wait_s = await self._failed(item, error)
         if wait_s is None:
             self._finish(lane, item)
         return wait_s
@@ -762,7 +930,7 @@ class Subscriber:
                     continue
                 self._parked.setdefault(place, then.lot)
                 self._releasing.add(place)
-                item = _Item(_ReleaseMark(place[0], key.key), prefix, self._decode_first)
+                item = _Item(place[0], prefix, _ReleaseMark(place[0], key.key), self._decode_first)
                 item.is_release = True
                 self._lanes.push(place[0], key.key, item)
             if self._lanes.ready_count:
@@ -783,7 +951,7 @@ class Subscriber:
                         log.warning("key_parked_again: %r on %s: %s", key, lane.partition.topic, reason)
                         return
                     await lot.remove([record.position])
-                    self._progress_s = self._loop.time()
+                    self.stats.settled += 1
             self._parked.pop(place, None)
             log.info("key_released: %r on %s", key, lane.partition.topic)
         finally:
@@ -951,17 +1119,36 @@ class Subscriber:
         if prefix.closed:
             return
         prefix.settled(item.record.offset)
-        stats = self.stats
-        stats.settled += 1
-        self._unsettled -= 1
-        self._since_commit += 1
-        self._progress_s = self._loop.time()
-        if self._since_commit == self._settings.commit_every:
-            self._commit_wanted.set()
-        if not self._room.is_set() and self._unsettled <= self._settings.max_buffered // 2:
+        self.stats.settled += 1
+        if self._room_wanted or self._paused:
+            self._make_room(item.partition, prefix)
+        self._note_progress()
+
+    def settle_all(self, items: Sequence[_Item]) -> None:
+        """Settle many records at once."""
+        settled = 0
+        for item in items:
+            prefix = item.prefix
+            if not prefix.closed:
+                prefix.settled(item.record.offset)
+                settled += 1
+        self.stats.settled += settled
+        if self._room_wanted or self._paused:
+            for partition, prefix in {item.partition: item.prefix for item in items}.items():
+                self._make_room(partition, prefix)
+        self._note_progress()
+
+    def _make_room(self, partition: TopicPartition, prefix: SettledPrefix) -> None:
+        """A record has settled while reading waits for room."""
+        if self._room_wanted and self.unsettled_count <= self._settings.max_buffered // 2:
             self._room.set()
         if self._paused and prefix.spread <= self._settings.max_spread // 2:
-            self._resume(TopicPartition(item.record.topic, item.record.partition))
+            self._resume(partition)
+
+    def _note_progress(self) -> None:
+        """Ask for a commit when enough has settled since the last one."""
+        if self._done_count - self._count_at_commit >= self._settings.commit_every:
+            self._commit_wanted.set()
 
     def _resume(self, partition: TopicPartition) -> None:
         if partition in self._paused and self._consumer is not None:
@@ -976,11 +1163,11 @@ class Subscriber:
                 async with asyncio.timeout(self._settings.commit_interval.total_seconds()):
                     await self._commit_wanted.wait()
             self._commit_wanted.clear()
-            if self._since_commit:
-                try:
-                    await self._commit_settled()
-                except Exception:
-                    log.exception("commit_failed: group %s, the next commit covers it", self.group)
+            self._look_at_progress()
+            try:
+                await self._commit_settled()
+            except Exception:
+                log.exception("commit_failed: group %s, the next commit covers it", self.group)
 
     async def _commit_settled(self, partitions: frozenset[TopicPartition] | None = None) -> None:
         async with self._committing:
@@ -991,7 +1178,7 @@ class Subscriber:
                 committable = prefix.committable
                 if committable is not None and committable > self._committed.get(partition, -1):
                     offsets[partition] = committable
-            self._since_commit = 0
+            self._count_at_commit = self._done_count
             if not offsets or self._consumer is None:
                 return
             if await self._consumer.commit(offsets):
@@ -999,8 +1186,6 @@ class Subscriber:
                 for partition, offset in offsets.items():
                     if partition in self._prefixes:
                         self._committed[partition] = offset
-            else:
-                self._since_commit = 1  # so that the next round tries again
 
     # -------------------------------------------------------------------------------------------- health
 
@@ -1009,15 +1194,27 @@ class Subscriber:
         """Why this subscriber is unhealthy: it ended, or records wait and nothing has settled for a while."""
         if self.failure is not None:
             return f"group {self.group} reads no more: {self.failure}"
+        self._look_at_progress()
         stalled_s = asyncio.get_running_loop().time() - self._progress_s
-        if self._unsettled and stalled_s > self._settings.stall_after.total_seconds():
-            return f"group {self.group} has {self._unsettled} events waiting and settled none for {stalled_s:.0f} s"
+        if stalled_s > self._settings.stall_after.total_seconds():
+            waiting = self.unsettled_count
+            return f"group {self.group} has {waiting} events waiting and settled none for {stalled_s:.0f} s"
         return None
+
+    @property
+    def _done_count(self) -> int:
+        return self.stats.settled + self.stats.skipped
+
+    def _look_at_progress(self) -> None:
+        """There is progress when something has settled since the last look, or nothing waits."""
+        if self._done_count != self._progress_count or not self.unsettled_count:
+            self._progress_count = self._done_count
+            self._progress_s = asyncio.get_running_loop().time()
 
     @property
     def unsettled_count(self) -> int:
         """Records read and not settled."""
-        return self._unsettled
+        return sum(prefix.unsettled_count for prefix in self._prefixes.values())
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
@@ -1028,7 +1225,15 @@ class Subscriber:
 
     def event_of(self, item: _Item) -> Event | None:
         """See `_event`."""
-        return self._event(item.route, item.record, structured=item.was_resolved)
+        route, value = item.route, item.record.value
+        if route.is_newest and not item.was_resolved and value is not None and route.validate is not None:
+            try:
+                event: Event = route.validate(value)
+            except ValidationError:
+                pass  # said below in our words
+            else:
+                return event
+        return self._event(route, item.record, structured=item.was_resolved)
 
     async def set_aside(self, item: _Item, error: BaseException | None, reason: str, *, by: str, attempt: int) -> None:
         """See `_dead_letter`."""
@@ -1053,10 +1258,12 @@ class _BatchRunner:
     def __init__(self, subscriber: Subscriber, subscription: Subscription) -> None:
         self._subscriber = subscriber
         self._subscription = subscription
-        self._queue: deque[tuple[TopicPartition, _Item]] = deque()
+        self._queue: deque[_Item] = deque()
         self._queued_bytes = 0
-        self._held: dict[tuple[TopicPartition, object], deque[tuple[TopicPartition, _Item]]] = {}
+        self._held: dict[tuple[TopicPartition, object], deque[_Item]] = {}
         self._arrived = asyncio.Event()
+        self._is_waiting = False
+        """The handler waits for its batch to become full."""
         self._current: frozenset[TopicPartition] = frozenset()
         self.task: asyncio.Task[None] | None = None
         self._cancelled = False
@@ -1074,19 +1281,27 @@ class _BatchRunner:
         if self.task is not None and self.task.done() and not self._subscriber._stopping:  # noqa: SLF001 same module
             self.start()
 
-    def push(self, partition: TopicPartition, item: _Item) -> None:
-        self._queue.append((partition, item))
-        value = item.record.value
-        self._queued_bytes += len(value) if value is not None else 0
-        if not self._arrived.is_set():
+    def push(self, item: _Item) -> None:
+        self._queue.append(item)
+        self._queued_bytes += len(item.record.value or b"")
+        if self._is_waiting and self._is_full:
             self._arrived.set()
+            self._is_waiting = False
+        elif len(self._queue) == 1:
+            self._arrived.set()
+
+    @property
+    def _is_full(self) -> bool:
+        subscription = self._subscription
+        return len(self._queue) >= subscription.max_items or self._queued_bytes >= subscription.max_bytes
 
     def drop(self, partitions: frozenset[TopicPartition] | None) -> None:
         """Forget what waits for these partitions."""
-        keep: deque[tuple[TopicPartition, _Item]] = deque()
+        keep: deque[_Item] = deque()
         if partitions is not None:
-            keep.extend(entry for entry in self._queue if entry[0] not in partitions)
+            keep.extend(item for item in self._queue if item.partition not in partitions)
         self._queue = keep
+        self._queued_bytes = sum(len(item.record.value or b"") for item in keep)
         for name in [name for name in self._held if partitions is None or name[0] in partitions]:
             del self._held[name]
 
@@ -1097,77 +1312,72 @@ class _BatchRunner:
     async def _run(self) -> None:
         while True:
             batch = await self._collect()
-            self._current = frozenset(partition for partition, _ in batch)
+            self._current = frozenset({item.partition for item in batch})
             try:
                 await self._handle(batch, attempt=1)
             finally:
                 self._current = frozenset()
                 self._subscriber.handler_ended()
 
-    async def _collect(self) -> list[tuple[TopicPartition, _Item]]:
+    async def _collect(self) -> list[_Item]:
         subscription = self._subscription
         while True:
             while not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
-            if len(self._queue) < subscription.max_items and self._queued_bytes < subscription.max_bytes:
-                deadline_s = asyncio.get_running_loop().time() + subscription.max_wait.total_seconds()
-                while len(self._queue) < subscription.max_items and self._queued_bytes < subscription.max_bytes:
-                    left_s = deadline_s - asyncio.get_running_loop().time()
-                    if left_s <= 0:
-                        break
-                    self._arrived.clear()
-                    try:
-                        async with asyncio.timeout(left_s):
-                            await self._arrived.wait()
-                    except TimeoutError:
-                        break
-            batch: list[tuple[TopicPartition, _Item]] = []
+            if not self._is_full:
+                self._arrived.clear()
+                self._is_waiting = True
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(subscription.max_wait.total_seconds()):
+                        await self._arrived.wait()
+                self._is_waiting = False
+            batch: list[_Item] = []
             size_bytes = 0
             while self._queue and len(batch) < subscription.max_items and size_bytes < subscription.max_bytes:
-                partition, item = self._queue.popleft()
-                value = item.record.value
-                item_bytes = len(value) if value is not None else 0
+                item = self._queue.popleft()
+                item_bytes = len(item.record.value or b"")
                 self._queued_bytes -= item_bytes
-                held = self._held.get((partition, item.record.key)) if self._held else None
+                held = self._held.get((item.partition, item.record.key)) if self._held else None
                 if held is not None:
-                    held.append((partition, item))
+                    held.append(item)
                     continue
                 size_bytes += item_bytes
-                batch.append((partition, item))
+                batch.append(item)
             if batch:
                 return batch
 
-    async def _handle(self, batch: list[tuple[TopicPartition, _Item]], *, attempt: int) -> None:
+    async def _decoded(self, batch: Sequence[_Item]) -> tuple[list[_Item], list[Delivery[Event]]]:
+        """What can be handed over of a batch, record by record with its event; the rest is set aside or skipped."""
+        subscriber = self._subscriber
+        live: list[_Item] = []
+        deliveries: list[Delivery[Event]] = []
+        for item in batch:
+            if item.prefix.closed:
+                continue
+            item.attempt += 1
+            try:
+                event = subscriber.event_of(item)
+            except ContractError as error:
+                await subscriber.set_aside(item, error, str(error), by="decoder", attempt=0)
+                subscriber.settle(item)
+                continue
+            if event is None:
+                subscriber.stats.skipped += 1
+                subscriber.settle(item)
+                continue
+            live.append(item)
+            deliveries.append(Delivery(event, Context(item.record, attempt=item.attempt, group=subscriber.group)))
+        return live, deliveries
+
+    async def _handle(self, batch: Sequence[_Item], *, attempt: int) -> None:
         """Call the handler with a batch until every item is settled or waits for its own retry."""
         subscriber = self._subscriber
         subscription = self._subscription
         delivery = subscription.delivery
         assert subscription.batch_handler is not None
         while True:
-            deliveries: list[Delivery[Event]] = []
-            live: list[tuple[TopicPartition, _Item]] = []
-            for partition, item in batch:
-                if item.prefix.closed:
-                    continue
-                item.attempt += 1
-                try:
-                    event = subscriber.event_of(item)
-                except ContractError as error:
-                    await subscriber.set_aside(item, error, str(error), by="decoder", attempt=0)
-                    subscriber.settle(item)
-                    continue
-                if event is None:
-                    subscriber.stats.skipped += 1
-                    subscriber.settle(item)
-                    continue
-                ctx = Context(item.record, attempt=item.attempt, group=subscriber.group)
-                if isinstance(delivery, EffectivelyOnce) and (refusal := delivery.inbox.refusal_of(ctx)) is not None:
-                    await subscriber.set_aside(item, refusal, str(refusal), by="inbox", attempt=0)
-                    subscriber.settle(item)
-                    continue
-                live.append((partition, item))
-                deliveries.append(Delivery(event, ctx))
+            live, deliveries = await self._decoded(batch)
             if not deliveries:
                 return
             try:
@@ -1195,8 +1405,7 @@ class _BatchRunner:
                 subscriber.stats.failed += 1
                 if isinstance(delivery, AtMostOnce):
                     log.error("batch_failed: %s, at most once, not repeated", subscription.name, exc_info=error)
-                    for _, item in live:
-                        subscriber.settle(item)
+                    subscriber.settle_all(live)
                     return
                 if attempt < delivery.retry.attempts and isinstance(error, delivery.retry.on):
                     wait_s = subscriber.retry_delay_s(delivery, attempt)
@@ -1215,7 +1424,7 @@ class _BatchRunner:
                     batch = live
                     continue
                 if len(live) == 1:
-                    item = live[0][1]
+                    item = live[0]
                     log.error("batch_gave_up: %s on one event", subscription.name, exc_info=error)
                     await subscriber.give_up(item, error)
                     subscriber.settle(item)
@@ -1226,25 +1435,24 @@ class _BatchRunner:
                     await self._handle([entry], attempt=delivery.retry.attempts)
                 return
             if verdicts is None:
-                for _, item in live:
-                    subscriber.settle(item)
+                subscriber.settle_all(live)
                 return
             await self._apply(live, verdicts)
             return
 
-    async def _apply(self, live: list[tuple[TopicPartition, _Item]], verdicts: Sequence[Verdict]) -> None:
+    async def _apply(self, live: Sequence[_Item], verdicts: Sequence[Verdict]) -> None:
         subscriber = self._subscriber
-        for (partition, item), verdict in zip(live, verdicts, strict=True):
+        for item, verdict in zip(live, verdicts, strict=True):
             match verdict:
                 case Retry(after):
                     subscriber.stats.retried += 1
-                    name = (partition, item.record.key)
+                    name = (item.partition, item.record.key)
                     held = self._held.get(name)
                     if held is None:
                         # Later events of this key wait behind it.
                         held = self._held[name] = deque()
                         asyncio.get_running_loop().call_later(after.total_seconds(), self._release, name)
-                    held.append((partition, item))
+                    held.append(item)
                 case Park(reason):
                     await subscriber.set_aside(item, None, reason, by=self._subscription.name, attempt=item.attempt)
                     subscriber.settle(item)
@@ -1260,6 +1468,7 @@ class _BatchRunner:
         held = self._held.pop(name, None)
         if held:
             self._queue.extendleft(reversed(held))
+            self._queued_bytes += sum(len(item.record.value or b"") for item in held)
             self._arrived.set()
 
 
