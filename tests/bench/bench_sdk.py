@@ -27,6 +27,7 @@ import aiokafka
 from hailbus import AtLeastOnce, AtMostOnce, Batch, ClusterAdmin, Context, Event, KafkaBus, Service, Topic, event_info
 from hailbus.testing import MemoryBus
 
+AT_ONCE = 1000  # callers that each await one publish after the other
 Result = dict[str, float]
 Work = Callable[[], Awaitable[int]]
 
@@ -81,7 +82,7 @@ class Bench:
 
     # ------------------------------------------------------------------------------------------ publishing
 
-    async def aiokafka_publish(self, *, with_model: bool) -> Result:
+    async def aiokafka_publish(self, *, with_model: bool, awaited: bool = False) -> Result:
         topic, cls = await self.topic()
         producer = aiokafka.AIOKafkaProducer(
             bootstrap_servers=self.bootstrap, acks="all", enable_idempotence=True, linger_ms=5, max_batch_size=131_072
@@ -101,8 +102,18 @@ class Bench:
             await asyncio.gather(*futures)
             return self.count
 
+        async def one_by_one() -> int:
+            async def some(start: int) -> None:
+                for i in range(start, self.count, AT_ONCE):
+                    event = cls(**fields(i))
+                    raw_i = event.__pydantic_serializer__.to_json(event)
+                    await producer.send_and_wait(topic.name, raw_i, key=event.ride_id.encode())
+
+            await asyncio.gather(*(some(start) for start in range(AT_ONCE)))
+            return self.count
+
         try:
-            return await measured(work)
+            return await measured(one_by_one if awaited else work)
         finally:
             await producer.stop()
 
@@ -122,10 +133,10 @@ class Bench:
 
         async def awaited() -> int:
             async def some(start: int) -> None:
-                for i in range(start, self.count, 1000):
+                for i in range(start, self.count, AT_ONCE):
                     await pub.publish(cls(**fields(i)))
 
-            await asyncio.gather(*(some(start) for start in range(1000)))
+            await asyncio.gather(*(some(start) for start in range(AT_ONCE)))
             return self.count
 
         async with svc.running(self.bus):
@@ -294,6 +305,9 @@ async def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
     cases: dict[str, Callable[[], Awaitable[Result]]] = {
         "publish: aiokafka, bytes": lambda: bench.aiokafka_publish(with_model=False),
         "publish: aiokafka + model": lambda: bench.aiokafka_publish(with_model=True),
+        "publish: aiokafka + model, awaited, 1000 at once": lambda: bench.aiokafka_publish(
+            with_model=True, awaited=True
+        ),
         "publish: hailbus enqueue": lambda: bench.hailbus_publish(how="enqueue"),
         "publish: hailbus publish_many": lambda: bench.hailbus_publish(how="many"),
         "publish: hailbus awaited, 1000 at once": lambda: bench.hailbus_publish(how="awaited"),
@@ -333,10 +347,10 @@ def main() -> None:
     print(f"{arguments.events} events of {size} bytes, {arguments.rounds} rounds, Python {platform.python_version()}")
     for name, result in results.items():
         if "p50_ms" in result:
-            print(f"{name:45} p50 {result['p50_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms")
+            print(f"{name:49} p50 {result['p50_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms")
         else:
             print(
-                f"{name:45} {result['events_per_s']:9,.0f}/s  {result['cpu_us']:6.1f} µs CPU  "
+                f"{name:49} {result['events_per_s']:9,.0f}/s  {result['cpu_us']:6.1f} µs CPU  "
                 f"{result['per_core']:9,.0f}/s per core"
             )
 
@@ -346,7 +360,7 @@ def main() -> None:
     bars = [
         ("publish: hailbus publish_many", "publish: aiokafka + model", 0.75),
         ("publish: hailbus enqueue", "publish: aiokafka + model", 0.75),
-        ("publish: hailbus awaited, 1000 at once", "publish: aiokafka + model", 0.75),
+        ("publish: hailbus awaited, 1000 at once", "publish: aiokafka + model, awaited, 1000 at once", 0.75),
         ("consume: hailbus at least once, key lanes", "consume: aiokafka + model", 0.5),
         ("consume: hailbus at most once", "consume: aiokafka + model", 0.7),
         ("consume: hailbus batches", "consume: aiokafka + model", 0.7),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 from hailbus._transport import Received
 from hailbus.codec import read_envelope
@@ -91,6 +91,33 @@ class Delivery(Generic[E_co]):
         return f"<Delivery {self.event!r} {self.ctx!r}>"
 
 
+class Deliveries(Sequence[Delivery[E_co]], Generic[E_co]):
+    """Deliveries of events and their records; each is made when it is looked at, as many handlers want events only."""
+
+    __slots__ = ("_attempts", "_group", "_records", "events")
+
+    def __init__(
+        self, events: Sequence[E_co], records: Sequence[Received], attempts: Sequence[int], *, group: str
+    ) -> None:
+        self.events = events
+        self._records = records
+        self._attempts = attempts
+        self._group = group
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    @overload
+    def __getitem__(self, index: int) -> Delivery[E_co]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Delivery[E_co]]: ...
+    def __getitem__(self, index: int | slice) -> Delivery[E_co] | Sequence[Delivery[E_co]]:
+        if isinstance(index, slice):
+            return Deliveries(self.events[index], self._records[index], self._attempts[index], group=self._group)
+        ctx = Context(self._records[index], attempt=self._attempts[index], group=self._group)
+        return Delivery(self.events[index], ctx)
+
+
 class Batch(Generic[E_co]):
     """Several events, in the order in which they were read per partition.
 
@@ -108,7 +135,8 @@ class Batch(Generic[E_co]):
     @property
     def events(self) -> list[E_co]:
         """The events alone."""
-        return [item.event for item in self.items]
+        items = self.items
+        return list(items.events) if isinstance(items, Deliveries) else [item.event for item in items]
 
     def __len__(self) -> int:
         return len(self.items)

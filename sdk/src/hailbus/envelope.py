@@ -88,7 +88,9 @@ def parse_dataschema(text: str) -> tuple[str, int] | None:
 
 def time_text(moment: datetime) -> str:
     """RFC 3339 in UTC with `Z`, microseconds only when there are some."""
-    return moment.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.isoformat()[:-6] + "Z"  # in place of +00:00
 
 
 def headers_of(envelope: Envelope) -> Headers:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Publisher", "PublisherSettings", "Receipt"]
 
 log = logging.getLogger("hailbus.publisher")
+YIELD_EVERY = 500  # events built in a row before the event loop gets its turn
 E_contra = TypeVar("E_contra", bound=Event, contravariant=True)
 
 
@@ -63,15 +64,12 @@ class PublisherSettings:
     max_batch_records: int = 2_000
 
 
-Settled = Callable[[int, int, DeliveryError | None], None]
-"""Told partition, offset and error of one record."""
+Settled = Callable[[Any, int, int, DeliveryError | None], None]  # Any: the token given to `PublishBuffer.add`
+"""Told token, partition, offset and error of one record."""
 
-
-class _Pending(NamedTuple):
-    record: Outgoing
-    settled: Settled
-    deadline_s: float
-    size_bytes: int
+_Pending = tuple[Outgoing, Settled, Any, float, int]
+"""A record, whom to tell with which token, until when it may take, and its size in bytes. A bare tuple: there is one
+per event."""
 
 
 class PublishBuffer:
@@ -87,6 +85,7 @@ class PublishBuffer:
         self._pumps: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._buffered_records = 0
         self._buffered_bytes = 0
+        self._streak = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,8 +147,16 @@ class PublishBuffer:
             or self._buffered_bytes >= settings.max_buffered_bytes
         )
 
+    @property
+    def must_wait(self) -> bool:
+        """Whether to call `until_room` first: the buffer is full, or the event loop should get its turn."""
+        return self._streak >= YIELD_EVERY or self.full
+
     async def until_room(self) -> None:
         """Wait until the buffer takes another record; first come, first served."""
+        if self._streak >= YIELD_EVERY:
+            self._streak = 0
+            await asyncio.sleep(0)  # what has been added goes out while the rest is being built
         while self.full:
             waiter: asyncio.Future[None] = self.loop.create_future()
             self._room.append(waiter)
@@ -162,17 +169,18 @@ class PublishBuffer:
             self._idle.append(waiter)
             await waiter
 
-    def add(self, topic: str, partition: int, record: Outgoing, settled: Settled) -> None:
-        """Take one record. `settled` is called once, from the event loop."""
+    def add(self, topic: str, partition: int, record: Outgoing, settled: Settled, token: object) -> None:
+        """Take one record. `settled` is called once, from the event loop, with the token."""
         place = (topic, partition)
         value = record[1]
         size_bytes = 64 + (len(value) if value is not None else 0)
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues[place] = deque()
-        queue.append(_Pending(record, settled, self.loop.time() + self._timeout_s, size_bytes))
+        queue.append((record, settled, token, self.loop.time() + self._timeout_s, size_bytes))
         self._buffered_records += 1
         self._buffered_bytes += size_bytes
+        self._streak += 1
         if place not in self._pumps:
             self._pumps[place] = self.loop.create_task(
                 self._pump(place, queue), name=f"hailbus-pump-{topic}-{partition}"
@@ -185,61 +193,62 @@ class PublishBuffer:
             while queue:
                 batch = [queue.popleft() for _ in range(min(len(queue), most))]
                 try:
-                    left_s = batch[0].deadline_s - self.loop.time()
+                    left_s = batch[0][3] - self.loop.time()
                     async with asyncio.timeout(max(left_s, 0.0)):
-                        offsets = await self.producer.send(topic, partition, [pending.record for pending in batch])
+                        offsets = await self.producer.send(topic, partition, [pending[0] for pending in batch])
                 except TimeoutError:
-                    for pending in batch:
-                        pending.settled(
-                            partition,
-                            -1,
-                            DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s),
-                        )
+                    self._fail(
+                        batch,
+                        partition,
+                        DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s),
+                    )
                 except asyncio.CancelledError:
-                    for pending in (*batch, *queue):
-                        pending.settled(
-                            partition,
-                            -1,
-                            DeliveryError("publishing was cancelled", topic=topic, partition=partition, retriable=True),
-                        )
+                    self._fail(
+                        (*batch, *queue),
+                        partition,
+                        DeliveryError("publishing was cancelled", topic=topic, partition=partition, retriable=True),
+                    )
                     raise
                 except DeliveryError as error:
                     if len(batch) > 1:
                         # One bad record must not take its neighbours along: each goes alone, in order.
                         await self._one_by_one(place, batch)
                     else:
-                        batch[0].settled(partition, -1, error)
+                        self._fail(batch, partition, error)
                 except Exception as error:  # noqa: BLE001 a defect must reach the callers, not hang them
                     failure = DeliveryError(f"publishing failed: {error!r}", topic=topic, partition=partition)
                     failure.__cause__ = error
-                    for pending in batch:
-                        pending.settled(partition, -1, failure)
+                    self._fail(batch, partition, failure)
                 else:
-                    for pending, offset in zip(batch, offsets, strict=True):
-                        pending.settled(partition, offset, None)
+                    for (_, settled, token, _, _), offset in zip(batch, offsets, strict=True):
+                        settled(token, partition, offset, None)
                 self._leave(batch)
         finally:
             del self._pumps[place]
 
+    @staticmethod
+    def _fail(batch: Sequence[_Pending], partition: int, error: DeliveryError) -> None:
+        for _, settled, token, _, _ in batch:
+            settled(token, partition, -1, error)
+
     async def _one_by_one(self, place: tuple[str, int], batch: Sequence[_Pending]) -> None:
         topic, partition = place
         for pending in batch:
+            record, settled, token, deadline_s, _ = pending
             try:
-                async with asyncio.timeout(max(pending.deadline_s - self.loop.time(), 0.0)):
-                    offsets = await self.producer.send(topic, partition, [pending.record])
+                async with asyncio.timeout(max(deadline_s - self.loop.time(), 0.0)):
+                    offsets = await self.producer.send(topic, partition, [record])
             except TimeoutError:
-                error: DeliveryError | None = DeliveryTimeoutError(
-                    topic=topic, partition=partition, timeout_s=self._timeout_s
-                )
-                pending.settled(partition, -1, error)
+                timed_out = DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s)
+                self._fail([pending], partition, timed_out)
             except DeliveryError as failure:
-                pending.settled(partition, -1, failure)
+                self._fail([pending], partition, failure)
             else:
-                pending.settled(partition, offsets[0], None)
+                settled(token, partition, offsets[0], None)
 
     def _leave(self, batch: Sequence[_Pending]) -> None:
         self._buffered_records -= len(batch)
-        self._buffered_bytes -= sum(pending.size_bytes for pending in batch)
+        self._buffered_bytes -= sum([pending[4] for pending in batch])
         while self._room and not self.full:
             waiter = self._room.popleft()
             if not waiter.done():
@@ -254,16 +263,17 @@ class PublishBuffer:
                     waiter.set_result(None)
 
 
-class _Fixed(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fixed:
     """What is the same for all events of one class from one service."""
 
     topic: str
     type: str
     key_field: str | None
-    before: tuple[tuple[str, bytes], ...]
     source: tuple[str, bytes]
     event_type: tuple[str, bytes]
     schema: tuple[str, bytes]
+    to_json: Callable[[Event], bytes]
 
 
 _CONTENT_TYPE = ("content-type", CONTENT_TYPE)
@@ -299,13 +309,13 @@ class Publisher(Generic[E_contra]):
         for cls in events:
             info = event_info(cls)
             self._fixed[cls] = _Fixed(
-                info.topic.name,
-                info.type,
-                info.key_field,
-                (_SPECVERSION,),
-                ("ce_source", source.encode()),
-                ("ce_type", info.type.encode()),
-                ("ce_dataschema", info.dataschema.encode()),
+                topic=info.topic.name,
+                type=info.type,
+                key_field=info.key_field,
+                source=("ce_source", source.encode()),
+                event_type=("ce_type", info.type.encode()),
+                schema=("ce_dataschema", info.dataschema.encode()),
+                to_json=cls.__pydantic_serializer__.to_json,
             )
 
     def __call__(self) -> Publisher[E_contra]:
@@ -406,28 +416,19 @@ class Publisher(Generic[E_contra]):
         those of `publish`; errors of delivery come out of the future.
         """
         buffer = self._buffer()
-        if buffer.full:
+        if buffer.must_wait:
             await buffer.until_room()
-        topic, place, record, event_id = await self._record(
-            event, id, time, cause, headers, partition, traceparent, buffer
-        )
+        fixed = self._declared(event)
+        if buffer.producer.known_partition_count(fixed.topic) is None:
+            await buffer.producer.partition_count(fixed.topic)
+        future: asyncio.Future[Receipt] = buffer.loop.create_future()
+        place, record, event_id = self._record(event, fixed, id, time, cause, headers, partition, traceparent, buffer)
         transaction = current_transaction.get()
         if transaction is not None:
-            transaction.add(topic, place, record)
-            written: asyncio.Future[Receipt] = buffer.loop.create_future()
-            written.set_result(Receipt(event_id, topic, place, None))
-            return written
-        future: asyncio.Future[Receipt] = buffer.loop.create_future()
-
-        def settled(to: int, offset: int, error: DeliveryError | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(Receipt(event_id, topic, to, offset))
-            else:
-                future.set_exception(error)
-
-        buffer.add(topic, place, record, settled)
+            transaction.add(fixed.topic, place, record)
+            future.set_result(Receipt(event_id, fixed.topic, place, None))
+        else:
+            buffer.add(fixed.topic, place, record, _settle_future, (future, event_id, fixed.topic))
         return future
 
     async def publish_many(
@@ -461,27 +462,29 @@ class Publisher(Generic[E_contra]):
             if waiting == 0 and not done.done():
                 done.set_result(None)
 
-        def sink(index: int, event_id: str, topic: str) -> Settled:
-            def settled(partition: int, offset: int, error: DeliveryError | None) -> None:
-                if error is None:
-                    receipts[index] = Receipt(event_id, topic, partition, offset)
-                else:
-                    failures.append(error)
-                finish()
-
-            return settled
+        def settled(token: tuple[int, str, str], partition: int, offset: int, error: DeliveryError | None) -> None:
+            index, event_id, topic = token
+            if error is None:
+                receipts[index] = Receipt(event_id, topic, partition, offset)
+            else:
+                failures.append(error)
+            finish()
 
         for event in events:
-            if buffer.full:
+            if buffer.must_wait:
                 await buffer.until_room()
-            topic, place, record, event_id = await self._record(event, None, time, cause, headers, None, None, buffer)
+            fixed = self._declared(event)
+            topic = fixed.topic
+            if buffer.producer.known_partition_count(topic) is None:
+                await buffer.producer.partition_count(topic)
+            place, record, event_id = self._record(event, fixed, None, time, cause, headers, None, None, buffer)
             if transaction is not None:
                 transaction.add(topic, place, record)
                 receipts.append(Receipt(event_id, topic, place, None))
                 continue
             receipts.append(None)
             waiting += 1
-            buffer.add(topic, place, record, sink(len(receipts) - 1, event_id, topic))
+            buffer.add(topic, place, record, settled, (len(receipts) - 1, event_id, topic))
         finish()
         await done
         if failures:
@@ -512,16 +515,10 @@ class Publisher(Generic[E_contra]):
         event_id = id if id is not None else new_id()
         raw = key.encode()
         headers = self._headers(self._fixed[event], event_id, time, raw, None, None)
-        place = await self._place(info.topic.name, raw, None, buffer)
+        topic = info.topic.name
+        place = self._bus().partitioner(topic, raw, await buffer.producer.partition_count(topic))
         future: asyncio.Future[Receipt] = buffer.loop.create_future()
-
-        def settled(partition: int, offset: int, error: DeliveryError | None) -> None:
-            if error is None:
-                future.set_result(Receipt(event_id, info.topic.name, partition, offset))
-            else:
-                future.set_exception(error)
-
-        buffer.add(info.topic.name, place, (raw, None, headers), settled)
+        buffer.add(topic, place, (raw, None, headers), _settle_future, (future, event_id, topic))
         return await future
 
     async def _store(
@@ -578,9 +575,16 @@ class Publisher(Generic[E_contra]):
         """Wait until everything that this service has enqueued so far is acknowledged or has failed."""
         await self._buffer().flush()
 
-    async def _record(
+    def _declared(self, event: Event) -> _Fixed:
+        fixed = self._fixed.get(type(event))
+        if fixed is None:
+            raise NotInContractError(event=type(event), allowed=self.events)
+        return fixed
+
+    def _record(
         self,
         event: Event,
+        fixed: _Fixed,
         id_: str | None,
         time: datetime | None,
         cause: Context | Envelope | None,
@@ -588,10 +592,8 @@ class Publisher(Generic[E_contra]):
         partition: int | None,
         traceparent: str | None,
         buffer: PublishBuffer,
-    ) -> tuple[str, int, Outgoing, str]:
-        fixed = self._fixed.get(type(event))
-        if fixed is None:
-            raise NotInContractError(event=type(event), allowed=self.events)
+    ) -> tuple[int, Outgoing, str]:
+        """Partition, record and id of an event whose topic's partition count is known."""
         key: bytes | None = None
         if fixed.key_field is not None:
             value = getattr(event, fixed.key_field)
@@ -600,22 +602,19 @@ class Publisher(Generic[E_contra]):
                 raise MissingKeyError(type=fixed.type, field=fixed.key_field)
             key = text.encode()
         event_id = id_ if id_ is not None else new_id()
-        all_headers = self._headers(fixed, event_id, time, key, _envelope(cause), traceparent)
+        all_headers = self._headers(
+            fixed, event_id, time, key, None if cause is None else _envelope(cause), traceparent
+        )
         if headers is not None:
             all_headers.extend(_checked(headers))
-        place = await self._place(fixed.topic, key, partition, buffer)
-        return fixed.topic, place, (key, event.__pydantic_serializer__.to_json(event), all_headers), event_id
-
-    async def _place(self, topic: str, key: bytes | None, partition: int | None, buffer: PublishBuffer) -> int:
-        count = buffer.producer.known_partition_count(topic)
-        if count is None:
-            count = await buffer.producer.partition_count(topic)
+        count = buffer.producer.known_partition_count(fixed.topic)
+        assert count is not None
         if partition is None:
-            return self._bus().partitioner(topic, key, count)
-        if not 0 <= partition < count:
-            message = f"topic {topic!r} has partitions 0 to {count - 1}, not {partition}"
+            partition = self._bus().partitioner(fixed.topic, key, count)
+        elif not 0 <= partition < count:
+            message = f"topic {fixed.topic!r} has partitions 0 to {count - 1}, not {partition}"
             raise ConfigurationError(message)
-        return partition
+        return partition, (key, fixed.to_json(event), all_headers), event_id
 
     def _headers(
         self,
@@ -645,6 +644,18 @@ class Publisher(Generic[E_contra]):
         if traceparent is not None:
             headers.append(("ce_traceparent", traceparent.encode()))
         return headers
+
+
+def _settle_future(
+    token: tuple[asyncio.Future[Receipt], str, str], partition: int, offset: int, error: DeliveryError | None
+) -> None:
+    future, event_id, topic = token
+    if future.done():  # its caller has given up
+        return
+    if error is None:
+        future.set_result(Receipt(event_id, topic, partition, offset))
+    else:
+        future.set_exception(error)
 
 
 def _envelope(cause: Context | Envelope | None) -> Envelope | None:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, assert_never
 
 from pydantic import ValidationError
 
@@ -28,7 +28,7 @@ from hailbus._transport import Bus, Consumer, Outgoing, Producer, Received, Star
 from hailbus.catalogue import Catalogue
 from hailbus.clock import Clock
 from hailbus.codec import STRUCTURED_PREFIX, decode, decode_value
-from hailbus.context import Batch, Context, Delivery
+from hailbus.context import Batch, Context, Deliveries, Delivery
 from hailbus.dead_letter import (
     attempts_before,
     dead_letter,
@@ -157,6 +157,14 @@ class _Chunk:
         self.prefix = prefix
         self.names = names
         self.records = records
+
+
+class _Usual(NamedTuple):
+    """The headers by which the last record's route was found: the next record mostly has the same."""
+
+    kind: tuple[str, bytes] | None
+    schema: tuple[str, bytes] | None
+    route: _Route
 
 
 class _Item:
@@ -312,6 +320,7 @@ class Subscriber:
         self.topics = tuple(sorted({event_info(cls).topic.name for cls in self._by_class} | self._retries.keys()))
         self._routes: dict[tuple[bytes | None, bytes | None], _Route] = {}
         self._decode_first = _Route(None, None)
+        self._usual = _Usual(None, None, self._decode_first)
         self._takes_single_events = any(s.handler for s in subscriptions)
         self._max_in_flight = max((s.delivery.max_in_flight for s in subscriptions if s.handler), default=1)
 
@@ -558,11 +567,38 @@ class Subscriber:
             if self._takes_single_events:
                 self._chunks.append(chunk)
             else:
-                for record in records:
-                    self._dispatch(chunk, record, self._route_of(record))
+                self._take_batches(chunk, records)
             self._pause_if_spread(partition, prefix)
         if self._has_work:
             self._wake_worker()
+
+    def _take_batches(self, chunk: _Chunk, records: Sequence[Received]) -> None:
+        """Records for a group that has handlers of batches only."""
+        items: list[_Item] = []
+        runner: _BatchRunner | None = None
+        usual = self._usual
+        for record in records:
+            headers = record.headers
+            if (
+                len(headers) > 6
+                and headers[5] == usual.schema
+                and headers[3] == usual.kind
+                and headers[6] == JSON_HEADER
+            ):
+                route = usual.route
+            else:
+                route = self._route_of(record)
+                usual = self._usual
+            if route.batch is None:
+                self._dispatch(chunk, record, route)
+                continue
+            if route.batch is not runner:
+                if runner is not None:
+                    runner.push(items)
+                items, runner = [], route.batch
+            items.append(_Item(chunk.partition, chunk.prefix, record, route))
+        if runner is not None:
+            runner.push(items)
 
     @property
     def _has_work(self) -> bool:
@@ -582,6 +618,10 @@ class Subscriber:
             # The order in which hailbus writes them: most records by far.
             kind = headers[3][1]
             schema = headers[5][1]
+            known = self._routes.get((kind, schema))
+            if known is not None:
+                self._usual = _Usual(headers[3], headers[5], known)
+                return known
         else:
             for name, value in headers:
                 if name == "ce_type":
@@ -604,7 +644,7 @@ class Subscriber:
                 item.before = attempts_before(record)
             self._lanes.push(chunk.partition, self._lane_name(route, record), item)
         elif route.batch is not None:
-            route.batch.push(item)
+            route.batch.push([item])
         elif route.error is not None or route is self._decode_first:
             # By key as well: a structured record may turn out to be an event that is handled.
             self._lanes.push(chunk.partition, record.key, item)
@@ -755,16 +795,26 @@ class Subscriber:
         lanes = self._lanes
         records, names, prefix, partition = chunk.records, chunk.names, chunk.prefix, chunk.partition
         is_plain = partition.topic not in self._retries and self._tracing is None
-        stats, group = self.stats, self.group
+        stats, group, usual = self.stats, self.group, self._usual
         self._running[task] = partition
         try:
             while records:
                 record = records.pop()
-                try:
-                    route = self._route_of(record)
-                except ContractError as error:
-                    self._fail(error)  # the policy `fail`
-                    break
+                headers = record.headers
+                if (
+                    len(headers) > 6
+                    and headers[5] == usual.schema
+                    and headers[3] == usual.kind
+                    and headers[6] == JSON_HEADER
+                ):
+                    route = usual.route
+                else:
+                    try:
+                        route = self._route_of(record)
+                    except ContractError as error:
+                        self._fail(error)  # the policy `fail`
+                        break
+                    usual = self._usual
                 value = record.value
                 if not route.is_direct or not is_plain or value is None or self._parked:
                     self._dispatch(chunk, record, route)
@@ -846,7 +896,7 @@ class Subscriber:
             item.was_resolved = True
             if route.batch is not None:
                 self._lanes.finish(lane)
-                route.batch.push(item)
+                route.batch.push([item])
                 return None
         assert route.handler is not None
         assert route.cls is not None
@@ -1225,15 +1275,15 @@ class Subscriber:
 
     def event_of(self, item: _Item) -> Event | None:
         """See `_event`."""
-        route, value = item.route, item.record.value
-        if route.is_newest and not item.was_resolved and value is not None and route.validate is not None:
-            try:
-                event: Event = route.validate(value)
-            except ValidationError:
-                pass  # said below in our words
-            else:
-                return event
-        return self._event(route, item.record, structured=item.was_resolved)
+        return self._event(item.route, item.record, structured=item.was_resolved)
+
+    def contract_error(self, item: _Item) -> ContractError:
+        """What is wrong with a record that validation refused, in our words."""
+        try:
+            self.event_of(item)
+        except ContractError as error:
+            return error
+        raise AssertionError(item.record)  # the same bytes are refused every time
 
     async def set_aside(self, item: _Item, error: BaseException | None, reason: str, *, by: str, attempt: int) -> None:
         """See `_dead_letter`."""
@@ -1281,13 +1331,11 @@ class _BatchRunner:
         if self.task is not None and self.task.done() and not self._subscriber._stopping:  # noqa: SLF001 same module
             self.start()
 
-    def push(self, item: _Item) -> None:
-        self._queue.append(item)
-        self._queued_bytes += len(item.record.value or b"")
-        if self._is_waiting and self._is_full:
-            self._arrived.set()
-            self._is_waiting = False
-        elif len(self._queue) == 1:
+    def push(self, items: Sequence[_Item]) -> None:
+        was_empty = not self._queue
+        self._queue.extend(items)
+        self._queued_bytes += sum([len(item.record.value or b"") for item in items])
+        if was_empty or (self._is_waiting and self._is_full):
             self._arrived.set()
 
     @property
@@ -1347,18 +1395,23 @@ class _BatchRunner:
             if batch:
                 return batch
 
-    async def _decoded(self, batch: Sequence[_Item]) -> tuple[list[_Item], list[Delivery[Event]]]:
+    async def _decoded(self, batch: Sequence[_Item]) -> tuple[list[_Item], Deliveries[Event]]:
         """What can be handed over of a batch, record by record with its event; the rest is set aside or skipped."""
         subscriber = self._subscriber
         live: list[_Item] = []
-        deliveries: list[Delivery[Event]] = []
+        events: list[Event] = []
         for item in batch:
             if item.prefix.closed:
                 continue
             item.attempt += 1
+            route, value = item.route, item.record.value
             try:
-                event = subscriber.event_of(item)
-            except ContractError as error:
+                if route.is_newest and value is not None and route.validate is not None and not item.was_resolved:
+                    event: Event | None = route.validate(value)
+                else:
+                    event = subscriber.event_of(item)
+            except (ContractError, ValidationError) as found:
+                error = found if isinstance(found, ContractError) else subscriber.contract_error(item)
                 await subscriber.set_aside(item, error, str(error), by="decoder", attempt=0)
                 subscriber.settle(item)
                 continue
@@ -1367,8 +1420,9 @@ class _BatchRunner:
                 subscriber.settle(item)
                 continue
             live.append(item)
-            deliveries.append(Delivery(event, Context(item.record, attempt=item.attempt, group=subscriber.group)))
-        return live, deliveries
+            events.append(event)
+        attempts = [item.attempt for item in live]
+        return live, Deliveries(events, [item.record for item in live], attempts, group=subscriber.group)
 
     async def _handle(self, batch: Sequence[_Item], *, attempt: int) -> None:
         """Call the handler with a batch until every item is settled or waits for its own retry."""
