@@ -1398,6 +1398,7 @@ class _BatchRunner:
     async def _decoded(self, batch: Sequence[_Item]) -> tuple[list[_Item], Deliveries[Event]]:
         """What can be handed over of a batch, record by record with its event; the rest is set aside or skipped."""
         subscriber = self._subscriber
+        delivery = self._subscription.delivery
         live: list[_Item] = []
         events: list[Event] = []
         for item in batch:
@@ -1419,6 +1420,12 @@ class _BatchRunner:
                 subscriber.stats.skipped += 1
                 subscriber.settle(item)
                 continue
+            if isinstance(delivery, EffectivelyOnce):
+                refusal = delivery.inbox.refusal_of(Context(item.record, group=subscriber.group))
+                if refusal is not None:
+                    await subscriber.set_aside(item, refusal, str(refusal), by="inbox", attempt=0)
+                    subscriber.settle(item)
+                    continue
             live.append(item)
             events.append(event)
         attempts = [item.attempt for item in live]
