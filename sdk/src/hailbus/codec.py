@@ -20,6 +20,7 @@ from hailbus.envelope import (
 )
 from hailbus.errors import InvalidPayloadError, MissingHeaderError, TombstoneError
 from hailbus.event import Event, event_info, key_of
+from hailbus.schema_id import payload_of
 from hailbus.upcasting import upcasted
 
 if TYPE_CHECKING:
@@ -145,13 +146,13 @@ def decode(record: RecordLike, catalogue: Catalogue) -> tuple[Event, Envelope]:
 
 
 def decode_value(cls: type[Event], value: bytes, *, topic: str | None = None) -> Event:
-    """A record value as an event of a class.
+    """A record value as an event of a class; a schema id in front of it is passed over.
 
     Raises:
         InvalidPayloadError: The value is no JSON, or not what the class says.
     """
     try:
-        event: Event = cls.__pydantic_validator__.validate_json(value)
+        event: Event = cls.__pydantic_validator__.validate_json(payload_of(value))
     except ValidationError as error:
         info = event_info(cls)
         raise InvalidPayloadError(type=info.type, version=info.version, reason=_reason(error), topic=topic) from error

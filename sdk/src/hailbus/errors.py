@@ -18,6 +18,7 @@ __all__ = [
     "EventIdError",
     "HailbusError",
     "HeaderError",
+    "IncompatibleSchemaError",
     "InvalidPayloadError",
     "KeyReusedError",
     "MissingHeaderError",
@@ -25,10 +26,13 @@ __all__ = [
     "NotInContractError",
     "ProducerFencedError",
     "RecordTooLargeError",
+    "RegistryRefusedError",
+    "RegistryUnreachableError",
     "TombstoneError",
     "TopicMismatchError",
     "TopicMissingError",
     "UnknownEventError",
+    "UnknownSchemaError",
     "UnsupportedVersionError",
 ]
 
@@ -199,6 +203,58 @@ class NotInContractError(ContractError):
         self.allowed = tuple(allowed)
         names = ", ".join(sorted(cls.__name__ for cls in allowed))
         super().__init__(f"this publisher may publish {names}, not {event.__name__}; add it to publishes(...)")
+
+
+class UnknownSchemaError(ContractError):
+    """A record carries a schema id that says nothing to this process."""
+
+    def __init__(self, *, schema: str, reason: str, topic: str | None = None) -> None:
+        self.schema = schema
+        self.reason = reason
+        self.topic = topic
+        super().__init__(
+            f"a record on topic {topic!r} carries schema {schema}: {reason}; "
+            "register the schema, or point registry= to the registry that its producer uses"
+        )
+
+
+# ------------------------------------------------------------------------------------------------ schema registry
+
+
+class RegistryUnreachableError(HailbusError):
+    """No schema registry answered, and the cache does not have what was asked for."""
+
+    def __init__(self, *, urls: Sequence[str], reason: str) -> None:
+        self.urls = tuple(urls)
+        self.reason = reason
+        super().__init__(
+            f"no schema registry answers at {' or '.join(self.urls)} ({reason}), and it is not in the cache; "
+            "start it with `hailbus registry serve`, or correct the URL"
+        )
+
+
+class RegistryRefusedError(HailbusError):
+    """The schema registry understood a request and refused it.
+
+    Attributes:
+        code: The registry's error code, for example 40403.
+        url: What was asked for.
+        text: The registry's own words.
+    """
+
+    def __init__(self, *, code: int, url: str, text: str) -> None:
+        self.code = code
+        self.url = url
+        self.text = text
+        super().__init__(f"the schema registry refused {url} with {code}: {text}")
+
+
+class IncompatibleSchemaError(RegistryRefusedError):
+    """A schema breaks the compatibility level of its subject."""
+
+    def __init__(self, *, subject: str, code: int, url: str, text: str) -> None:
+        super().__init__(code=code, url=url, text=text)
+        self.subject = subject
 
 
 # ------------------------------------------------------------------------------------------------ delivery

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from hailbus.outbox import Outbox
+    from hailbus.registry.schemas import Schemas
     from hailbus.tracing import Tracing
 
 __all__ = ["EventBatchHandler", "EventHandler", "Service"]
@@ -76,6 +77,7 @@ class Service:
         provision: Create missing topics, those for dead letters included, at start.
         publishing, subscribing: Bounds.
         tracing: Make OpenTelemetry spans `send <topic>` and `process <topic>`, by the global tracer provider.
+        schemas: Put schema ids on what is published, and find events by them. See `hailbus.registry.Schemas`.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Service:
         publishing: PublisherSettings | None = None,
         subscribing: SubscriberSettings | None = None,
         tracing: bool = False,
+        schemas: Schemas | None = None,
     ) -> None:
         self.name = name
         self.source = source if source is not None else f"/{name}"
@@ -104,6 +107,7 @@ class Service:
             from hailbus.tracing import Tracing
 
             self._tracing = Tracing(client_id=name)
+        self._schemas = schemas
         self._published: list[type[Event]] = []
         self._subscriptions: list[Subscription] = []
         self._outboxes: list[Outbox] = []
@@ -584,6 +588,8 @@ class Service:
         if self._running_bus is not None:
             message = f"service {self.name} runs already"
             raise ConfigurationError(message)
+        if self._schemas is not None:
+            chosen = await self._schemas.stamping(chosen, self._published)
         catalogue = self.catalogue
         buffer = PublishBuffer(chosen, self._publishing, client_id=self.name)
         groups: dict[str, list[Subscription]] = {}
@@ -608,6 +614,7 @@ class Service:
                     settings=self._subscribing,
                     clock=self._clock,
                     client_id=self.name,
+                    schemas=self._schemas,
                 )
             )
         subscribers += [
@@ -621,6 +628,7 @@ class Service:
                 producer=lambda: buffer.producer,
                 client_id=self.name,
                 tracing=self._tracing,
+                schemas=self._schemas,
             )
             for group, subscriptions in groups.items()
             if not isinstance(subscriptions[0].delivery, ExactlyOnce)

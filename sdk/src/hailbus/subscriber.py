@@ -67,6 +67,7 @@ from hailbus.upcasting import newest, upcasted
 if TYPE_CHECKING:
     from hailbus.inbox import Inbox
     from hailbus.parking import ParkedRecord, ParkingLot
+    from hailbus.registry.schemas import Schemas
     from hailbus.tracing import Tracing
 
 __all__ = ["BatchHandler", "Handler", "Subscriber", "SubscriberSettings", "SubscriberStats", "Subscription"]
@@ -264,6 +265,7 @@ class Subscriber:
         client_id: str,
         seed: int | None = None,
         tracing: Tracing | None = None,
+        schemas: Schemas | None = None,
     ) -> None:
         self.group = group
         self.subscriptions = tuple(subscriptions)
@@ -275,6 +277,7 @@ class Subscriber:
         self._producer = producer
         self._client_id = client_id
         self._tracing = tracing
+        self._schemas = schemas
         self._random = random.Random(seed)
         self._at_most_once = isinstance(subscriptions[0].delivery, AtMostOnce)
         if any(isinstance(s.delivery, AtMostOnce) != self._at_most_once for s in subscriptions):
@@ -893,6 +896,7 @@ class Subscriber:
                 self._finish(lane, item)
                 return None
             route = item.route = resolved
+            record = item.record
             item.was_resolved = True
             if route.batch is not None:
                 self._lanes.finish(lane)
@@ -1048,6 +1052,8 @@ class Subscriber:
         error = item.route.error
         if error is None:
             try:
+                if self._schemas is not None:
+                    record = item.record = await self._schemas.identified(record, self._catalogue)
                 envelope = Context(record).envelope
                 cls = self._catalogue.lookup(envelope.type, envelope.version, topic=record.topic)
             except ContractError as found:

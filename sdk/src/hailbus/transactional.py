@@ -13,6 +13,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hailbus._transport import Bus, Consumer, Producer, Received, TopicPartition, TransportBrokenError
 from hailbus.catalogue import Catalogue
@@ -33,6 +34,9 @@ from hailbus.event import Event, event_info
 from hailbus.subscriber import SubscriberSettings, SubscriberStats, Subscription
 from hailbus.transaction import Transaction, current_transaction
 
+if TYPE_CHECKING:
+    from hailbus.registry.schemas import Schemas
+
 __all__ = ["TransactionalSubscriber"]
 
 log = logging.getLogger("hailbus.transactional")
@@ -51,6 +55,7 @@ class TransactionalSubscriber:
         settings: SubscriberSettings,
         clock: Clock,
         client_id: str,
+        schemas: Schemas | None = None,
     ) -> None:
         self.group = group
         self.subscriptions = tuple(subscriptions)
@@ -61,6 +66,7 @@ class TransactionalSubscriber:
         self._settings = settings
         self._clock = clock
         self._client_id = client_id
+        self._schemas = schemas
         self._random = random.Random()
         self._by_class: dict[type[Event], Subscription] = {}
         for subscription in subscriptions:
@@ -168,6 +174,8 @@ class TransactionalSubscriber:
         """
         subscription: Subscription | None = None
         try:
+            if self._schemas is not None:
+                record = await self._schemas.identified(record, self._catalogue)
             event, _ = decode(record, self._catalogue)
             subscription = self._by_class.get(type(event))
             if subscription is None:

@@ -1,21 +1,26 @@
-"""`hailbus check` and `hailbus docs`: contracts in CI, and their documentation."""
+"""`hailbus check`, `hailbus docs` and `hailbus codegen`: contracts in CI, their documentation, and code from them."""
 
 from __future__ import annotations
 
+import asyncio
 import json as encoder
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from hailbus.catalogue import Catalogue
 from hailbus.cli.common import Json, catalogue_named, load, out
+from hailbus.compatibility import Level
 from hailbus.contract import (
     Contract,
-    Level,
-    changes,
+    Finding,
+    changes_since,
     contract_of,
+    holds_contracts,
     read_contracts,
     read_git,
+    read_git_history,
     unreadable_examples,
     write_contracts,
 )
@@ -24,38 +29,83 @@ from hailbus.service import Service
 
 __all__ = ["check", "docs"]
 
+DEFAULT_FOLDER = "contracts"
 
-def _against(name: str) -> list[Contract]:
-    if Path(name).is_dir() or ":" not in name:
-        return read_contracts(Path(name))
-    ref, _, folder = name.partition(":")
-    return read_git(ref, folder)
+
+def _published(name: str, catalogue: Catalogue, *, history: bool) -> list[list[Contract]]:
+    """The states of contracts that `--against` names, oldest first."""
+    if name.startswith(("http://", "https://")):
+        from hailbus.registry.client import SchemaRegistry
+        from hailbus.registry.published import published_states
+
+        async def ask() -> list[list[Contract]]:
+            async with SchemaRegistry(name) as registry:
+                return await published_states(registry, {topic.name for topic in catalogue.topics})
+
+        return asyncio.run(ask())
+    if Path(name).is_dir():
+        return [read_contracts(Path(name))]
+    ref, colon, folder = name.partition(":")
+    folder = folder or DEFAULT_FOLDER
+    try:
+        return read_git_history(ref, folder) if history else [read_git(ref, folder)]
+    except ConfigurationError as error:
+        if colon:
+            raise
+        message = f"there is no folder {name}, and {error}"
+        raise ConfigurationError(message) from error
+
+
+def _findings(
+    catalogue: Catalogue, against: list[str], examples: list[Path], needs: list[Path], level: Level
+) -> list[Finding]:
+    states: list[list[Contract]] = []
+    for name in against:
+        folder = Path(name)
+        if folder.is_dir() and not holds_contracts(folder):
+            examples = [*examples, folder]
+        else:
+            states += _published(name, catalogue, history=level.is_transitive)
+    found = changes_since(states, [contract_of(cls) for cls in catalogue], level=level) if states else []
+    for folder in (*examples, *needs):
+        if not folder.is_dir():
+            message = f"there is no folder {folder}"
+            raise ConfigurationError(message)
+    for folder in examples:
+        found += unreadable_examples(folder, catalogue)
+    if needs:
+        from hailbus.needs import read_needs, unmet
+
+        found += unmet([need for folder in needs for need in read_needs(folder)], catalogue)
+    return sorted(found, key=lambda finding: not finding.is_breaking)
 
 
 def check(
     events: Annotated[str, typer.Argument(help="package.module[:CATALOGUE]")],
     against: Annotated[
-        str | None, typer.Option("--against", help="A folder of contracts, or a git ref and folder: main:contracts.")
+        list[str] | None,
+        typer.Option(
+            "--against",
+            help="What was published: a git ref, with a folder after a colon (main:contracts); a folder of contracts "
+            "or examples; the URL of a schema registry. Give several states oldest first.",
+        ),
     ] = None,
-    examples: Annotated[Path | None, typer.Option("--examples", help="Folder of published examples.")] = None,
+    examples: Annotated[list[Path] | None, typer.Option("--examples", help="Folder of published examples.")] = None,
+    needs: Annotated[list[Path] | None, typer.Option("--needs", help="Folder of what consumers need.")] = None,
     level: Annotated[Level, typer.Option("--level", case_sensitive=False)] = Level.FULL,
     write: Annotated[Path | None, typer.Option("--write", help="Write today's contracts to this folder.")] = None,
     json: Json = False,
 ) -> None:
-    """Tell breaking from safe changes of events. Exit code 1 when something breaks."""
+    """Tell breaking from safe changes of events.
+
+    Exit code 0 when nothing breaks, 1 when something does, 2 when it cannot be told.
+    """
     try:
-        if against is None and examples is None and write is None:
-            message = "give --against, --examples or --write"
+        if not (against or examples or needs or write):
+            message = "give --against, --examples, --needs or --write"
             raise ConfigurationError(message)
         catalogue = catalogue_named(events)
-        found = []
-        if against is not None:
-            found += changes(_against(against), [contract_of(cls) for cls in catalogue], level=level)
-        if examples is not None:
-            if not examples.is_dir():
-                message = f"there is no folder {examples}"
-                raise ConfigurationError(message)
-            found += unreadable_examples(examples, catalogue)
+        found = _findings(catalogue, against or [], examples or [], needs or [], level)
         breaking = [finding for finding in found if finding.is_breaking]
         for finding in found:
             if json:
@@ -63,6 +113,7 @@ def check(
                     {
                         "contract": finding.contract,
                         "path": finding.path,
+                        "pointer": finding.pointer,
                         "breaking": finding.is_breaking,
                         "sentence": finding.sentence,
                     }
@@ -89,7 +140,6 @@ def docs(
 ) -> None:
     """Print the AsyncAPI 3.0 document of services, or write it and an HTML page."""
     from hailbus.asyncapi import asyncapi, catalogue_page
-    from hailbus.catalogue import Catalogue
 
     try:
         services = [found for name in names if isinstance(found := load(name), Service)]

@@ -18,6 +18,8 @@ from hailbus.cli.common import Bootstrap, Json, bus_at, catalogue_named, event_n
 from hailbus.cli.configs import configs
 from hailbus.cli.groups import groups
 from hailbus.cli.letters import dlq, parked
+from hailbus.cli.needs import needs
+from hailbus.cli.registry import registry
 from hailbus.cli.transactions import transactions
 from hailbus.errors import ConfigurationError, HailbusError, InvalidPayloadError
 from hailbus.event import event_info
@@ -35,6 +37,8 @@ app = typer.Typer(
 app.add_typer(dlq, name="dlq")
 app.add_typer(parked, name="parked")
 app.add_typer(transactions, name="transactions")
+app.add_typer(registry, name="registry")
+app.add_typer(needs, name="needs")
 app.command("topics")(kafka.topics)
 app.command("produce")(kafka.produce)
 app.command("consume")(kafka.consume)
