@@ -1,8 +1,10 @@
-"""The broker through clients of other languages: each scenario is a run of a small program."""
+"""The broker through clients of other languages: a small program of each runs its scenarios at the same time."""
 
+import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,58 +57,96 @@ JAVA = [
 
 
 def run(command: list[Any], *, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     return done.stdout
 
 
+def built(request: pytest.FixtureRequest, name: str, sources: list[Path], build: Callable[[Path], None]) -> Path:
+    """Return a folder with what `build` makes of the sources; it is kept in pytest's cache until they change."""
+    state = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    folder = request.config.cache.mkdir(f"conformance-{name}-{state}")
+    done = folder / "done"
+    if not done.exists():
+        build(folder)
+        done.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
-def franz_go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def franz_go(request: pytest.FixtureRequest) -> list[str]:
     if not shutil.which("go"):
         pytest.skip("franz-go needs the Go toolchain, and there is none")
-    program = tmp_path_factory.mktemp("franz-go") / "conformance"
-    run(["go", "build", "-o", program, "."], cwd=CLIENTS / "franz-go")
-    return [str(program)]
+    where = CLIENTS / "franz-go"
+
+    def build(folder: Path) -> None:
+        run(["go", "build", "-o", folder / "conformance", "."], cwd=where)
+
+    folder = built(request, "franz-go", [where / name for name in ("go.mod", "go.sum", "main.go")], build)
+    return [str(folder / "conformance")]
 
 
 @pytest.fixture(scope="session")
-def kafkajs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def kafkajs(request: pytest.FixtureRequest) -> list[str]:
     if not shutil.which("npm"):
         pytest.skip("kafkajs needs Node.js with npm, and there is none")
-    folder = tmp_path_factory.mktemp("kafkajs")
-    for name in ("package.json", "package-lock.json", "conformance.mjs"):
-        shutil.copy(CLIENTS / "kafkajs" / name, folder)
-    run(["npm", "ci", "--silent"], cwd=folder)
-    return ["node", str(folder / "conformance.mjs")]
+    sources = [CLIENTS / "kafkajs" / name for name in ("package.json", "package-lock.json", "conformance.mjs")]
+
+    def build(folder: Path) -> None:
+        for source in sources:
+            shutil.copy(source, folder)
+        run(["npm", "ci", "--silent"], cwd=folder)
+
+    return ["node", str(built(request, "kafkajs", sources, build) / "conformance.mjs")]
 
 
 @pytest.fixture(scope="session")
-def java(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def java(request: pytest.FixtureRequest) -> list[str]:
     reason = apache_kafka_missing() or (
         None if shutil.which("javac") else "the Java clients need a JDK, and there is none"
     )
     if reason:
         pytest.skip(reason)
     run([APACHE_KAFKA, "fetch"])
-    classes = tmp_path_factory.mktemp("java")
     jars = run([APACHE_KAFKA, "classpath"]).strip()
-    run(["javac", "-cp", jars, "-d", classes, CLIENTS / "java" / "Conformance.java"])
-    return ["java", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-cp", f"{jars}{os.pathsep}{classes}", "Conformance"]
+    source = CLIENTS / "java" / "Conformance.java"
+    folder = built(request, "java", [source], lambda folder: run(["javac", "-cp", jars, "-d", folder, source]))
+    return ["java", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-cp", f"{jars}{os.pathsep}{folder}", "Conformance"]
+
+
+def outcomes(program: list[str], cluster: Cluster) -> dict[str, str]:
+    """Run all scenarios, which takes as long as the longest, and return how each ended."""
+    return dict(line.split(" ", 1) for line in run([*program, cluster.bootstrap]).splitlines() if " " in line)
+
+
+@pytest.fixture(scope="session")
+def franz_go_outcomes(cluster: Cluster, franz_go: list[str]) -> dict[str, str]:
+    return outcomes(franz_go, cluster)
+
+
+@pytest.fixture(scope="session")
+def kafkajs_outcomes(cluster: Cluster, kafkajs: list[str]) -> dict[str, str]:
+    return outcomes(kafkajs, cluster)
+
+
+@pytest.fixture(scope="session")
+def java_outcomes(cluster: Cluster, java: list[str]) -> dict[str, str]:
+    return outcomes(java, cluster)
 
 
 @pytest.mark.parametrize("scenario", FRANZ_GO)
-def test_franz_go(cluster: Cluster, franz_go: list[str], scenario: str) -> None:
-    run([*franz_go, cluster.bootstrap, scenario])
+def test_franz_go(franz_go_outcomes: dict[str, str], scenario: str) -> None:
+    assert franz_go_outcomes[scenario] == "ok"
 
 
 @pytest.mark.parametrize("scenario", KAFKAJS)
-def test_kafkajs(cluster: Cluster, kafkajs: list[str], scenario: str) -> None:
-    run([*kafkajs, cluster.bootstrap, scenario])
+def test_kafkajs(kafkajs_outcomes: dict[str, str], scenario: str) -> None:
+    assert kafkajs_outcomes[scenario] == "ok"
 
 
 @pytest.mark.parametrize("scenario", JAVA)
-def test_java(cluster: Cluster, java: list[str], scenario: str) -> None:
-    run([*java, cluster.bootstrap, scenario])
+def test_java(java_outcomes: dict[str, str], scenario: str) -> None:
+    assert java_outcomes[scenario] == "ok"
 
 
 def test_every_scenario_is_run(franz_go: list[str], kafkajs: list[str], java: list[str]) -> None:

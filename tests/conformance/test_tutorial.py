@@ -49,16 +49,16 @@ def as_pattern(shown: str) -> str:
     return r"\s*" + "".join(lines) + r"\s*"
 
 
-@pytest.fixture(params=["apache-tools", "hailbus-tools"])
-def shell(request: pytest.FixtureRequest, cluster: Cluster) -> Callable[[str], str]:
-    if request.param == "apache-tools" and (reason := apache_kafka_missing()):
+@pytest.fixture
+def shell(tools: str, cluster: Cluster) -> Callable[[str], str]:
+    if tools == "apache-tools" and (reason := apache_kafka_missing()):
         pytest.skip(reason)
     hailbus = Path(sys.executable).parent / "hailbus"
     functions = ""
     for name, (apache, ours) in TOOLS.items():
-        words = f"{APACHE_KAFKA} run {apache}" if request.param == "apache-tools" else f"{hailbus} {ours}"
+        words = f"{APACHE_KAFKA} run {apache}" if tools == "apache-tools" else f"{hailbus} {ours}"
         functions += f'{name}() {{ {words} "$@"; }}\n'
-    prefix = f"{request.param}-{cluster.kind}-"
+    prefix = f"{tools}-{cluster.kind}-"
 
     def run(command: str) -> str:
         for name in (
@@ -75,14 +75,18 @@ def shell(request: pytest.FixtureRequest, cluster: Cluster) -> Callable[[str], s
             text=True,
             timeout=60,
             check=False,
-            env=os.environ
-            | {"B": cluster.bootstrap, "KAFKA_HEAP_OPTS": "-Xmx128m", "KAFKA_JVM_OPTS": "-XX:TieredStopAtLevel=1"},
+            env=os.environ | JVM | {"B": cluster.bootstrap},
         )
         return done.stdout.replace(prefix.replace("-", "_"), "")
 
     return run
 
 
+@pytest.mark.parametrize(
+    ("cluster", "tools"),
+    [("hailbus", "hailbus-tools"), ("hailbus", "apache-tools"), ("apache", "apache-tools")],
+    indirect=["cluster"],
+)
 def test_the_commands_print_what_the_tutorial_shows(shell: Callable[[str], str]) -> None:
     for command, shown in steps():
         printed = shell(command)

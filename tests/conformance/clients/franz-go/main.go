@@ -1,5 +1,5 @@
-// Drives a broker through franz-go: `conformance BOOTSTRAP SCENARIO` exits with 0, or with 1 and the reason.
-// `conformance list` prints the names of the scenarios.
+// Drives a broker through franz-go: `conformance BOOTSTRAP [SCENARIO]...` runs these scenarios, or all, at the same time,
+// and prints `NAME ok` or `NAME failed: REASON` for each. `conformance list` prints the names.
 package main
 
 import (
@@ -38,24 +38,37 @@ var scenarios = map[string]scenario{
 }
 
 func main() {
+	names := make([]string, 0, len(scenarios))
+	for name := range scenarios {
+		names = append(names, name)
+	}
+	slices.Sort(names)
 	if len(os.Args) == 2 && os.Args[1] == "list" {
-		names := make([]string, 0, len(scenarios))
-		for name := range scenarios {
-			names = append(names, name)
-		}
-		slices.Sort(names)
 		fmt.Println(strings.Join(names, "\n"))
 		return
 	}
-	if len(os.Args) != 3 || scenarios[os.Args[2]] == nil {
-		fmt.Println("usage: conformance BOOTSTRAP SCENARIO | conformance list")
+	if len(os.Args) > 2 {
+		names = os.Args[2:]
+	}
+	isUnknown := func(name string) bool { return scenarios[name] == nil }
+	if len(os.Args) < 2 || slices.ContainsFunc(names, isUnknown) {
+		fmt.Println("usage: conformance BOOTSTRAP [SCENARIO]... | conformance list")
 		os.Exit(2)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
-	if err := scenarios[os.Args[2]](ctx, os.Args[1]); err != nil {
-		fmt.Println(err)
-		os.Exit(1)
+	outcomes := make(chan string)
+	for _, name := range names {
+		go func() {
+			if err := scenarios[name](ctx, os.Args[1]); err != nil {
+				outcomes <- fmt.Sprintf("%s failed: %s", name, strings.ReplaceAll(err.Error(), "\n", " "))
+			} else {
+				outcomes <- name + " ok"
+			}
+		}()
+	}
+	for range names {
+		fmt.Println(<-outcomes)
 	}
 }
 
@@ -648,13 +661,16 @@ func admin(ctx context.Context, bootstrap string) error {
 	if altered[0].Err != nil {
 		return altered[0].Err
 	}
-	described, err := adm.DescribeTopicConfigs(ctx, topic)
-	if err != nil {
-		return err
-	}
-	for _, config := range described[0].Configs {
-		if config.Key == "retention.ms" && config.MaybeValue() != value {
-			return fmt.Errorf("retention.ms is %s", config.MaybeValue())
+	// Brokers learn of a change a moment after it was answered.
+	for current := ""; current != value; {
+		described, err := adm.DescribeTopicConfigs(ctx, topic)
+		if err != nil {
+			return fmt.Errorf("retention.ms is %s: %w", current, err)
+		}
+		for _, config := range described[0].Configs {
+			if config.Key == "retention.ms" {
+				current = config.MaybeValue()
+			}
 		}
 	}
 	if response, err := adm.UpdatePartitions(ctx, 5, topic); err != nil || response.Error() != nil {

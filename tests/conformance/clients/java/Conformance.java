@@ -1,5 +1,5 @@
-// Drives a broker through Apache Kafka's Java clients: `java Conformance.java BOOTSTRAP SCENARIO` exits with 0, or with 1 and
-// the reason. `java Conformance.java list` prints the names of the scenarios.
+// Drives a broker through Apache Kafka's Java clients: `java Conformance.java BOOTSTRAP [SCENARIO]...` runs these scenarios,
+// or all, a few at a time, and prints `NAME ok` or `NAME failed: REASON` for each. `java Conformance.java list` prints the names.
 
 import java.time.Duration;
 import java.util.ArrayList;
@@ -13,6 +13,9 @@ import java.util.Set;
 import java.util.TreeMap;
 import java.util.UUID;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.apache.kafka.clients.admin.Admin;
@@ -64,17 +67,26 @@ public class Conformance {
             System.out.println(String.join("\n", SCENARIOS.keySet()));
             return;
         }
-        if (args.length != 2 || !SCENARIOS.containsKey(args[1])) {
-            System.out.println("usage: java Conformance.java BOOTSTRAP SCENARIO | list");
+        List<String> names = args.length > 1 ? List.of(args).subList(1, args.length) : List.copyOf(SCENARIOS.keySet());
+        if (args.length == 0 || !SCENARIOS.keySet().containsAll(names)) {
+            System.out.println("usage: java Conformance.java BOOTSTRAP [SCENARIO]... | list");
             System.exit(2);
         }
         bootstrap = args[0];
-        try {
-            SCENARIOS.get(args[1]).run();
-        } catch (Throwable failure) {
-            System.out.println(failure);
-            System.exit(1);
+        ExecutorService atATime = Executors.newFixedThreadPool(6);
+        for (String name : names) {
+            atATime.submit(() -> {
+                String outcome = "ok";
+                try {
+                    SCENARIOS.get(name).run();
+                } catch (Throwable failure) {
+                    outcome = "failed: " + failure.toString().replace('\n', ' ');
+                }
+                System.out.println(name + " " + outcome);
+            });
         }
+        atATime.shutdown();
+        atATime.awaitTermination(4, TimeUnit.MINUTES);
         System.exit(0);
     }
 

@@ -1,13 +1,14 @@
-// Drives a broker through kafkajs: `node conformance.mjs BOOTSTRAP SCENARIO` exits with 0, or with 1 and the reason.
-// `node conformance.mjs list` prints the names of the scenarios.
+// Drives a broker through kafkajs: `node conformance.mjs BOOTSTRAP [SCENARIO]...` runs these scenarios, or all, at the same
+// time, and prints `NAME ok` or `NAME failed: REASON` for each. `node conformance.mjs list` prints the names.
 import { isDeepStrictEqual } from 'node:util'
 import kafkajs from 'kafkajs'
 
 const { Kafka, CompressionTypes, ConfigResourceTypes, logLevel } = kafkajs
 process.env.KAFKAJS_NO_PARTITIONER_WARNING = '1'
-const [bootstrap, name] = process.argv.slice(2)
+const [bootstrap, ...wanted] = process.argv.slice(2)
 const kafka = new Kafka({ clientId: 'conformance', brokers: [bootstrap], logLevel: logLevel.NOTHING, retry: { retries: 8 } })
-const topicName = prefix => `${prefix}-js-${Date.now()}-${process.pid}`
+let topicCount = 0
+const topicName = prefix => `${prefix}-js-${Date.now()}-${process.pid}-${topicCount++}`
 const numbers = (start, end) => Array.from({ length: end - start }, (_, i) => String(start + i))
 
 const same = (what, got, want) => {
@@ -183,17 +184,20 @@ const scenarios = {
   },
 }
 
+const names = wanted.length ? wanted : Object.keys(scenarios).sort()
 if (bootstrap === 'list') {
-  console.log(Object.keys(scenarios).sort().join('\n'))
-} else if (!scenarios[name]) {
-  console.log('usage: node conformance.mjs BOOTSTRAP SCENARIO | node conformance.mjs list')
+  console.log(names.join('\n'))
+} else if (!bootstrap || !names.every(name => scenarios[name])) {
+  console.log('usage: node conformance.mjs BOOTSTRAP [SCENARIO]... | node conformance.mjs list')
   process.exit(2)
 } else {
-  try {
-    await scenarios[name]()
-    process.exit(0)
-  } catch (error) {
-    console.log(error.message)
-    process.exit(1)
-  }
+  await Promise.all(names.map(async name => {
+    try {
+      await scenarios[name]()
+      console.log(`${name} ok`)
+    } catch (error) {
+      console.log(`${name} failed: ${String(error.message).replaceAll('\n', ' ')}`)
+    }
+  }))
+  process.exit(0)
 }
