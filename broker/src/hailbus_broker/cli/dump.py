@@ -16,6 +16,7 @@ from hailbus_broker.cluster.metadata.image import (
     MetadataImage,
 )
 from hailbus_broker.cluster.metadata.records import decode_record
+from hailbus_broker.cluster.metadata.snapshot import SnapshotId, decode_snapshot
 from hailbus_broker.coordinators.group.consumer_shard import CONSUMER_VALUE_TYPES
 from hailbus_broker.coordinators.group.shard import KEY_TYPES
 from hailbus_broker.coordinators.outcome import decode_key, decode_value
@@ -44,6 +45,7 @@ from hailbus_broker.records import (
 )
 from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.errors import StartError
+from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -96,10 +98,16 @@ def dump_metadata(data_dir: str, *, shows_image: bool, as_json: bool) -> int:
     if not shows_image:
         return dump_log([str(directory)], records=True, as_json=as_json)
     image = MetadataImage()
+    snapshot = MetadataSnapshots(RealDisk(), str(directory)).newest()
+    start = 0
     try:
+        if snapshot is not None:
+            start = snapshot.end_offset
+            for message in decode_snapshot((directory / snapshot.file_name).read_bytes()):
+                image.replay(message)
         for path in _files([str(directory)]):
             for batch in _batches(path):
-                if not batch.header.is_control:
+                if not batch.header.is_control and batch.header.base_offset >= start:
                     for record in iterate_records(batch):
                         image.replay(decode_record(record.value or b""))
     except (RecordsError, ProtocolError, _DamageError) as error:
@@ -170,11 +178,12 @@ def _lines(path: Path, *, records: bool) -> Iterator[Line]:
         ".index": _offset_index_lines,
         ".timeindex": _time_index_lines,
         ".txnindex": _transaction_index_lines,
+        ".checkpoint": lambda path: _log_lines(path, records=records),
         ".snapshot": _producer_lines,
     }.get(path.suffix)
-    if reader is None or not path.stem.isdigit():
+    if reader is None or not (path.stem.isdigit() or SnapshotId.parse(path.name)):
         raise StartError(
-            f"{path} is no file of a partition: give a .log, .index, .timeindex, .txnindex or .snapshot, "
+            f"{path} is no file of a partition: give a .log, .index, .timeindex, .txnindex, .snapshot or .checkpoint, "
             f"{LEADER_EPOCHS}, or a partition's folder"
         )
     return reader(path)
@@ -203,7 +212,7 @@ def _batches(path: Path) -> Iterator[BatchView]:
 def _log_lines(path: Path, *, records: bool) -> Iterator[Line]:
     place = parse_partition_directory(path.resolve().parent.name)
     decode = _DECODERS.get("" if place is None else place.topic, _plain_record)
-    expected = int(path.stem)
+    expected = int(path.stem) if path.stem.isdigit() else 0
     for batch in _batches(path):
         header = batch.header
         if header.base_offset < expected:

@@ -303,6 +303,13 @@ BROKER_OPTIONS: Final = _table(
     Option("log.retention.minutes", _I, None, "As log.retention.ms, in minutes."),
     Option("log.roll.hours", _I, "168", "As log.roll.ms, in hours.", 1),
     Option("max.incremental.fetch.session.cache.slots", _I, "1000", "Fetch sessions that are remembered.", 0),
+    Option(
+        "metadata.log.max.record.bytes.between.snapshots",
+        _L,
+        "1048576",
+        "Size of the metadata log at which a snapshot takes its place; Kafka has 20971520.",
+        1,
+    ),
     Option("metrics.listen", _S, None, "HOST:PORT for Prometheus' GET /metrics; off where it is not given."),
     Option("metrics.max.partitions", _I, "1000", "With more partitions, none has metrics of its own.", 0),
     Option("node.id", _I, "1", "The node's number.", 0),

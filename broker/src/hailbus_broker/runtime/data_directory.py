@@ -89,15 +89,43 @@ class DataDirectory:
             ) from error
         return descriptor
 
-    def open_metadata(self, config: LogConfig, *, now_ms: int) -> PartitionLog:
-        """Open the log of the cluster's metadata."""
+    @property
+    def metadata_path(self) -> str:
+        """Folder of the metadata log."""
+        return f"{self.path}/{METADATA_DIRECTORY}"
+
+    def release(self) -> None:
+        """Give the directory back without having used it."""
+        os.close(self._lock)
+
+    def open_metadata(self, config: LogConfig, *, log_start_offset: int, now_ms: int) -> PartitionLog:
+        """Open the log of the cluster's metadata.
+
+        Args:
+            config: Of the log.
+            log_start_offset: What a snapshot covers: below it nothing is needed.
+            now_ms: Milliseconds since 1970 UTC.
+
+        Raises:
+            StartError: It is damaged, or begins after the snapshot ends.
+        """
         try:
             found = PartitionLog.open(
-                self.disk, f"{self.path}/{METADATA_DIRECTORY}", config, now_ms=now_ms, clean=self.logs.was_clean
+                self.disk,
+                self.metadata_path,
+                config,
+                now_ms=now_ms,
+                clean=self.logs.was_clean,
+                log_start_offset=log_start_offset,
             )
             found.sync()
         except (StorageError, RecordsError) as error:
             raise StartError(f"cannot read the cluster's metadata: {error}") from error
+        if found.log_start_offset > log_start_offset:
+            raise StartError(
+                f"the metadata log in {self.metadata_path} begins at offset {found.log_start_offset}, and no snapshot "
+                "holds what was before: restore the .checkpoint file from a backup"
+            )
         found.advance_high_watermark(found.log_end_offset)
         return found
 

@@ -19,10 +19,12 @@ from hailbus_broker.cluster.metadata.image import (
     TopicState,
 )
 from hailbus_broker.cluster.metadata.records import decode_record, encode_record
+from hailbus_broker.cluster.metadata.snapshot import SnapshotId, encode_snapshot
 from hailbus_broker.cluster.options import BrokerConfig, topic_value
 from hailbus_broker.log import CleanupPolicy, LogConfig, Origin, StorageError, TailCache
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
+from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
 from hailbus_broker.protocol.definitions.topic_record import TopicRecord
@@ -39,6 +41,7 @@ from hailbus_broker.runtime.data_directory import DataDirectory
 from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.group_coordinator import GroupCoordinator
 from hailbus_broker.runtime.group_sync import GroupSync
+from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
 from hailbus_broker.runtime.partition import Partition
 from hailbus_broker.runtime.replay import read_records
 from hailbus_broker.runtime.transaction_coordinator import TransactionCoordinator
@@ -117,8 +120,43 @@ class Node:
         self.data = DataDirectory(
             self.disk, self.config["log.dirs"], node_id=self.node_id, chance=self.chance, tail_cache=self.tail_cache
         )
+        try:
+            self._open()
+        except BaseException:
+            self.data.release()
+            raise
+        self.every(self.config["offsets.retention.check.interval.ms"], self.groups.expire_offsets)
+        self.every(CHECKPOINT_INTERVAL_MS, self._checkpoint)
+        self.every(CHECKPOINT_INTERVAL_MS, self._maybe_snapshot_metadata)
+        self.every(self.config["log.retention.check.interval.ms"], self._apply_retention)
+        if self.config["log.cleaner.enable"]:
+            cleaner = Cleaner(
+                self.data.logs,
+                wall_ms=self.clock.wall_ms,
+                dedupe_buffer_bytes=self.config["log.cleaner.dedupe.buffer.size"],
+                names=self.data.names,
+                report=self.take_offline,
+            )
+            self.spawn(cleaner.run(backoff_ms=self.config["log.cleaner.backoff.ms"]), "cleaner")
+
+    def _open(self) -> None:
+        """Everything that lies in the data directory.
+
+        Raises:
+            StartError: It is damaged.
+        """
         self.cluster_id = self.data.cluster_id
-        metadata_log = self.data.open_metadata(LogConfig(retention_ms=-1), now_ms=self.clock.wall_ms())
+        self._snapshots = MetadataSnapshots(self.disk, self.data.metadata_path)
+        snapshot = self._snapshots.newest()
+        if snapshot is not None:
+            for message in self._snapshots.read(snapshot):
+                self.image.replay(message)
+            self.image.version = snapshot.end_offset
+        metadata_log = self.data.open_metadata(
+            LogConfig(retention_ms=-1),
+            log_start_offset=0 if snapshot is None else snapshot.end_offset,
+            now_ms=self.clock.wall_ms(),
+        )
         self.metadata = Partition(
             topic=CLUSTER_METADATA_TOPIC,
             topic_id=ZERO_UUID,
@@ -160,18 +198,6 @@ class Node:
                 )
             ]
         )
-        self.every(self.config["offsets.retention.check.interval.ms"], self.groups.expire_offsets)
-        self.every(CHECKPOINT_INTERVAL_MS, self._checkpoint)
-        self.every(self.config["log.retention.check.interval.ms"], self._apply_retention)
-        if self.config["log.cleaner.enable"]:
-            cleaner = Cleaner(
-                self.data.logs,
-                wall_ms=self.clock.wall_ms,
-                dedupe_buffer_bytes=self.config["log.cleaner.dedupe.buffer.size"],
-                names=self.data.names,
-                report=self.take_offline,
-            )
-            self.spawn(cleaner.run(backoff_ms=self.config["log.cleaner.backoff.ms"]), "cleaner")
 
     async def stop(self) -> None:
         """Sync and close all logs and mark the directory as cleanly left."""
@@ -495,6 +521,7 @@ class Node:
         self.groups.ring()
         self.transactions.ring()
         self._apply_retention()
+        self._maybe_snapshot_metadata()
 
     async def checkpoint(self) -> None:
         """Write down how far the logs have come.
@@ -513,6 +540,38 @@ class Node:
             await self.checkpoint()
         except StorageError as error:
             self.take_offline(error)
+
+    def _maybe_snapshot_metadata(self) -> None:
+        limit = self.config["metadata.log.max.record.bytes.between.snapshots"]
+        if self.failure is None and self.metadata.log.size_bytes() > limit:
+            self.spawn(self._snapshot_metadata_in_time(), "metadata-snapshot")
+
+    async def _snapshot_metadata_in_time(self) -> None:
+        try:
+            await self.snapshot_metadata()
+        except StorageError as error:
+            self.take_offline(error)
+
+    async def snapshot_metadata(self) -> None:
+        """Write down what the metadata log adds up to, and let go of the log before that.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        now_ms = self.clock.wall_ms()
+        log_ = self.metadata.log
+        covered = SnapshotId(end_offset=log_.log_end_offset, leader_epoch=self.metadata.leader_epoch)
+        records = self.image.to_records()
+        log_.roll(now_ms=now_ms)
+        # With this record the new segment and all that the snapshot covers are safe, before the old segments go.
+        await self.write_metadata([NoOpRecord()])
+        data = encode_snapshot(records, timestamp=now_ms)
+        await self.loop.run_in_executor(None, self._snapshots.write, covered, data)
+        log_.delete_records(covered.end_offset)
+        removal = log_.start_retention(now_ms=now_ms)
+        if removal is not None:
+            await self.loop.run_in_executor(None, removal.run)
+        log.info("metadata_snapshot_written", end_offset=covered.end_offset, records=len(records), bytes=len(data))
 
     def _apply_retention(self) -> None:
         now_ms = self.clock.wall_ms()

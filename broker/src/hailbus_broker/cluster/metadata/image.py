@@ -48,6 +48,7 @@ class PartitionState:
     leader: int
     leader_epoch: int
     partition_epoch: int
+    directories: list[Uuid]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class BrokerState:
     node_id: int
     broker_epoch: int
     rack: str | None
+    incarnation_id: Uuid
+    log_dirs: list[Uuid]
 
 
 class MetadataImage:
@@ -97,6 +100,45 @@ class MetadataImage:
         """All overrides: type and name of the resource, and its values."""
         return [(ResourceType(kind), name, values) for (kind, name), values in sorted(self._configs.items())]
 
+    def to_records(self) -> list[Message]:
+        """Records that make the same image from nothing, apart from its version."""
+        records: list[Message] = [
+            FeatureLevelRecord(name=name, feature_level=level) for name, level in sorted(self.features.items())
+        ]
+        records += [
+            RegisterBrokerRecord(
+                broker_id=broker.node_id,
+                incarnation_id=broker.incarnation_id,
+                broker_epoch=broker.broker_epoch,
+                fenced=False,
+                rack=broker.rack,
+                log_dirs=broker.log_dirs,
+            )
+            for _, broker in sorted(self.brokers.items())
+        ]
+        for _, topic in sorted(self.topics.items()):
+            records.append(TopicRecord(name=topic.name, topic_id=topic.topic_id))
+            records += [
+                PartitionRecord(
+                    partition_id=state.index,
+                    topic_id=topic.topic_id,
+                    replicas=state.replicas,
+                    isr=state.isr,
+                    leader=state.leader,
+                    leader_epoch=state.leader_epoch,
+                    partition_epoch=state.partition_epoch,
+                    directories=state.directories,
+                )
+                for state in topic.partitions
+            ]
+        records += [
+            ConfigRecord(resource_type=kind, resource_name=name, name=key, value=value)
+            for kind, name, values in self.all_configs()
+            for key, value in sorted(values.items())
+        ]
+        records.append(ProducerIdsRecord(broker_id=-1, next_producer_id=self.next_producer_id))
+        return records
+
     def replay(self, record: Message) -> None:
         """Take one record in."""
         self.version += 1
@@ -116,6 +158,7 @@ class MetadataImage:
                         leader=record.leader,
                         leader_epoch=record.leader_epoch,
                         partition_epoch=record.partition_epoch,
+                        directories=record.directories,
                     )
                 )
             case PartitionChangeRecord():
@@ -147,7 +190,11 @@ class MetadataImage:
                 self.next_producer_id = record.next_producer_id
             case RegisterBrokerRecord():
                 self.brokers[record.broker_id] = BrokerState(
-                    node_id=record.broker_id, broker_epoch=record.broker_epoch, rack=record.rack
+                    node_id=record.broker_id,
+                    broker_epoch=record.broker_epoch,
+                    rack=record.rack,
+                    incarnation_id=record.incarnation_id,
+                    log_dirs=record.log_dirs,
                 )
             case NoOpRecord():
                 pass
