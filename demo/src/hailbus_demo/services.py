@@ -116,7 +116,7 @@ def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) 
             "SURGE_CLOCK": event_time,
         },
         log=data_dir.logs / "surge.log",
-        ready=_group_exists(bus, "surge"),
+        ready=_group_consumes(bus, "surge"),
     )
     logger = ProcessSpec(
         name="event-logger",
@@ -127,7 +127,7 @@ def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) 
             "LOGGER_FILE": str((data_dir.root / "audit.jsonl").absolute()),
         },
         log=data_dir.logs / "event-logger.log",
-        ready=_group_exists(bus, "event-logger"),
+        ready=_group_consumes(bus, "event-logger"),
     )
     return [booking, surge, recommender, logger, dashboard]
 
@@ -179,11 +179,11 @@ def _http(name: str, data_dir: DataDir, *, port: int, env: dict[str, str]) -> Pr
     )
 
 
-def _group_exists(bus: Bus, group: str) -> Callable[[], Awaitable[bool]]:
+def _group_consumes(bus: Bus, group: str) -> Callable[[], Awaitable[bool]]:
     async def ready() -> bool:
         try:
             async with ClusterAdmin(bus, client_id="demo-ready") as admin:
-                return group in await admin.list_groups()
+                return await admin.consumes(group)
         except Exception:  # noqa: BLE001  # the broker may be away just now: not ready
             return False
 

@@ -130,6 +130,18 @@ class ClusterAdmin:
             for tp, end in sorted(ends.items())
         ]
 
+    async def consumes(self, group: str) -> bool:
+        """Whether a group is at work: rebalanced, and each partition that it reads held by a member.
+
+        Of a Kafka cluster only; an in-memory bus has no coordinator to ask.
+        """
+        from hailbus._transport.kafka import KafkaAdmin
+
+        admin = await self._started()
+        assert isinstance(admin, KafkaAdmin), "an in-memory bus has no group coordinator"
+        found = await admin.describe_group(group)
+        return found.state == "Stable" and any(member.partitions for member in found.members)
+
     async def list_groups(self) -> list[str]:
         """Group ids, sorted."""
         return list(await (await self._started()).groups())

@@ -83,6 +83,8 @@ async def test_events_go_round_in_key_order_and_lag_ends_at_zero(cluster: Cluste
 
         await until(no_lag)
         assert svc.name in await admin.list_groups()
+        assert await admin.consumes(svc.name)
+        assert not await admin.consumes("nobody")
         ends = await admin.end_offsets([topic])
         assert sum(ends.values()) == 2000
         assert set((await admin.start_offsets([topic])).values()) == {0}

@@ -187,7 +187,9 @@ async def test_it_publishes_the_prices_and_forecasts_of_what_it_hears(broker: Br
         assert envelope.source == "/surge"
         assert envelope.subject == record.key.decode()
         assert envelope.time == event.model_dump()["window_end"]
-    assert worker.signal(signal.SIGTERM) == 0
+    assert worker.signal(signal.SIGTERM, timeout_s=5) == 0  # at once, not after some time limit
+    assert not worker.said("Crashed")
+    assert not worker.said("StopAsyncIteration")
     assert await lag(broker.bootstrap) == 0
 
 

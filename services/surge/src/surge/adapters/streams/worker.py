@@ -280,7 +280,10 @@ class SurgeWorker:
             queue = stream.channel.queue
             monitor = self.app.monitor
             while True:
-                events = [await queue.get()]
+                try:
+                    events = [await queue.get()]
+                except StopAsyncIteration:
+                    return  # how faust tells an agent that it ends
                 while not queue.empty():
                     events.append(queue.get_nowait())
                 generation = self.app.consumer_generation_id
@@ -313,11 +316,15 @@ class SurgeWorker:
         await self._recovered.wait()
         self._load()
         await self._find_offsets()
-        while True:
-            events = await self._intake.take(most=self._settings.batch_max, wait_s=self._settings.batch_wait_ms / 1000)
-            if events:
-                await self._settle(events)
-            await self._close_minutes()
+        try:
+            while not self._finishing:
+                wait_s = self._settings.batch_wait_ms / 1000
+                events = await self._intake.take(most=self._settings.batch_max, wait_s=wait_s)
+                if events:
+                    await self._settle(events)
+                await self._close_minutes()
+        finally:
+            self._finished.set()
 
     async def finish(self) -> None:
         """Settle the batch at hand, commit what is acknowledged, and let `run` return."""
