@@ -31,6 +31,8 @@ from hailbus_broker.protocol.definitions import (
 from hailbus_broker.protocol.definitions.api_versions_request import ApiVersionsRequest
 from hailbus_broker.protocol.definitions.consumer_group_heartbeat_request import ConsumerGroupHeartbeatRequest
 from hailbus_broker.protocol.definitions.describe_producers_request import DescribeProducersRequest, TopicRequest
+from hailbus_broker.protocol.definitions.describe_transactions_request import DescribeTransactionsRequest
+from hailbus_broker.protocol.definitions.end_txn_request import EndTxnRequest
 from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
 from hailbus_broker.protocol.definitions.init_producer_id_request import InitProducerIdRequest
 from hailbus_broker.protocol.definitions.produce_request import (
@@ -282,3 +284,42 @@ def test_an_administrator_ends_a_transaction(broker: ThreadedBroker, client: Bro
     found = ask(client, DescribeProducersRequest(topics=[TopicRequest(name="rides", partition_indexes=[0])]))
     (state,) = found.topics[0].partitions[0].active_producers
     assert (state.producer_id, state.current_txn_start_offset) == (producer_id, -1)
+
+
+def test_a_late_end_of_version_one_does_not_end_the_next_transaction(
+    broker: ThreadedBroker, client: BrokerClient
+) -> None:
+    producer_id, epoch = transactional_producer(client)
+
+    def add(connection: BrokerClient, partition: int) -> Any:
+        request = add_partitions.AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id="t",
+            v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=[add_partitions.AddPartitionsToTxnTopic(name="rides", partitions=[partition])],
+        )
+        (topic,) = ask(connection, request, 3).results_by_topic_v3_and_below
+        return ErrorCode(topic.results_by_partition[0].partition_error_code)
+
+    def end(connection: BrokerClient, epoch: int) -> ErrorCode:
+        request = EndTxnRequest(transactional_id="t", producer_id=producer_id, producer_epoch=epoch, committed=True)
+        return ErrorCode(ask(connection, request, 4).error_code)
+
+    def state() -> str:
+        described = ask(client, DescribeTransactionsRequest(transactional_ids=["t"]))
+        found: str = described.transaction_states[0].transaction_state
+        return found
+
+    with BrokerClient(broker.bootstrap) as old, BrokerClient(broker.bootstrap) as new:
+        assert add(old, 0) is ErrorCode.NONE
+        # The answer to the first end gets lost; it is repeated over a new connection, and the next transaction begins.
+        assert end(new, epoch) is ErrorCode.NONE
+        assert add(new, 1) is ErrorCode.NONE
+        # Somebody without the right to the id counts for nothing.
+        with BrokerClient(broker.bootstrap) as stranger:
+            assert end(stranger, epoch + 1) in {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH}
+        with pytest.raises(EOFError):
+            end(old, epoch)
+        assert state() == "Ongoing"
+        assert end(new, epoch) is ErrorCode.NONE
+        assert state() == "CompleteCommit"

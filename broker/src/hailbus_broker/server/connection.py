@@ -12,6 +12,7 @@ import os
 import socket
 from collections import deque
 from errno import EIO
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.log import StorageError
@@ -31,6 +32,7 @@ RECEIVE_BYTES: Final = 256 * 1024
 QUEUED_FRAMES: Final = 256
 QUEUED_BYTES: Final = 8 * 1024 * 1024
 PRODUCE: Final = 0
+_numbers: Final = count(1)
 JOINED_BYTES: Final = 16 * 1024
 """Answers that are smaller together are copied into one buffer: cheaper than a vector of many."""
 
@@ -50,6 +52,9 @@ class Connection(asyncio.BufferedProtocol):
         listener: Where the connection came in.
         receive: Shared by all connections of the loop.
         max_request_bytes: Largest request.
+
+    Attributes:
+        number: Grows with each connection.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_host = ""
         self.peer = ""
         self.client_software = ""
+        self.number = next(_numbers)
         self.is_closed = False
         self.is_idle = False
         self._receive = receive

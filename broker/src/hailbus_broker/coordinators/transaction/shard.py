@@ -89,7 +89,8 @@ class TransactionOutcome(Outcome):
 class TransactionShard:
     """The transactional ids of one partition.
 
-    Durable: `transactions`. Not durable: the epoch before the current one, and when failed markers are tried again.
+    Durable: `transactions`. Not durable: the epoch before the current one, when failed markers are tried again, and by
+    which connection each transactional id was used last.
     """
 
     def __init__(self, config: TransactionConfig, *, coordinator_epoch: int) -> None:
@@ -98,6 +99,7 @@ class TransactionShard:
         self.transactions: dict[str, Transaction] = {}
         self._last_epochs: dict[str, tuple[int, int]] = {}  # (producer id, epoch) → the epoch before, see `replay`
         self._unwritten: dict[str, tuple[int, MarkersToWrite]] = {}  # when to try again
+        self._connections: dict[str, int] = {}
 
     # ---- state
 
@@ -111,6 +113,7 @@ class TransactionShard:
         if value is None:
             self.transactions.pop(transactional_id, None)
             self._last_epochs.pop(transactional_id, None)
+            self._connections.pop(transactional_id, None)
             return
         record = decode_value(value, TransactionLogValue)
         assert isinstance(record, TransactionLogValue)
@@ -326,6 +329,25 @@ class TransactionShard:
         if transaction.producer_epoch != producer_epoch:
             return ErrorCode.PRODUCER_FENCED
         return ErrorCode.NONE
+
+    def is_late(self, transactional_id: str, producer_id: int, producer_epoch: int, connection: int) -> bool:
+        """Whether a request comes over a connection that its producer has given up for a newer one.
+
+        A producer that gets no answer in time connects again and repeats its request. In transactions v1 all its
+        transactions have the same epoch: when the first copy of an EndTxn comes late, it would end the next transaction
+        half way (KIP-890 closes this for v2 only). The connections tell the copies apart.
+
+        Args:
+            transactional_id: Whose transaction.
+            producer_id: Of the one who asks.
+            producer_epoch: Likewise; who does not own the id is refused for that, and not counted.
+            connection: Grows with each connection that the broker accepts.
+        """
+        if self._check_owner(self.transactions.get(transactional_id), producer_id, producer_epoch) != ErrorCode.NONE:
+            return False
+        newest = max(connection, self._connections.get(transactional_id, connection))
+        self._connections[transactional_id] = newest
+        return connection < newest
 
     # ---- EndTxn
 

@@ -8,6 +8,7 @@ from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.coordinators.patterns import PatternError
 from hailbus_broker.log import LogError
+from hailbus_broker.protocol.api import APIS
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.runtime.group_coordinator import partition_for
@@ -55,6 +56,20 @@ def _driver(dispatcher: Dispatcher, transactional_id: str) -> TransactionDriver:
     if driver is None:
         raise ApiError(ErrorCode.NOT_COORDINATOR)
     return driver
+
+
+def _is_late(request: Request, driver: TransactionDriver, identity: tuple[str, int, int]) -> bool:
+    """Refuse what a producer of transactions v1 sent over a connection that it has given up since.
+
+    The connection is closed: nobody waits for its answers, and should somebody do, it connects again and is heard.
+    """
+    if not driver.shard.is_late(*identity, request.connection.number):
+        return False
+    request.connection.abort(
+        f"{APIS[request.api_key].name} for the transactional id {identity[0]!r} came late: its producer has gone on over "
+        "a newer connection"
+    )
+    return True
 
 
 def _older(request: Request, since: int) -> Callable[[Any], Any]:
@@ -110,6 +125,14 @@ def _add_partitions_of_client(dispatcher: Dispatcher, request: Request, message:
     from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import AddPartitionsToTxnResponse
 
     asked = [(topic.name, index) for topic in message.v3_and_below_topics for index in topic.partitions]
+    identity = (
+        message.v3_and_below_transactional_id,
+        message.v3_and_below_producer_id,
+        message.v3_and_below_producer_epoch,
+    )
+    known = dispatcher.node.transactions.driver(identity[0])
+    if known is not None and _is_late(request, known, identity):
+        return
 
     def respond(codes: Mapping[TopicPartition, ErrorCode]) -> None:
         if request.version < 2:
@@ -119,14 +142,7 @@ def _add_partitions_of_client(dispatcher: Dispatcher, request: Request, message:
             }
         request.respond(AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_topic_results(asked, codes)))
 
-    _add_partitions(
-        dispatcher,
-        message.v3_and_below_transactional_id,
-        message.v3_and_below_producer_id,
-        message.v3_and_below_producer_epoch,
-        asked,
-        respond,
-    )
+    _add_partitions(dispatcher, *identity, asked, respond)
 
 
 def _add_partitions_of_brokers(dispatcher: Dispatcher, request: Request, message: Any) -> None:
@@ -260,6 +276,8 @@ def add_offsets_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -
         return AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     place = _offsets_partition(dispatcher, message.group_id)
     driver = _driver(dispatcher, message.transactional_id)
+    if _is_late(request, driver, (message.transactional_id, message.producer_id, message.producer_epoch)):
+        return None
     driver.run(
         driver.shard.add_partitions(
             message.transactional_id,
@@ -283,11 +301,16 @@ def _offsets_partition(dispatcher: Dispatcher, group_id: str) -> tuple[str, int]
 async def end_txn(dispatcher: Dispatcher, request: Request, message: Any) -> None:
     """EndTxn v0-5; from v5 on the answer holds the epoch of the next transaction (KIP-890).
 
-    Deviation: the answer waits until the markers are written.
+    Deviations: the answer waits until the markers are written; up to v4 a request over a connection that its producer
+    has given up is refused, which Apache Kafka takes for one of the next transaction.
     """
     node = dispatcher.node
     await node.reserve_producer_id()
     driver = _driver(dispatcher, message.transactional_id)
+    is_v2 = request.version >= 5
+    identity = (message.transactional_id, message.producer_id, message.producer_epoch)
+    if not is_v2 and _is_late(request, driver, identity):
+        return
     driver.run(
         driver.shard.end(
             message.transactional_id,
@@ -295,7 +318,7 @@ async def end_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Non
             message.producer_epoch,
             message.committed,
             Reply(request, _older(request, 2)),
-            is_v2=request.version >= 5,
+            is_v2=is_v2,
             new_producer_id=node.next_producer_id,
             now_ms=driver.now_ms(),
         )
