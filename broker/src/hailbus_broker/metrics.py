@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client import Counter as CounterMetric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from hailbus_broker.log import FileSlice
 from hailbus_broker.protocol.api import APIS
 from hailbus_broker.runtime.errors import StartError
 
@@ -82,7 +83,7 @@ class Metrics:
 
         def answered(request: Request) -> None:
             seconds.observe(time.perf_counter() - started_s)
-            sent.inc(sum(len(part) for part in request.parts))
+            sent.inc(sum(part.length if isinstance(part, FileSlice) else len(part) for part in request.parts))
 
         request.on_answer = answered
 

@@ -73,6 +73,25 @@ async def test_requests_logs_groups_and_rebalances_are_counted() -> None:
             assert after["hailbus_broker_group_rebalances_total", (("cause", "session-expired"),)] == 1
 
 
+async def test_bytes_that_go_from_file_to_socket_are_counted(tmp_path: Path) -> None:
+    async with (
+        running_broker(data_dir=str(tmp_path)) as broker,
+        AIOKafkaProducer(bootstrap_servers=broker.bootstrap) as producer,
+    ):
+        for _ in range(4):
+            await producer.send_and_wait("rides", b"x" * 900_000)
+    # After a restart the broker has none of it in memory.
+    async with running_broker(data_dir=str(tmp_path)) as broker:
+        metrics = watch(broker)
+        async with AIOKafkaConsumer(
+            "rides", bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest"
+        ) as consumer:
+            for _ in range(4):
+                await consumer.getone()
+        found = samples(metrics.text().decode())
+        assert found["hailbus_broker_response_bytes_total", (("api", "Fetch"),)] > 4 * 900_000
+
+
 async def test_an_open_transaction_has_an_age() -> None:
     async with running_broker() as broker:
         metrics = watch(broker)

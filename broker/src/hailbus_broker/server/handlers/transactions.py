@@ -66,8 +66,8 @@ def _is_late(request: Request, driver: TransactionDriver, identity: tuple[str, i
     if not driver.shard.is_late(*identity, request.connection.number):
         return False
     request.connection.abort(
-        f"{APIS[request.api_key].name} for the transactional id {identity[0]!r} came late: its producer has gone on over "
-        "a newer connection"
+        f"{APIS[request.api_key].name} for the transactional id {identity[0]!r} came late: "
+        "its producer has gone on over a newer connection"
     )
     return True
 
