@@ -30,6 +30,10 @@ MEMBERS = (
     "devtools",
 )
 
+SIDE_BY_SIDE = ("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
+"""Much of the suite waits for other processes. A file stays in one process, so that its servers start once; files are
+given out in their order, so that the long end-to-end runs do not come last."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -51,7 +55,7 @@ def steps(pytest_args: Sequence[str]) -> list[Step]:
         Step(name="imports", command=[f"{tool}/lint-imports"]),
         Step(name="types", command=[f"{tool}/mypy", *sources, "tests/unit"]),
         Step(name="lake set-up", command=[f"{tool}/lake", "setup"]),
-        Step(name="tests", command=[f"{tool}/pytest", "-m", "not slow and not compose", *pytest_args]),
+        Step(name="tests", command=[f"{tool}/pytest", *SIDE_BY_SIDE, "-m", "not slow and not compose", *pytest_args]),
         Step(name="compose", command=[f"{tool}/pytest", "-m", "compose", *pytest_args], on_request=True),
     ]
 
