@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from hailbus._transport import Bus, Start
 from hailbus.admin import ClusterAdmin
@@ -45,6 +45,25 @@ G = TypeVar("G", bound=Event)
 H = TypeVar("H", bound=Event)
 EventHandler = Callable[[A, Context], Awaitable[Verdict | None]]
 EventBatchHandler = Callable[[Batch[A]], Awaitable[Sequence[Verdict] | None]]
+Handles = Callable[[EventHandler[A]], EventHandler[A]]
+HandlesBatches = Callable[[EventBatchHandler[A]], EventBatchHandler[A]]
+
+
+class OnOptions(TypedDict, total=False):
+    """Keyword arguments of `Service.on`, for its overloads."""
+
+    delivery: Promise
+    group: str | None
+    start: Start | None
+
+
+class OnBatchOptions(OnOptions, total=False):
+    """Keyword arguments of `Service.on_batch`, for its overloads."""
+
+    max_items: int
+    max_wait: timedelta
+    max_bytes: int
+
 
 DEFAULT_DELIVERY = AtLeastOnce()
 FLUSH_TIMEOUT_S = 15.0
@@ -119,6 +138,8 @@ class Service:
         self._started = asyncio.Event()
 
     # -------------------------------------------------------------------------------------------- declaring
+    # One overload per number of events: from `*events: type[E]` alone pyright infers the union, mypy only the common
+    # base class, and then refuses the handler.
 
     @overload
     def publishes(self, e0: type[A], /) -> Publisher[A]: ...
@@ -163,59 +184,19 @@ class Service:
         )
 
     @overload
-    def on(
-        self, e0: type[A], /, *, delivery: Promise = ..., group: str | None = ..., start: Start | None = ...
-    ) -> Callable[[EventHandler[A]], EventHandler[A]]: ...
+    def on(self, e0: type[A], /, **options: Unpack[OnOptions]) -> Handles[A]: ...
+    @overload
+    def on(self, e0: type[A], e1: type[B], /, **options: Unpack[OnOptions]) -> Handles[A | B]: ...
+    @overload
+    def on(self, e0: type[A], e1: type[B], e2: type[C], /, **options: Unpack[OnOptions]) -> Handles[A | B | C]: ...
     @overload
     def on(
-        self,
-        e0: type[A],
-        e1: type[B],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-    ) -> Callable[[EventHandler[A | B]], EventHandler[A | B]]: ...
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], /, **options: Unpack[OnOptions]
+    ) -> Handles[A | B | C | D]: ...
     @overload
     def on(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-    ) -> Callable[[EventHandler[A | B | C]], EventHandler[A | B | C]]: ...
-    @overload
-    def on(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-    ) -> Callable[[EventHandler[A | B | C | D]], EventHandler[A | B | C | D]]: ...
-    @overload
-    def on(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-    ) -> Callable[[EventHandler[A | B | C | D | E]], EventHandler[A | B | C | D | E]]: ...
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], /, **options: Unpack[OnOptions]
+    ) -> Handles[A | B | C | D | E]: ...
     @overload
     def on(
         self,
@@ -226,11 +207,8 @@ class Service:
         e4: type[E],
         e5: type[F],
         /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-    ) -> Callable[[EventHandler[A | B | C | D | E | F]], EventHandler[A | B | C | D | E | F]]: ...
+        **options: Unpack[OnOptions],
+    ) -> Handles[A | B | C | D | E | F]: ...
     @overload
     def on(
         self,
@@ -242,11 +220,8 @@ class Service:
         e5: type[F],
         e6: type[G],
         /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-    ) -> Callable[[EventHandler[A | B | C | D | E | F | G]], EventHandler[A | B | C | D | E | F | G]]: ...
+        **options: Unpack[OnOptions],
+    ) -> Handles[A | B | C | D | E | F | G]: ...
     @overload
     def on(
         self,
@@ -259,15 +234,10 @@ class Service:
         e6: type[G],
         e7: type[H],
         /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-    ) -> Callable[[EventHandler[A | B | C | D | E | F | G | H]], EventHandler[A | B | C | D | E | F | G | H]]: ...
+        **options: Unpack[OnOptions],
+    ) -> Handles[A | B | C | D | E | F | G | H]: ...
     @overload
-    def on(
-        self, *events: type[A], delivery: Promise = ..., group: str | None = ..., start: Start | None = ...
-    ) -> Callable[[EventHandler[A]], EventHandler[A]]: ...
+    def on(self, *events: type[A], **options: Unpack[OnOptions]) -> Handles[A]: ...
     def on(
         self,
         *events: type[Any],
@@ -300,80 +270,21 @@ class Service:
         return register
 
     @overload
-    def on_batch(
-        self,
-        e0: type[A],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[[EventBatchHandler[A]], EventBatchHandler[A]]: ...
+    def on_batch(self, e0: type[A], /, **options: Unpack[OnBatchOptions]) -> HandlesBatches[A]: ...
+    @overload
+    def on_batch(self, e0: type[A], e1: type[B], /, **options: Unpack[OnBatchOptions]) -> HandlesBatches[A | B]: ...
     @overload
     def on_batch(
-        self,
-        e0: type[A],
-        e1: type[B],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[[EventBatchHandler[A | B]], EventBatchHandler[A | B]]: ...
+        self, e0: type[A], e1: type[B], e2: type[C], /, **options: Unpack[OnBatchOptions]
+    ) -> HandlesBatches[A | B | C]: ...
     @overload
     def on_batch(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[[EventBatchHandler[A | B | C]], EventBatchHandler[A | B | C]]: ...
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], /, **options: Unpack[OnBatchOptions]
+    ) -> HandlesBatches[A | B | C | D]: ...
     @overload
     def on_batch(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[[EventBatchHandler[A | B | C | D]], EventBatchHandler[A | B | C | D]]: ...
-    @overload
-    def on_batch(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[[EventBatchHandler[A | B | C | D | E]], EventBatchHandler[A | B | C | D | E]]: ...
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], /, **options: Unpack[OnBatchOptions]
+    ) -> HandlesBatches[A | B | C | D | E]: ...
     @overload
     def on_batch(
         self,
@@ -384,14 +295,8 @@ class Service:
         e4: type[E],
         e5: type[F],
         /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[[EventBatchHandler[A | B | C | D | E | F]], EventBatchHandler[A | B | C | D | E | F]]: ...
+        **options: Unpack[OnBatchOptions],
+    ) -> HandlesBatches[A | B | C | D | E | F]: ...
     @overload
     def on_batch(
         self,
@@ -403,14 +308,8 @@ class Service:
         e5: type[F],
         e6: type[G],
         /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[[EventBatchHandler[A | B | C | D | E | F | G]], EventBatchHandler[A | B | C | D | E | F | G]]: ...
+        **options: Unpack[OnBatchOptions],
+    ) -> HandlesBatches[A | B | C | D | E | F | G]: ...
     @overload
     def on_batch(
         self,
@@ -423,27 +322,10 @@ class Service:
         e6: type[G],
         e7: type[H],
         /,
-        *,
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[
-        [EventBatchHandler[A | B | C | D | E | F | G | H]], EventBatchHandler[A | B | C | D | E | F | G | H]
-    ]: ...
+        **options: Unpack[OnBatchOptions],
+    ) -> HandlesBatches[A | B | C | D | E | F | G | H]: ...
     @overload
-    def on_batch(
-        self,
-        *events: type[A],
-        delivery: Promise = ...,
-        group: str | None = ...,
-        start: Start | None = ...,
-        max_items: int = ...,
-        max_wait: timedelta = ...,
-        max_bytes: int = ...,
-    ) -> Callable[[EventBatchHandler[A]], EventBatchHandler[A]]: ...
+    def on_batch(self, *events: type[A], **options: Unpack[OnBatchOptions]) -> HandlesBatches[A]: ...
     def on_batch(
         self,
         *events: type[Any],
