@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from hailbus._transport import Bus, Start
 from hailbus.admin import ClusterAdmin
@@ -47,6 +47,14 @@ EventHandler = Callable[[A, Context], Awaitable[Verdict | None]]
 EventBatchHandler = Callable[[Batch[A]], Awaitable[Sequence[Verdict] | None]]
 Handles = Callable[[EventHandler[A]], EventHandler[A]]
 HandlesBatches = Callable[[EventBatchHandler[A]], EventBatchHandler[A]]
+
+
+class HasTables(Protocol):
+    """Something that keeps tables in the service's database."""
+
+    async def create_tables(self) -> None:
+        """Create them where they are missing."""
+        ...
 
 
 class OnOptions(TypedDict, total=False):
@@ -130,6 +138,7 @@ class Service:
         self._published: list[type[Event]] = []
         self._subscriptions: list[Subscription] = []
         self._outboxes: list[Outbox] = []
+        self._tables: list[HasTables] = []
         self._buffer: PublishBuffer | None = None
         self._subscribers: list[Subscriber | TransactionalSubscriber] = []
         self._relays: list[asyncio.Task[None]] = []
@@ -387,6 +396,11 @@ class Service:
         if outbox not in self._outboxes:
             self._outboxes.append(outbox)
 
+    def needs(self, tables: HasTables) -> None:
+        """Create these tables before the first event is handled."""
+        if tables not in self._tables:
+            self._tables.append(tables)
+
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
         """What this service handles."""
@@ -527,6 +541,8 @@ class Service:
             for subscription in self._subscriptions:
                 if isinstance(subscription.delivery, EffectivelyOnce):
                     await subscription.delivery.inbox.create_tables()
+            for tables in self._tables:
+                await tables.create_tables()
             for outbox in self._outboxes:
                 await outbox.create_tables()
                 task = asyncio.get_running_loop().create_task(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import httpx
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -32,8 +33,9 @@ def test_readme_example_runs(cluster: Cluster, tmp_path: Path) -> None:
     assert re.fullmatch(r"r1 by ada, rides\.v1-\d@0\n", done.stdout)
 
 
-def test_quickstart_module_and_test_run(tmp_path: Path) -> None:
-    shop, test, *_ = blocks("docs/sdk/quickstart.md", "python")
+@pytest.mark.parametrize("guide", ["quickstart", "state-machines"])
+def test_module_and_test_of_a_guide_run(guide: str, tmp_path: Path) -> None:
+    shop, test, *_ = blocks(f"docs/sdk/{guide}.md", "python")
     (tmp_path / "shop.py").write_text(shop)
     (tmp_path / "test_shop.py").write_text(test)
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\npythonpath = .\n")
@@ -42,6 +44,14 @@ def test_quickstart_module_and_test_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
+
+
+def test_diagram_of_the_state_machine_is_the_code(tmp_path: Path) -> None:
+    shop, *_ = blocks("docs/sdk/state-machines.md", "python")
+    (diagram,) = blocks("docs/sdk/state-machines.md", "mermaid")
+    (tmp_path / "shop.py").write_text(f"{shop}\nprint(checkout.mermaid(), end='')\n")
+    done = subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == diagram
 
 
 def test_http_service_runs(cluster: Cluster, tmp_path: Path) -> None:

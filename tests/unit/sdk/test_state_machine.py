@@ -1,0 +1,250 @@
+"""Processes that span services: each event moves its process once, timeouts are scheduled events, one table."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hailbus import (
+    Backoff,
+    ConfigurationError,
+    Event,
+    Inbox,
+    Outbox,
+    Publisher,
+    Service,
+    SubscriberSettings,
+    Topic,
+)
+from hailbus.database import create_engine
+from hailbus.state_machine import State, StateMachine, Step, state_table
+from hailbus.testing import MemoryBus, VirtualClock, run_virtual
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+ORDERS = Topic("orders.v1", partitions=2)
+PAYMENTS = Topic("payments.v1", partitions=2)
+SLOW = SubscriberSettings(commit_interval=timedelta(milliseconds=500))
+
+
+class OrderPlaced(Event, topic=ORDERS, key="order_id", type="order.placed"):
+    order_id: str
+    amount_cents: int
+
+
+class OrderExpired(Event, topic=ORDERS, key="order_id", type="order.expired"):
+    order_id: str
+
+
+class PaymentTimedOut(Event, topic=ORDERS, key="order_id", type="order.payment_timed_out"):
+    order_id: str
+
+
+class PaymentReceived(Event, topic=PAYMENTS, key="payment_id", type="payment.received"):
+    payment_id: str
+    order_id: str
+
+
+class AwaitingPayment(State, name="awaiting-payment"):
+    amount_cents: int
+
+
+class Paid(State, is_final=True):
+    payment_id: str
+
+
+class Expired(State, is_final=True):
+    pass
+
+
+class Ticked(Event, topic=ORDERS, key="order_id", type="order.ticked"):
+    order_id: str
+
+
+class Counted(State):
+    count: int
+
+
+def order_of(event: PaymentReceived) -> str:
+    return event.order_id
+
+
+class Checkout:
+    """The service under test: what the guide shows."""
+
+    def __init__(self, engine: AsyncEngine, clock: VirtualClock) -> None:
+        self.engine = engine
+        self.svc = Service("shop", subscribing=SLOW, clock=clock)
+        self.outbox = Outbox(engine, clock=clock, poll_interval=timedelta(seconds=1))
+        self.pub: Publisher[OrderExpired | PaymentTimedOut] = self.svc.publishes(OrderExpired, PaymentTimedOut)
+        self.machine = machine = StateMachine(
+            "checkout",
+            inbox=Inbox(engine, "checkout", clock=clock),
+            outbox=self.outbox,
+            retry=Backoff(first=timedelta(milliseconds=1), attempts=3),
+            clock=clock,
+        )
+        self.moves: list[str] = []
+
+        @machine.starts(OrderPlaced)
+        async def placed(event: OrderPlaced, step: Step) -> AwaitingPayment:
+            self.moves.append("placed")
+            await step.schedule(self.pub, PaymentTimedOut(order_id=event.order_id), after=timedelta(minutes=1))
+            return AwaitingPayment(amount_cents=event.amount_cents)
+
+        @machine.on(AwaitingPayment, PaymentReceived, by=order_of)
+        async def paid(state: AwaitingPayment, event: PaymentReceived, step: Step) -> Paid:
+            self.moves.append("paid")
+            return Paid(payment_id=event.payment_id)
+
+        @machine.on(AwaitingPayment, PaymentTimedOut)
+        async def expired(state: AwaitingPayment, event: PaymentTimedOut, step: Step) -> Expired:
+            self.moves.append("expired")
+            await self.pub.publish(OrderExpired(order_id=step.instance), tx=step.tx, cause=step.ctx)
+            return Expired()
+
+        machine.attach(self.svc)
+
+    async def state(self, order: str) -> State | None:
+        async with self.engine.connect() as connection:
+            return await self.machine.state(connection, order)
+
+
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(create_engine(f"sqlite:///{tmp_path}/shop.db"), VirtualClock())
+
+
+def test_a_payment_in_time_ends_the_process_and_withdraws_the_timeout(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = checkout(tmp_path)
+        async with MemoryBus(clock=VirtualClock()).run(shop.svc) as t:
+            await t.given(OrderPlaced(order_id="o1", amount_cents=500))
+            await t.settle()
+            assert await shop.state("o1") == AwaitingPayment(amount_cents=500)
+            assert await shop.outbox.waiting_count() == 1  # the timeout
+            await t.given(PaymentReceived(payment_id="p1", order_id="o1"))
+            await t.settle()
+            assert await shop.state("o1") == Paid(payment_id="p1")
+            assert await shop.outbox.waiting_count() == 0
+            t.published(PaymentTimedOut).none()
+        await shop.engine.dispose()
+
+    run_virtual(main())
+
+
+def test_a_timeout_is_an_event_of_its_own_and_a_late_payment_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = checkout(tmp_path)
+        async with MemoryBus(clock=VirtualClock()).run(shop.svc) as t:
+            await t.given(OrderPlaced(order_id="o1", amount_cents=500))
+            await t.settle()
+            await asyncio.sleep(55)  # virtual
+            assert shop.moves == ["placed"]
+            async with asyncio.timeout(10):
+                while await shop.state("o1") != Expired():  # noqa: ASYNC110 virtual time
+                    await asyncio.sleep(0.05)
+            await t.settle()
+            assert t.published(OrderExpired).one().order_id == "o1"
+            await t.given(PaymentReceived(payment_id="p1", order_id="o1"))
+            await t.settle()
+            assert await shop.state("o1") == Expired()
+            assert shop.moves == ["placed", "expired"]
+        await shop.engine.dispose()
+
+    run_virtual(main())
+
+
+def test_a_redelivered_event_moves_its_process_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = checkout(tmp_path)
+        async with MemoryBus(clock=VirtualClock()).run(shop.svc) as t:
+            await t.given(OrderPlaced(order_id="o1", amount_cents=500))
+            await t.redeliver_last()
+            await t.settle()
+            assert shop.moves == ["placed"]
+            async with shop.engine.connect() as connection:
+                (version,) = (await connection.execute(select(state_table.c.version))).scalars()
+            assert version == 1
+        await shop.engine.dispose()
+
+    run_virtual(main())
+
+
+def test_an_event_that_met_another_one_is_handled_again_with_the_new_state(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = checkout(tmp_path)
+        seen: list[int] = []
+
+        machine = StateMachine("counting", inbox=Inbox(shop.engine, "counting"), outbox=shop.outbox, retry=Backoff())
+
+        @machine.starts(OrderPlaced)
+        async def begin(event: OrderPlaced, step: Step) -> Counted:
+            return Counted(count=0)
+
+        @machine.on(Counted, Ticked)
+        async def tick(state: Counted, event: Ticked, step: Step) -> Counted:
+            seen.append(state.count)
+            if len(seen) == 1:  # as if another member had committed in between
+                await step.tx.execute(
+                    update(state_table)
+                    .where(state_table.c.machine == "counting")
+                    .values(version=state_table.c.version + 1)
+                )
+            return Counted(count=state.count + 1)
+
+        svc = Service("counter", subscribing=SLOW)
+        machine.attach(svc)
+        async with MemoryBus(clock=VirtualClock()).run(svc) as t:
+            await t.given(OrderPlaced(order_id="o1", amount_cents=1), Ticked(order_id="o1"))
+            await t.settle()
+        assert seen == [0, 0]  # rolled back, and called again
+        async with shop.engine.connect() as connection:
+            assert await machine.state(connection, "o1") == Counted(count=1)
+        await shop.engine.dispose()
+
+    run_virtual(main())
+
+
+def test_the_table_is_what_the_diagram_shows(tmp_path: Path) -> None:
+    shop = checkout(tmp_path)
+    rows = [
+        (t.source and t.source.__name__, t.event.__name__, *(target.__name__ for target in t.targets))
+        for t in shop.machine.transitions
+    ]
+    assert rows == [
+        (None, "OrderPlaced", "AwaitingPayment"),
+        ("AwaitingPayment", "PaymentReceived", "Paid"),
+        ("AwaitingPayment", "PaymentTimedOut", "Expired"),
+    ]
+    assert shop.machine.mermaid().splitlines() == [
+        "stateDiagram-v2",
+        "    [*] --> awaiting-payment : OrderPlaced",
+        "    awaiting-payment --> Paid : PaymentReceived",
+        "    awaiting-payment --> Expired : PaymentTimedOut",
+        "    Paid --> [*]",
+        "    Expired --> [*]",
+    ]
+
+
+async def test_mistakes_are_refused_when_they_are_declared(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/x.db")
+    machine = StateMachine("m", inbox=Inbox(engine, "m"), outbox=Outbox(engine))
+    with pytest.raises(ConfigurationError, match="no event starts a process"):
+        machine.attach(Service("x"))
+
+    async def move(state: Paid, event: OrderPlaced, step: Step) -> Paid:
+        return state
+
+    async def start(event: OrderPlaced, step: Step) -> Paid:
+        return Paid(payment_id="")
+
+    with pytest.raises(ConfigurationError, match="Paid is final"):
+        machine.on(Paid, OrderPlaced)(move)
+    machine.starts(OrderPlaced)(start)
+    with pytest.raises(ConfigurationError, match="declared twice"):
+        machine.starts(OrderPlaced)(start)
+    with pytest.raises(ConfigurationError, match="unknown class keywords"):
+        type("Odd", (State,), {"__module__": __name__}, finall=True)
+    await engine.dispose()
