@@ -1,7 +1,8 @@
 """The in-house broker side by side with Apache Kafka on this machine: one client, the same settings, alternating.
 
-`just bench-broker` runs all of it (about half an hour), `just bench-broker --quick` a part in about five minutes,
-`--only throughput,latency` some. Figures are medians of the rounds; the ratio is ours over Apache Kafka's.
+`just bench-broker` runs all of it (about half an hour), `just bench-broker --quick` what the bars speak of (two to
+three minutes where nothing else runs), `--only throughput,latency` some. Figures are medians of the rounds; the ratio is ours over Apache
+Kafka's. CPU seconds are the broker process's own: a busy machine changes them little, and times a lot.
 """
 
 import argparse
@@ -33,7 +34,6 @@ sys.path.insert(0, str(ROOT))
 from tests.support import free_port  # noqa: E402 - it runs as a script, too
 
 APACHE_KAFKA = Path(os.environ.get("HAILBUS_SHARED", ROOT.parent / "shared")) / "apache-kafka" / "kafka"
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -97,9 +97,13 @@ class Broker:
             wait_until(lambda: not Path(f"/proc/{self.pid}").exists(), "the killed process is gone")
 
     def cpu_s(self) -> float:
-        """CPU seconds used so far, user and system, all threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        """CPU seconds used so far, user and system, all threads, those that have ended too."""
+        # The clock of another process, as clock_getcpuclockid(3) makes its number: /proc counts in steps of 10 ms.
+        return time.clock_gettime((~self.pid << 3) | 2)
+
+    def peak_rss_mb(self) -> float:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
 
     def rss_mb(self) -> float:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6
@@ -161,14 +165,19 @@ def group_sync(name: str) -> dict[str, str]:
     return {} if name == "hailbus" else {"log.flush.interval.messages": "1"}
 
 
+def client_of(broker: Broker) -> dict[str, str | int | float | bool]:
+    """What all clients have in common; that a killed broker is away is no news."""
+    return {"bootstrap.servers": broker.bootstrap, "log_level": 0}
+
+
 def create(broker: Broker, topic: str, partitions: int = 1) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin = AdminClient(client_of(broker))
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
 
 
 def produce(broker: Broker, topic: str, *, count: int, payload: bytes, **options: object) -> float:
     """Produce and wait for all acks. Returns seconds."""
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "queue.buffering.max.messages": 500_000, **options})
+    producer = Producer({**client_of(broker), "queue.buffering.max.messages": 500_000, **options})
     failed: list[object] = []
 
     def done(error: object, _: object) -> None:
@@ -190,18 +199,18 @@ def produce(broker: Broker, topic: str, *, count: int, payload: bytes, **options
     return time.perf_counter() - began
 
 
-def consume(broker: Broker, topic: str, *, count: int) -> float:
-    """Read from the start. Returns seconds from the first record on."""
+def consume(broker: Broker, topic: str, *, count: int, offset: int = OFFSET_BEGINNING) -> float:
+    """Read so many records. Returns seconds."""
     consumer = Consumer(
         {
-            "bootstrap.servers": broker.bootstrap,
+            **client_of(broker),
             "group.id": "bench",
             "enable.auto.commit": False,
             "fetch.queue.backoff.ms": 1,
             "queued.max.messages.kbytes": 65_536,
         }
     )
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    consumer.assign([TopicPartition(topic, 0, offset)])
     got = 0
     began = time.perf_counter()
     while got < count:
@@ -233,6 +242,7 @@ class Report:
         self.figures: list[Figure] = []
 
     def heading(self, text: str) -> None:
+        text += f" (load {os.getloadavg()[0]:.0f})"  # what else the machine has to do: times are not to be trusted then
         print(f"\n{text:<58} {'hailbus':>12} {'Apache Kafka':>12}  ratio", flush=True)
 
     def add(self, what: str, unit: str, ours: list[float], theirs: list[float]) -> None:
@@ -247,67 +257,146 @@ def both(stack: contextlib.ExitStack, settings: Callable[[str], dict[str, str]])
     return {name: stack.enter_context(running(name, **settings(name))) for name in NAMES}
 
 
+SMALL_BATCHES: dict[str, object] = {"linger.ms": 0, "batch.size": 16_384}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to produce and consume."""
+
+    size: int
+    acks: str = "all"
+    codec: str = "none"
+    has_small_batches: bool = False
+
+    @property
+    def options(self) -> dict[str, object]:
+        batches = SMALL_BATCHES if self.has_small_batches else {}
+        return {"acks": self.acks, "compression.type": self.codec, **batches}
+
+    def __str__(self) -> str:
+        batches = "16 KiB" if self.has_small_batches else "default batches"
+        return f"{self.size:,} B, acks={self.acks}, {self.codec}, {batches}"
+
+
+BAR_CASES = tuple(Case(size=size, has_small_batches=small) for size in (100, 1000) for small in (False, True))
+MORE_CASES = (
+    *(Case(size=size, acks="1") for size in (100, 1000)),
+    *(Case(size=10_000, acks=acks) for acks in ("1", "all")),
+    *(Case(size=1000, codec=codec) for codec in ("lz4", "zstd")),
+)
+
+
+def warm_up(brokers: dict[str, Broker], count: int) -> None:
+    """Connections, page cache, and for the JVM's compiler thousands of requests of either kind."""
+    for broker in brokers.values():
+        create(broker, "warm")
+        produce(broker, "warm", count=count, payload=os.urandom(1000), **SMALL_BATCHES)
+        consume(broker, "warm", count=count)
+
+
 def throughput(report: Report, *, rounds: int, quick: bool) -> None:
-    """MB/s through the machine and broker CPU-seconds per GB, produced and consumed."""
-    cases = [
-        (100, "all", "none", {}),
-        (1000, "all", "none", {}),
-        (1000, "all", "none", {"linger.ms": 0, "batch.size": 16_384}),
-    ]
-    if not quick:
-        cases += [
-            (100, "1", "none", {}),
-            (1000, "1", "none", {}),
-            (10_000, "all", "none", {}),
-            (1000, "all", "lz4", {}),
-            (1000, "all", "zstd", {}),
-        ]
+    """MB/s through the machine and broker CPU seconds per GB, produced and consumed."""
     for sync_name, settings in (("not synced", no_sync), ("group fsync", group_sync)):
         if sync_name == "group fsync" and quick:
-            continue
+            continue  # `fsync` has what the bar speaks of
         report.heading(f"Throughput, {sync_name}, confluent-kafka, 1 partition")
         with contextlib.ExitStack() as stack:
             brokers = both(stack, settings)
-            for broker in brokers.values():  # warm: JIT, page cache, connections
-                create(broker, "warm")
-                produce(broker, "warm", count=100_000, payload=os.urandom(500))
-                consume(broker, "warm", count=100_000)
-            for size, acks, codec, options in cases:
-                count = (
-                    min(400_000, 160_000_000 // size) if sync_name == "not synced" else min(100_000, 40_000_000 // size)
-                )
+            warm_up(brokers, 60_000 if quick else 200_000)
+            for case in BAR_CASES if quick else (*BAR_CASES, *MORE_CASES):
+                total = 80_000_000 if quick or sync_name == "group fsync" else 300_000_000
+                count = min(400_000, total // case.size)
                 figures: dict[tuple[str, str], list[float]] = {}
-                payload = os.urandom(size // 2).hex().encode()
-                for round_number in range(rounds):
+                payload = os.urandom(case.size // 2).hex().encode()
+                for number in range(rounds):
                     for name, broker in brokers.items():
-                        topic = f"t-{size}-{acks}-{codec}-{len(options)}-{round_number}"
+                        topic = f"t-{case.size}-{case.acks}-{case.codec}-{case.has_small_batches}-{number}"
                         create(broker, topic)
-                        gigabytes = size * count / 1e9
+                        gigabytes = case.size * count / 1e9
                         before = broker.cpu_s()
-                        took = produce(
-                            broker,
-                            topic,
-                            count=count,
-                            payload=payload,
-                            acks=acks,
-                            **{"compression.type": codec, **options},
-                        )
-                        figures.setdefault((name, "produce MB/s"), []).append(gigabytes * 1000 / took)
-                        figures.setdefault((name, "produce CPU"), []).append((broker.cpu_s() - before) / gigabytes)
+                        took = produce(broker, topic, count=count, payload=payload, **case.options)
+                        figures.setdefault((name, "produce"), []).append(gigabytes * 1000 / took)
+                        figures.setdefault((name, "produce, CPU"), []).append((broker.cpu_s() - before) / gigabytes)
                         before = broker.cpu_s()
                         took = consume(broker, topic, count=count)
-                        figures.setdefault((name, "consume MB/s"), []).append(gigabytes * 1000 / took)
-                        figures.setdefault((name, "consume CPU"), []).append((broker.cpu_s() - before) / gigabytes)
-                what = f"{size:,} B, acks={acks}, {codec}{', 16 KiB, linger 0' if options else ''}"
-                for quantity, unit in (
-                    ("produce MB/s", "MB/s"),
-                    ("produce CPU", "broker CPU s per GB"),
-                    ("consume MB/s", "MB/s"),
-                    ("consume CPU", "broker CPU s per GB"),
-                ):
-                    label = f"{what}: {quantity.split()[0]}"
-                    report.add(label, unit, figures["hailbus", quantity], figures["apache", quantity])
-            report.add("RSS after this load", "MB", [brokers["hailbus"].rss_mb()], [brokers["apache"].rss_mb()])
+                        figures.setdefault((name, "consume"), []).append(gigabytes * 1000 / took)
+                        figures.setdefault((name, "consume, CPU"), []).append((broker.cpu_s() - before) / gigabytes)
+                for quantity in ("produce", "produce, CPU", "consume", "consume, CPU"):
+                    unit = "s per GB" if quantity.endswith("CPU") else "MB/s"
+                    ours, theirs = figures["hailbus", quantity], figures["apache", quantity]
+                    report.add(f"{case}: {quantity}", unit, ours, theirs)
+            peaks = [[brokers[name].peak_rss_mb()] for name in NAMES]
+            report.add(f"highest RSS under this load, {sync_name}", "MB", *peaks)
+
+
+def fsync(report: Report, *, rounds: int, quick: bool) -> None:
+    """Producing with a sync before each ack against the same without, alternating."""
+    report.heading("Group fsync: 1,000 B, acks=all, 16 KiB batches")
+    figures: dict[tuple[str, str], list[float]] = {}
+    count = 60_000 if quick else 200_000
+    with contextlib.ExitStack() as stack:
+        brokers = {
+            (name, kind): stack.enter_context(running(name, **settings(name)))
+            for name in NAMES
+            for kind, settings in (("not synced", no_sync), ("synced", group_sync))
+        }
+        for broker in brokers.values():
+            create(broker, "synced")
+            produce(broker, "synced", count=20_000, payload=os.urandom(1000), **SMALL_BATCHES)
+        for _ in range(max(rounds, 3)):
+            for key, broker in brokers.items():
+                took = produce(broker, "synced", count=count, payload=os.urandom(1000), **SMALL_BATCHES)
+                figures.setdefault(key, []).append(count / 1000 / took)
+    for kind in ("not synced", "synced"):
+        report.add(f"{kind}: produce", "MB/s", figures["hailbus", kind], figures["apache", kind])
+    shares = []
+    for name in NAMES:
+        pairs = zip(figures[name, "synced"], figures[name, "not synced"], strict=True)
+        shares.append([synced / unsynced for synced, unsynced in pairs])
+    report.add("synced as a share of not synced", "", *shares)
+
+
+def growth(report: Report, *, rounds: int, quick: bool, large_log_gb: float) -> None:
+    """What a message costs at the end of an empty and of a large log, and a start with that log after SIGKILL."""
+    del rounds
+    report.heading(f"An empty log and one of {large_log_gb:g} GB, 1,000 B, 16 KiB batches, not synced")
+    figures: dict[tuple[str, str], float] = {}
+    count = 30_000 if quick else 100_000
+    payload = os.urandom(1000)
+    for name in NAMES:
+        with running(name, **no_sync(name)) as broker:
+            warm_up({name: broker}, count)
+            for topic in ("empty", "large"):
+                create(broker, topic)
+                if topic == "large":
+                    filling = os.urandom(100_000)
+                    options = {"queue.buffering.max.kbytes": 200_000}
+                    produce(broker, topic, count=int(large_log_gb * 10_000), payload=filling, **options)
+                end = int(large_log_gb * 10_000) if topic == "large" else 0
+                before = broker.cpu_s()
+                produce(broker, topic, count=count, payload=payload, **SMALL_BATCHES)
+                figures[name, f"produce to the {topic} log, CPU"] = (broker.cpu_s() - before) / count * 1e6
+                before = broker.cpu_s()
+                consume(broker, topic, count=count, offset=end)
+                figures[name, f"consume the end of the {topic} log, CPU"] = (broker.cpu_s() - before) / count * 1e6
+            figures[name, "RSS with the large log"] = broker.rss_mb()
+            broker.kill()
+            figures[name, "serving after SIGKILL, large log"] = start_to_serving(broker)
+    for what in dict.fromkeys(what for _, what in figures):
+        unit = "µs per message" if what.endswith("CPU") else "MB" if what.startswith("RSS") else "s"
+        report.add(what, unit, [figures["hailbus", what]], [figures["apache", what]])
+
+
+def start_to_serving(broker: Broker) -> float:
+    """Start a broker and return the seconds until it answers."""
+    began = time.monotonic()
+    starter = threading.Thread(target=broker.start)
+    starter.start()
+    wait_until(functools.partial(serves, broker.bootstrap), "the broker serves")
+    took = time.monotonic() - began
+    starter.join()
+    return took
 
 
 def end_to_end(broker: Broker, *, per_s: int, seconds: float) -> list[float]:
@@ -316,14 +405,14 @@ def end_to_end(broker: Broker, *, per_s: int, seconds: float) -> list[float]:
     create(broker, topic)
     consumer = Consumer(
         {
-            "bootstrap.servers": broker.bootstrap,
+            **client_of(broker),
             "group.id": "latency",
             "enable.auto.commit": False,
             "fetch.wait.max.ms": 100,
         }
     )
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0})
+    producer = Producer({**client_of(broker), "acks": "all", "linger.ms": 0})
     total = int(per_s * seconds)
     latencies: list[float] = []
 
@@ -359,12 +448,17 @@ def latency(report: Report, *, rounds: int, quick: bool) -> None:
             end_to_end(broker, per_s=1000, seconds=3)
         for per_s in (1000, 10_000):
             found: dict[str, list[list[float]]] = {name: [] for name in NAMES}
+            used: dict[str, list[float]] = {name: [] for name in NAMES}
             for _ in range(rounds):
                 for name, broker in brokers.items():
-                    found[name].append(sorted(end_to_end(broker, per_s=per_s, seconds=4 if quick else 10)))
+                    before = broker.cpu_s()
+                    seconds = 4 if quick else 10
+                    found[name].append(sorted(end_to_end(broker, per_s=per_s, seconds=seconds)))
+                    used[name].append((broker.cpu_s() - before) / (per_s * seconds) * 1e6)
             for share, label in ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")):
                 ours, theirs = ([run[int(len(run) * share)] for run in found[name]] for name in NAMES)
                 report.add(f"{per_s:,} messages/s: {label}", "ms", ours, theirs)
+            report.add(f"{per_s:,} messages/s: CPU", "µs per message", used["hailbus"], used["apache"])
 
 
 def footprint(report: Report, *, rounds: int, quick: bool) -> None:
@@ -376,27 +470,20 @@ def footprint(report: Report, *, rounds: int, quick: bool) -> None:
             directory = Path(tempfile.mkdtemp(prefix="bench-start-"))
             broker = Broker(name=name, directory=directory, settings={})
             began = time.monotonic()
-            starter = threading.Thread(target=broker.start)
-            starter.start()
-            wait_until(functools.partial(serves, broker.bootstrap), "the broker serves")
-            figures.setdefault((name, "start to serving"), []).append(time.monotonic() - began)
+            figures.setdefault((name, "start to serving"), []).append(start_to_serving(broker))
+            figures.setdefault((name, "start to serving, CPU"), []).append(broker.cpu_s())
             create(broker, "first")
             produce(broker, "first", count=1, payload=b"x")
             figures.setdefault((name, "start to first acked produce"), []).append(time.monotonic() - began)
-            starter.join()
             figures.setdefault((name, "idle RSS"), []).append(broker.rss_mb())
             load = threading.Thread(target=quietly, args=(broker, 200_000 if quick else 600_000))
             load.start()
             time.sleep(1)
             broker.kill()
-            began = time.monotonic()
-            starter = threading.Thread(target=broker.start)
-            starter.start()
-            wait_until(functools.partial(serves, broker.bootstrap), "the broker serves again")
-            figures.setdefault((name, "serving again after SIGKILL under load"), []).append(time.monotonic() - began)
-            starter.join()
+            figures.setdefault((name, "serving again after SIGKILL under load"), []).append(start_to_serving(broker))
+            figures.setdefault((name, "serving again, CPU"), []).append(broker.cpu_s())
             load.join()
-            figures.setdefault((name, "RSS under load"), []).append(broker.rss_mb())
+            figures.setdefault((name, "highest RSS under load"), []).append(broker.peak_rss_mb())
             broker.stop()
             shutil.rmtree(directory, ignore_errors=True)
     for quantity in dict.fromkeys(quantity for _, quantity in figures):
@@ -412,7 +499,8 @@ def quietly(broker: Broker, count: int) -> None:
 
 def scale(report: Report, *, rounds: int, quick: bool) -> None:
     """1,000 partitions, 2,000 connections, a storm of commits by 100 groups."""
-    del rounds, quick
+    del rounds
+    partition_bytes = 100_000 if quick else 1_000_000
     report.heading("Scale")
     figures: dict[tuple[str, str], float] = {}
     for name in NAMES:
@@ -431,7 +519,7 @@ def scale(report: Report, *, rounds: int, quick: bool) -> None:
                 figures[name, "RSS of 2,000 idle connections, MB"] = broker.rss_mb() - before
             create(broker, "committed", 10)
             consumers = [
-                Consumer({"bootstrap.servers": broker.bootstrap, "group.id": f"storm-{n}", "enable.auto.commit": False})
+                Consumer({**client_of(broker), "group.id": f"storm-{n}", "enable.auto.commit": False})
                 for n in range(100)
             ]
             used = broker.cpu_s()
@@ -446,23 +534,86 @@ def scale(report: Report, *, rounds: int, quick: bool) -> None:
             figures[name, "the same, broker CPU s"] = broker.cpu_s() - used
             for consumer in consumers:
                 consumer.close()
+            fill(broker, "wide", partitions=1000, partition_bytes=partition_bytes)
+            broker.kill()
+            what = f"serving after SIGKILL, 1,000 partitions of {partition_bytes / 1e6:g} MB"
+            figures[name, f"{what}, s"] = start_to_serving(broker)
+            figures[name, f"{what}, CPU s"] = broker.cpu_s()
     for what in dict.fromkeys(what for _, what in figures):
         report.add(
             what.rsplit(",", 1)[0], what.rsplit(", ", 1)[1], [figures["hailbus", what]], [figures["apache", what]]
         )
 
 
-PARTS = {"footprint": footprint, "throughput": throughput, "latency": latency, "scale": scale}
+def fill(broker: Broker, topic: str, *, partitions: int, partition_bytes: int) -> None:
+    """Put so many bytes into each partition."""
+    producer = Producer({**client_of(broker), "queue.buffering.max.messages": 500_000, "linger.ms": 50})
+    payload = os.urandom(10_000)
+    for partition in range(partitions):
+        for _ in range(partition_bytes // len(payload)):
+            while True:
+                try:
+                    producer.produce(topic, payload, partition=partition)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+    assert producer.flush(120) == 0
+
+
+# The first four have the bars.
+PARTS: dict[str, Callable[..., None]] = {
+    "footprint": footprint,
+    "throughput": throughput,
+    "fsync": fsync,
+    "latency": latency,
+    "scale": scale,
+    "growth": growth,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """What a figure has to keep to: our own value, or the ratio of ours to Apache Kafka's."""
+
+    what: str
+    limit: float
+    is_ratio: bool = False
+    is_least: bool = False
+
+    def line(self, figure: Figure) -> str:
+        ours, theirs = statistics.median(figure.ours), statistics.median(figure.theirs)
+        value = ours / theirs if self.is_ratio else ours
+        is_met = value >= self.limit if self.is_least else value <= self.limit
+        sign = "≥" if self.is_least else "≤"
+        unit = "× Apache Kafka's" if self.is_ratio else figure.unit
+        return f"{'met   ' if is_met else 'MISSED'} {self.what:<58} {value:10.2f} {sign} {self.limit:g} {unit}"
+
+
+BARS = (
+    Bar(what="start to serving", limit=0.3),
+    Bar(what="serving again after SIGKILL under load", limit=1.0),
+    Bar(what="idle RSS", limit=80),
+    Bar(what="highest RSS under load", limit=200),
+    Bar(what="highest RSS under this load, not synced", limit=200),
+    *(Bar(what=f"{case}: produce, CPU", limit=0.5, is_ratio=True) for case in BAR_CASES),
+    *(Bar(what=f"{case}: consume, CPU", limit=1.0, is_ratio=True) for case in BAR_CASES),
+    Bar(what="10,000 messages/s: p99", limit=10),
+    Bar(what="1,000 messages/s: p99", limit=1.0, is_ratio=True),
+    Bar(what="synced as a share of not synced", limit=0.7, is_least=True),
+)
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer cases and rounds")
+    parser.add_argument("--quick", action="store_true", help="the cases that have a bar, in fewer rounds")
     parser.add_argument("--rounds", type=int, help="alternations of the two brokers (3, with --quick 1)")
     parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--large-log-gb", type=float, help="the large log of `growth` (20, with --quick 0.5); needs as much room"
+    )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(arguments)
-    chosen = options.only.split(",") if options.only else list(PARTS)
+    chosen = options.only.split(",") if options.only else list(PARTS)[: 4 if options.quick else None]
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"--only knows {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
     if not APACHE_KAFKA.exists():
@@ -471,11 +622,19 @@ def main(arguments: Sequence[str]) -> None:
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     print(f"command: bench_broker.py {' '.join(arguments)}")
-    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}")
     print(f"commit:  {commit.stdout.strip()}, CPython {platform.python_version()}")
     report = Report()
     for name in chosen:
-        PARTS[name](report, rounds=options.rounds or (1 if options.quick else 3), quick=options.quick)
+        extra = {}
+        if name == "growth":
+            extra["large_log_gb"] = options.large_log_gb or (0.5 if options.quick else 20.0)
+        PARTS[name](report, rounds=options.rounds or (1 if options.quick else 3), quick=options.quick, **extra)
+    found = {figure.what: figure for figure in report.figures}
+    print("\nBars")
+    for bar in BARS:
+        if bar.what in found:
+            print(bar.line(found[bar.what]))
     if options.json:
         figures = [
             {"what": f.what, "unit": f.unit, "hailbus": f.ours, "apache_kafka": f.theirs} for f in report.figures
