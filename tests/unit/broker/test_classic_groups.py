@@ -363,6 +363,24 @@ def test_a_commit_from_outside_is_refused_while_there_are_members() -> None:
     assert coordinator.commit(1, generation=2, member_id=first) == ErrorCode.NONE
 
 
+def test_a_restart_does_not_put_the_end_of_an_empty_groups_offsets_off() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a")
+    member = coordinator.joined("a").member_id
+    coordinator.sync("s", member, 1, {member: b"all"})
+    coordinator.commit(41, generation=1, member_id=member)
+    coordinator.advance(5_000)
+    coordinator.leave(member)
+    emptied_ms = coordinator.now_ms
+    coordinator.advance(3_600_000)
+    coordinator.restart()
+    week_ms = coordinator.shard.config.offsets_retention_ms
+    coordinator.run(coordinator.shard.expire_offsets(now_ms=emptied_ms + week_ms - 1))
+    assert coordinator.shard.committed(GROUP, "t", 0) is not None
+    coordinator.run(coordinator.shard.expire_offsets(now_ms=emptied_ms + week_ms))
+    assert coordinator.shard.committed(GROUP, "t", 0) is None
+
+
 def test_offsets_of_an_empty_group_expire() -> None:
     coordinator = Coordinator()
     coordinator.commit(41)
@@ -412,9 +430,40 @@ def test_offsets_of_a_transaction_count_when_it_commits() -> None:
     assert committed.offset == 3
 
 
-def test_every_state_can_be_left_but_dead() -> None:
+def test_members_that_come_and_go_walk_every_edge_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: set[tuple[ClassicState, ClassicState]] = set()
+    move_to = ClassicGroup.move_to
+
+    def watched(group: ClassicGroup, state: ClassicState, now_ms: int) -> None:
+        walked.add((group.state, state))
+        move_to(group, state, now_ms)
+
+    monkeypatch.setattr(ClassicGroup, "move_to", watched)
+    chance = random.Random(3)
+    coordinator = Coordinator()
+    for number in range(2_000):
+        group = coordinator.shard.groups.get(GROUP)
+        member = None if group is None or not group.members else chance.choice(sorted(group.members))
+        match chance.randrange(6):
+            case 0:
+                coordinator.join(f"join-{number}")
+            case 1 if member is not None:
+                coordinator.join(f"join-{number}", member)
+            case 2 if group is not None and group.leader is not None and group.leader in group.members:
+                coordinator.sync(f"sync-{number}", group.leader, group.generation)
+            case 3 if member is not None:
+                coordinator.leave(member)
+            case 4:
+                coordinator.advance(chance.choice([1_000, 11_000, 61_000, 301_000]))
+            case 5 if group is not None and group.state is ClassicState.EMPTY:
+                coordinator.run(coordinator.shard.delete_group(GROUP))
+            case _:
+                pass
+    assert walked == {(state, after) for state, following in TRANSITIONS.items() for after in following}
+
+
+def test_the_table_refuses_what_it_does_not_have() -> None:
     assert set(TRANSITIONS) == set(ClassicState)
-    assert [state for state, following in TRANSITIONS.items() if not following] == [ClassicState.DEAD]
     group = ClassicGroup(group_id=GROUP)
     with pytest.raises(AssertionError):
         group.move_to(ClassicState.STABLE, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from hailbus_broker.coordinators.transaction.shard import (
     TransactionOutcome,
     TransactionShard,
 )
-from hailbus_broker.coordinators.transaction.state import ALLOWED, State
+from hailbus_broker.coordinators.transaction.state import TRANSITIONS, State, Transaction
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ErrorCode
 
@@ -323,12 +324,35 @@ def test_transactions_can_be_described_and_listed(bench: Bench) -> None:
         names(pattern="(")
 
 
-def test_the_table_of_states_is_closed() -> None:
-    assert set(ALLOWED) == set(State)
-    reachable = {State.EMPTY}
-    for _ in State:
-        reachable |= {after for state in reachable for after in ALLOWED[state]}
-    assert reachable == set(State)
+def test_producers_of_both_versions_walk_every_edge_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: set[tuple[State, State]] = set()
+    write = TransactionShard._write
+
+    def watched(shard: TransactionShard, outcome: TransactionOutcome, changed: Transaction) -> None:
+        before = shard.transactions.get(changed.transactional_id)
+        if before is not None:
+            walked.add((before.state, changed.state))
+        write(shard, outcome, changed)
+
+    monkeypatch.setattr(TransactionShard, "_write", watched)
+    chance = random.Random(5)
+    bench = Bench()
+    for _ in range(1_000):
+        current = bench.shard.transactions.get("t")
+        producer_id, epoch = (-1, -1) if current is None else (current.producer_id, current.producer_epoch)
+        is_v2 = chance.random() < 0.5
+        match chance.randrange(5):
+            case 0:
+                bench.init()
+            case 1 if current is not None:
+                bench.add(producer_id, epoch, chance.choice([A, B]), is_v2=is_v2)
+            case 2 | 3 if current is not None:
+                bench.end(producer_id, epoch, commit=chance.random() < 0.5, is_v2=is_v2)
+            case _:
+                bench.now += chance.choice([1_000, 2 * MINUTE])
+                bench.run(bench.shard.tick(bench.now))
+    assert set(TRANSITIONS) == set(State)
+    assert walked == {(state, after) for state, following in TRANSITIONS.items() for after in following}
     assert [state.label for state in State][:6] == [
         "Empty",
         "Ongoing",

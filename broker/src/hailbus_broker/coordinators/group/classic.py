@@ -33,15 +33,12 @@ class ClassicState(StrEnum):
 
 TRANSITIONS: Final[dict[ClassicState, frozenset[ClassicState]]] = {
     ClassicState.EMPTY: frozenset({ClassicState.PREPARING_REBALANCE, ClassicState.DEAD}),
-    ClassicState.PREPARING_REBALANCE: frozenset(
-        {ClassicState.COMPLETING_REBALANCE, ClassicState.EMPTY, ClassicState.DEAD}
-    ),
-    ClassicState.COMPLETING_REBALANCE: frozenset(
-        {ClassicState.STABLE, ClassicState.PREPARING_REBALANCE, ClassicState.DEAD}
-    ),
-    ClassicState.STABLE: frozenset({ClassicState.PREPARING_REBALANCE, ClassicState.DEAD}),
+    ClassicState.PREPARING_REBALANCE: frozenset({ClassicState.COMPLETING_REBALANCE, ClassicState.EMPTY}),
+    ClassicState.COMPLETING_REBALANCE: frozenset({ClassicState.STABLE, ClassicState.PREPARING_REBALANCE}),
+    ClassicState.STABLE: frozenset({ClassicState.PREPARING_REBALANCE}),
     ClassicState.DEAD: frozenset(),
 }
+"""Which state may follow which. A restart begins with what was recorded last, which is Empty or Stable."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +96,14 @@ class ClassicGroup:
         assert state in TRANSITIONS[self.state], f"{self.group_id}: {self.state} → {state}"
         self.state = state
         self.state_since_ms = now_ms
+
+    def recorded(self, now_ms: int) -> None:
+        """A record of the group was replayed: the end of a rebalance, or what a restart begins with."""
+        state = ClassicState.STABLE if self.members else ClassicState.EMPTY
+        if self.state is ClassicState.COMPLETING_REBALANCE:
+            self.move_to(state, now_ms)
+        else:
+            self.state, self.state_since_ms = state, now_ms
 
     def add(self, member: Member) -> None:
         """Take a member in; the first one leads."""

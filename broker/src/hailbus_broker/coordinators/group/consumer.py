@@ -35,15 +35,14 @@ STATIC_LEAVE_EPOCH: Final = -2
 
 
 class MemberState(IntEnum):
-    """As it stands in ConsumerGroupCurrentMemberAssignmentValue."""
+    """As it stands in ConsumerGroupCurrentMemberAssignmentValue.
+
+    Each can follow each, since every heartbeat compares with the newest target.
+    """
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1
     UNRELEASED_PARTITIONS = 2
-
-
-TRANSITIONS: Final[dict[MemberState, frozenset[MemberState]]] = {state: frozenset(MemberState) for state in MemberState}
-"""From each state every other can follow, since each heartbeat compares with the newest target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

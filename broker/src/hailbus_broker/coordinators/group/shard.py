@@ -775,8 +775,8 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
     def _replay_group(self, group_id: str, value: GroupMetadataValue | None, now_ms: int) -> None:
         if value is None:
             group = self.groups.pop(group_id, None)
-            if group is not None:
-                group.state = ClassicState.DEAD
+            if group is not None and group.state is ClassicState.EMPTY:
+                group.move_to(ClassicState.DEAD, now_ms)
             return
         group = self.groups.get(group_id)
         if group is None:
@@ -812,9 +812,8 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             for member_id, member in group.members.items()
             if member.group_instance_id is not None
         }
-        # A record is written at the end of a rebalance: whatever the group was before, now it is one of these.
-        group.state = ClassicState.STABLE if group.members else ClassicState.EMPTY
-        group.state_since_ms = now_ms
+        # How long a group has been empty must not begin anew with each restart.
+        group.recorded(value.current_state_timestamp if value.current_state_timestamp >= 0 else now_ms)
         group.sync_deadline_ms = None
 
     def _group_record(self, group: ClassicGroup, assignments: dict[str, bytes]) -> CoordinatorRecord:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome, decode_key, decode_value
 from hailbus_broker.coordinators.patterns import whole_match
 from hailbus_broker.coordinators.transaction.state import (
-    ALLOWED,
     AT_REST,
     COMPLETE,
     NO_EPOCH,
     NO_PRODUCER_ID,
     NO_TIME,
     PREPARED,
+    TRANSITIONS,
     State,
     TopicPartition,
     Transaction,
@@ -134,7 +134,7 @@ class TransactionShard:
 
     def _write(self, outcome: TransactionOutcome, changed: Transaction) -> None:
         before = self.transactions.get(changed.transactional_id)
-        assert before is None or changed.state in ALLOWED[before.state], (before, changed)
+        assert before is None or changed.state in TRANSITIONS[before.state], (before, changed)
         self._last_epochs[changed.transactional_id] = (changed.producer_epoch, changed.last_producer_epoch)
         outcome.records.append(changed.to_record())
 

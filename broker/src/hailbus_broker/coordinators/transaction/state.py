@@ -48,19 +48,19 @@ PREPARED: Final = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT})
 COMPLETE: Final = frozenset({State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
 AT_REST: Final = frozenset({State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT})
 
-ALLOWED: Final[dict[State, frozenset[State]]] = {
-    # from: to
-    State.EMPTY: frozenset({State.EMPTY, State.ONGOING, State.PREPARE_ABORT, State.DEAD}),
+TRANSITIONS: Final[dict[State, frozenset[State]]] = {
+    State.EMPTY: frozenset({State.EMPTY, State.ONGOING, State.PREPARE_ABORT}),
     State.ONGOING: frozenset({State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT}),
     State.PREPARE_COMMIT: frozenset({State.COMPLETE_COMMIT}),
     State.PREPARE_ABORT: frozenset({State.COMPLETE_ABORT}),
-    State.COMPLETE_COMMIT: frozenset({State.EMPTY, State.ONGOING, State.PREPARE_ABORT, State.DEAD}),
-    State.COMPLETE_ABORT: frozenset({State.EMPTY, State.ONGOING, State.PREPARE_ABORT, State.DEAD}),
+    State.COMPLETE_COMMIT: frozenset({State.EMPTY, State.ONGOING, State.PREPARE_ABORT}),
+    State.COMPLETE_ABORT: frozenset({State.EMPTY, State.ONGOING, State.PREPARE_ABORT}),
     State.DEAD: frozenset(),
 }
 """Which state may follow which.
 
-A transaction that has written nothing may only be aborted, and only in transactions v2.
+A transaction that has written nothing may only be aborted, and only in transactions v2. Nothing becomes Dead here: an
+id that expires is forgotten, by a record without value; Apache Kafka's logs may hold the state.
 """
 
 TopicPartition = tuple[str, int]
