@@ -92,6 +92,7 @@ def asyncapi(
             "title": f"{cls.__name__} v{info.version}",
             **({"summary": cls.__doc__.strip().splitlines()[0]} if cls.__doc__ else {}),
             "contentType": "application/json",
+            "x-hailbus": {"type": info.type, "version": info.version, "key": info.key_field},
             "headers": {"$ref": "#/components/schemas/CloudEventHeaders"},
             "payload": {"$ref": f"#/components/schemas/{_message(cls)}"},
             "bindings": {"kafka": {**({"key": key} if key else {}), "bindingVersion": BINDING_VERSION}},

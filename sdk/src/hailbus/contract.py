@@ -179,7 +179,7 @@ def write_contracts(catalogue: Catalogue, folder: Path) -> list[Path]:
         contract = contract_of(cls)
         path = folder / contract.type / f"v{contract.version}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(contract.as_json(), indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+        path.write_text(json.dumps(contract.as_json(), indent=2, ensure_ascii=False) + "\n")
         written.append(path)
     return sorted(written)
 

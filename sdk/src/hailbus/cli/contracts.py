@@ -27,7 +27,7 @@ from hailbus.contract import (
 from hailbus.errors import ConfigurationError, HailbusError
 from hailbus.service import Service
 
-__all__ = ["check", "docs"]
+__all__ = ["check", "codegen", "docs"]
 
 DEFAULT_FOLDER = "contracts"
 
@@ -35,14 +35,7 @@ DEFAULT_FOLDER = "contracts"
 def _published(name: str, catalogue: Catalogue, *, history: bool) -> list[list[Contract]]:
     """The states of contracts that `--against` names, oldest first."""
     if name.startswith(("http://", "https://")):
-        from hailbus.registry.client import SchemaRegistry
-        from hailbus.registry.published import published_states
-
-        async def ask() -> list[list[Contract]]:
-            async with SchemaRegistry(name) as registry:
-                return await published_states(registry, {topic.name for topic in catalogue.topics})
-
-        return asyncio.run(ask())
+        return _in_registry(name, {topic.name for topic in catalogue.topics})
     if Path(name).is_dir():
         return [read_contracts(Path(name))]
     ref, colon, folder = name.partition(":")
@@ -54,6 +47,17 @@ def _published(name: str, catalogue: Catalogue, *, history: bool) -> list[list[C
             raise
         message = f"there is no folder {name}, and {error}"
         raise ConfigurationError(message) from error
+
+
+def _in_registry(url: str, topics: set[str]) -> list[list[Contract]]:
+    from hailbus.registry.client import SchemaRegistry
+    from hailbus.registry.published import published_states
+
+    async def ask() -> list[list[Contract]]:
+        async with SchemaRegistry(url) as registry:
+            return await published_states(registry, topics)
+
+    return asyncio.run(ask())
 
 
 def _findings(
@@ -156,3 +160,39 @@ def docs(
     except HailbusError as error:
         typer.echo(f"hailbus: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+def codegen(
+    contract: Annotated[str, typer.Argument(help="An AsyncAPI 3 document, a folder of contracts, or a registry URL.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The package's folder; its name is the package's.")],
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="Only events on these topics; needed with a registry URL.")
+    ] = None,
+) -> None:
+    """Make a typed package of event classes from a contract."""
+    from hailbus.asyncapi_reader import contracts_in, topics_in
+    from hailbus.codegen import package_of, write_package
+
+    try:
+        path = Path(contract)
+        topics = {}
+        if contract.startswith(("http://", "https://")):
+            if not topic:
+                message = "give --topic: a registry has the events of many"
+                raise ConfigurationError(message)
+            contracts = _in_registry(contract, set(topic))[-1]
+        elif path.is_dir():
+            contracts = read_contracts(path)
+        else:
+            try:
+                document = encoder.loads(path.read_text())
+            except (OSError, ValueError) as error:
+                message = f"{contract} is no JSON document: {error}"
+                raise ConfigurationError(message) from error
+            contracts, topics = contracts_in(document), topics_in(document)
+        chosen = [one for one in contracts if not topic or one.topic in topic]
+        written = write_package(package_of(chosen, topics=topics), output)
+    except HailbusError as error:
+        typer.echo(f"hailbus: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(f"{len(chosen)} events, {len(written)} files in {output}.", err=True)

@@ -46,6 +46,7 @@ app.command("groups")(groups)
 app.command("configs")(configs)
 app.command("check")(contracts.check)
 app.command("docs")(contracts.docs)
+app.command("codegen")(contracts.codegen)
 
 
 @app.command("run")
