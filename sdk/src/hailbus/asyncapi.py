@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from hailbus.catalogue import Catalogue
+from hailbus.compatibility import type_text
 from hailbus.event import Event, Topic, event_info
+from hailbus.needs import Need
 from hailbus.service import Service
 
 __all__ = ["asyncapi", "catalogue_page"]
@@ -29,6 +31,11 @@ HEADERS: dict[str, Any] = {
         "ce_causationid": {"type": "string"},
         "ce_traceparent": {"type": "string"},
         "content-type": {"const": "application/json"},
+        "__value_schema_id": {
+            "type": "string",
+            "format": "binary",
+            "description": "Byte 1 and the GUID of the value's schema in the registry; only where one is used.",
+        },
     },
 }
 
@@ -40,6 +47,8 @@ def asyncapi(
     version: str,
     catalogue: Catalogue | None = None,
     servers: Sequence[str] = (),
+    registry: str | None = None,
+    schema_ids: Literal["header", "prefix"] = "header",
 ) -> dict[str, Any]:
     """The document, ready for `json.dumps`.
 
@@ -49,7 +58,17 @@ def asyncapi(
         version: Of the application.
         catalogue: Events to show besides those of the services.
         servers: Bootstrap addresses.
+        registry: URL of the schema registry whose ids the records carry.
+        schema_ids: Where they carry it.
     """
+    server_binding: dict[str, Any] = {"bindingVersion": BINDING_VERSION}
+    message_binding: dict[str, Any] = {"bindingVersion": BINDING_VERSION}
+    if registry is not None:
+        server_binding |= {"schemaRegistryUrl": registry, "schemaRegistryVendor": "confluent"}
+        location = {"header": "header", "prefix": "payload"}[schema_ids]
+        message_binding |= {"schemaIdLocation": location, "schemaLookupStrategy": "TopicRecordNameStrategy"}
+        if location == "payload":
+            message_binding["schemaIdPayloadEncoding"] = "confluent"
     events = _events(services, catalogue)
     channels: dict[str, Any] = {}
     for topic in sorted({event_info(cls).topic for cls in events}, key=lambda t: t.name):
@@ -93,9 +112,14 @@ def asyncapi(
             **({"summary": cls.__doc__.strip().splitlines()[0]} if cls.__doc__ else {}),
             "contentType": "application/json",
             "x-hailbus": {"type": info.type, "version": info.version, "key": info.key_field},
-            "headers": {"$ref": "#/components/schemas/CloudEventHeaders"},
+            "headers": {
+                "allOf": [
+                    {"$ref": "#/components/schemas/CloudEventHeaders"},
+                    {"properties": {"ce_type": {"const": info.type}, "ce_dataschema": {"const": info.dataschema}}},
+                ]
+            },
             "payload": {"$ref": f"#/components/schemas/{_message(cls)}"},
-            "bindings": {"kafka": {**({"key": key} if key else {}), "bindingVersion": BINDING_VERSION}},
+            "bindings": {"kafka": {**({"key": key} if key else {}), **message_binding}},
         }
     return {
         "asyncapi": "3.0.0",
@@ -107,7 +131,7 @@ def asyncapi(
                     f"kafka{index}": {
                         "host": host,
                         "protocol": "kafka",
-                        "bindings": {"kafka": {"bindingVersion": BINDING_VERSION}},
+                        "bindings": {"kafka": server_binding},
                     }
                     for index, host in enumerate(servers)
                 }
@@ -171,45 +195,90 @@ def _slug(name: str) -> str:
     return name.replace(".", "-").replace("_", "-")
 
 
-def catalogue_page(services: Sequence[Service], *, title: str, catalogue: Catalogue | None = None) -> str:
-    """One offline HTML page: every event with its fields, topic, key, and who publishes and consumes it."""
-    rows = []
-    for cls in _events(services, catalogue):
-        info = event_info(cls)
-        publishers = sorted({s.name for s in services if cls in s.published})
-        consumers = sorted({x.group for s in services for x in s.subscriptions if cls in x.events})
-        schema = cls.model_json_schema(mode="serialization")
-        fields = "".join(
-            f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(_type_text(field))}</td>"
-            f"<td>{html.escape(str(field.get('description', '')))}</td></tr>"
-            for name, field in schema.get("properties", {}).items()
-        )
-        rows.append(
-            f"<details id='{_message(cls)}'><summary><b>{html.escape(info.type)}</b> v{info.version} · topic "
-            f"<code>{html.escape(info.topic.name)}</code> · key <code>{html.escape(info.key_field or '–')}</code> · "
-            f"from {html.escape(', '.join(publishers) or '–')} · "
-            f"to {html.escape(', '.join(consumers) or '–')}</summary>"
-            f"<p>{html.escape((cls.__doc__ or '').strip())}</p><table>{fields}</table>"
-            f"<details><summary>JSON Schema</summary><pre>{html.escape(json.dumps(schema, indent=2))}</pre></details>"
-            "</details>"
-        )
+# ------------------------------------------------------------------------------------------------ for people
+
+
+def catalogue_page(
+    services: Sequence[Service], *, title: str, catalogue: Catalogue | None = None, needs: Sequence[Need] = ()
+) -> str:
+    """One HTML page without references to any network: every event, who publishes and who consumes it, its fields.
+
+    Args:
+        services: Who publishes and consumes.
+        title: Of the page.
+        catalogue: Events to show besides those of the services.
+        needs: What consumers have recorded to read; shown field by field.
+    """
+    events = _events(services, catalogue)
+    rows: list[str] = []
+    sections: list[str] = []
+    for topic, on_topic in _by_topic(events):
+        rows.append(f"<tr class='topic'><th colspan='5'>{_code(topic)}{_about(on_topic[0])}</th></tr>")
+        for cls in on_topic:
+            info = event_info(cls)
+            own = [need for need in needs if (need.type, need.version) == (info.type, info.version)]
+            publishers = sorted({s.name for s in services if cls in s.published})
+            consumers = {x.group for s in services for x in s.subscriptions if cls in x.events}
+            consumers |= {need.consumer for need in own}
+            rows.append(
+                f"<tr><td><a href='#{_message(cls)}'>{html.escape(info.type)}</a></td><td>v{info.version}</td>"
+                f"<td>{_code(info.key_field)}</td><td>{_names(publishers)}</td><td>{_names(sorted(consumers))}</td></tr>"
+            )
+            sections.append(_section(cls, own))
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
-        "<style>body{font:15px system-ui;max-width:70rem;margin:2rem auto;padding:0 1rem}"
-        "details{border-bottom:1px solid #ccc;padding:.5rem 0}table{border-collapse:collapse}"
-        "td{padding:.1rem .8rem .1rem 0;vertical-align:top}pre{overflow:auto}</style>"
-        f"<h1>{html.escape(title)}</h1>{''.join(rows)}</html>\n"
+        "<meta name='viewport' content='width=device-width'><style>:root{color-scheme:light dark}"
+        "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}"
+        "table{border-collapse:collapse;width:100%}th,td{padding:.25rem .8rem .25rem 0;vertical-align:top;"
+        "text-align:left;border-bottom:1px solid #8884}.topic th{padding-top:1.2rem}small{font-weight:400;opacity:.75}"
+        "details{border:1px solid #8886;border-radius:.4rem;padding:.5rem .8rem;margin:.6rem 0}"
+        "summary{cursor:pointer}pre{overflow:auto}code{font-size:.92em}</style>"
+        f"<h1>{html.escape(title)}</h1><p>{len(events)} events on {len(_by_topic(events))} topics.</p>"
+        "<table><thead><tr><th>Event</th><th></th><th>Key</th><th>Published by</th><th>Consumed by</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table><h2>Events</h2>{''.join(sections)}"
+        "<script>addEventListener('hashchange',open_);function open_(){const d=document.getElementById("
+        "location.hash.slice(1));if(d){d.open=true;d.scrollIntoView()}}open_()</script></html>\n"
     )
 
 
-def _type_text(field: dict[str, Any]) -> str:
-    if "$ref" in field:
-        return str(field["$ref"]).rsplit("/", 1)[-1]
-    if "anyOf" in field:
-        return " | ".join(_type_text(choice) for choice in field["anyOf"])
-    if "enum" in field or "const" in field:
-        return " | ".join(str(value) for value in field.get("enum", [field.get("const")]))
-    kind = str(field.get("type", "any"))
-    if kind == "array":
-        return f"list of {_type_text(field.get('items', {}))}"
-    return f"{kind} ({field['format']})" if "format" in field else kind
+def _section(cls: type[Event], needs: Sequence[Need]) -> str:
+    info = event_info(cls)
+    schema = cls.model_json_schema(mode="serialization")
+    readers: Mapping[str, list[str]] = {
+        name: sorted({need.consumer for need in needs if any(_begins(path, name) for path in need.fields)})
+        for name in schema.get("properties", {})
+    }
+    fields = "".join(
+        f"<tr><td>{_code(name)}</td><td>{html.escape(type_text(field))}</td>"
+        f"<td>{html.escape(str(field.get('description', '')))}</td>"
+        f"<td>{_names(readers[name]) if needs else ''}</td></tr>"
+        for name, field in schema.get("properties", {}).items()
+    )
+    return (
+        f"<details id='{_message(cls)}'><summary><b>{html.escape(info.type)}</b> v{info.version} · "
+        f"{html.escape((cls.__doc__ or '').strip().splitlines()[0] if cls.__doc__ else '')}</summary>"
+        f"<p>{html.escape((cls.__doc__ or '').strip())}</p>"
+        "<table><thead><tr><th>Field</th><th>Type</th><th></th>"
+        f"<th>{'Read by' if needs else ''}</th></tr></thead>{fields}</table>"
+        f"<details><summary>JSON Schema</summary><pre>{html.escape(json.dumps(schema, indent=2))}</pre></details>"
+        "</details>"
+    )
+
+
+def _begins(path: str, name: str) -> bool:
+    return path == name or path.startswith((f"{name}.", f"{name}["))
+
+
+def _about(cls: type[Event]) -> str:
+    topic = event_info(cls).topic
+    kept = f"kept {topic.retention.days} days" if topic.retention is not None and topic.retention.days else ""
+    parts = [topic.description, f"{topic.partitions} partitions", topic.cleanup_policy, kept]
+    return f" <small>{html.escape(' · '.join(part for part in parts if part))}</small>"
+
+
+def _code(text: str | None) -> str:
+    return f"<code>{html.escape(text)}</code>" if text else "–"
+
+
+def _names(names: Sequence[str]) -> str:
+    return html.escape(", ".join(names)) or "–"

@@ -141,18 +141,24 @@ def docs(
     version: Annotated[str, typer.Option("--version")] = "1.0.0",
     html: Annotated[Path | None, typer.Option("--html", help="Write an offline HTML page to this file.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write AsyncAPI to this file.")] = None,
+    server: Annotated[list[str] | None, typer.Option("--server", help="A bootstrap address to show.")] = None,
+    registry: Annotated[str | None, typer.Option("--registry", help="URL of the schema registry to show.")] = None,
+    needs: Annotated[Path | None, typer.Option("--needs", help="Folder of what consumers need, for the page.")] = None,
 ) -> None:
-    """Print the AsyncAPI 3.0 document of services, or write it and an HTML page."""
+    """Print the AsyncAPI 3.0 document of services, or write it and an HTML page: the catalogue of events."""
     from hailbus.asyncapi import asyncapi, catalogue_page
+    from hailbus.needs import read_needs
 
     try:
         services = [found for name in names if isinstance(found := load(name), Service)]
         catalogue = Catalogue.of(*(catalogue_named(name) for name in names))
-        document = encoder.dumps(
-            asyncapi(services, title=title, version=version, catalogue=catalogue), indent=2, ensure_ascii=False
+        found = asyncapi(
+            services, title=title, version=version, catalogue=catalogue, servers=server or (), registry=registry
         )
+        document = encoder.dumps(found, indent=2, ensure_ascii=False)
         if html is not None:
-            html.write_text(catalogue_page(services, title=title, catalogue=catalogue))
+            recorded = read_needs(needs) if needs is not None else []
+            html.write_text(catalogue_page(services, title=title, catalogue=catalogue, needs=recorded))
         if output is not None:
             output.write_text(document + "\n")
         elif html is None:
