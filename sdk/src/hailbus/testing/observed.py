@@ -19,8 +19,8 @@ Note = Callable[[str], None]
 def observed(event: E, note: Note) -> E:
     """The same event, an instance of its class, which tells the path of every field that is read.
 
-    Fields of nested models are told one by one (`pickup.lat`), of models in lists with brackets (`stops[].name`). A
-    model that is dumped or compared as a whole tells nothing: name its fields.
+    Fields of nested models are told one by one (`pickup`, then `pickup.lat`), of models in lists with brackets
+    (`stops[].name`). An event that is dumped or compared as a whole tells nothing: name its fields.
     """
     return _watched(event, note, "")
 
@@ -44,11 +44,9 @@ def _watched(model: ModelT, note: Note, prefix: str) -> ModelT:
 
 
 def _told(value: Any, note: Note, path: str) -> Any:  # Any: whatever a field holds
+    note(path)
     if isinstance(value, BaseModel):
-        if not type(value).model_fields:
-            note(path)
         return _watched(value, note, f"{path}.")
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], BaseModel):
         return type(value)(_watched(item, note, f"{path}[].") for item in value)
-    note(path)
     return value

@@ -40,6 +40,8 @@ class NeedsRecorder:
             event = needs("surge", RideRequested(ride_id="r1", pickup=LatLng(...), ...))
             assert project(event) == ...        # every field that is read becomes part of the need
 
+    A nested model counts as needed whole, unless some of its fields are read: then those are needed.
+
     The files are part of the repository: without `--record-needs` a test fails when it needs more than its file says.
     """
 
@@ -61,7 +63,7 @@ class NeedsRecorder:
         allowed = frozenset(fields) if fields is not None else None
 
         def note(path: str) -> None:
-            if allowed is not None and not any(path == a or path.startswith((f"{a}.", f"{a}[")) for a in allowed):
+            if allowed is not None and not any(_within(path, a) or _within(a, path) for a in allowed):
                 message = f"{consumer} reads {path} of {event_info(event).type}, which it does not declare to need"
                 raise AssertionError(message)
             read.add(path)
@@ -77,7 +79,8 @@ class NeedsRecorder:
         """
         done = []
         for consumer, event, read, allowed in self._watched:
-            fields = allowed if allowed is not None else read
+            deepest = {path for path in read if not any(_within(other, path) for other in read - {path})}
+            fields = allowed if allowed is not None else deepest
             assert fields, f"{consumer} read no field of {event_info(event).type}; name those it needs: fields=(...)"
             need = need_of(event, consumer=consumer, fields=fields, test=self._test)
             path = self._folder / need.path
@@ -87,6 +90,10 @@ class NeedsRecorder:
                 _compare(need, path)
             done.append(path)
         return done
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or path.startswith((f"{outer}.", f"{outer}["))
 
 
 def _compare(need: Need, path: Path) -> None:

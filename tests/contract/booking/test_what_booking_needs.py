@@ -1,0 +1,19 @@
+"""What booking reads of other services' events."""
+
+from booking.adapters.streams.service import _command, fault_of
+from hailbus import Context, Delivery
+from hailbus.testing import MemoryBus
+from hailbus.testing.plugin import NeedsRecorder
+from ride_events.pricing import SurgeUpdated
+from ride_events.timers import TimerElapsed
+
+from tests.contract.examples import example
+
+
+async def test_prices_and_timers(bus: MemoryBus, needs: NeedsRecorder) -> None:
+    for event in (example(SurgeUpdated), example(TimerElapsed)):
+        async with bus.run() as t:
+            (record,) = await t.given(event)
+        watched = needs("booking", event)
+        assert fault_of(Delivery(watched, Context(record))) is None
+        assert _command(watched) is not None

@@ -1,0 +1,18 @@
+"""What the recommender reads of other services' events."""
+
+import pytest
+from hailbus import Context, Delivery, Event
+from hailbus.testing import MemoryBus
+from hailbus.testing.plugin import NeedsRecorder
+from recommender.adapters.streams.facts import facts_of
+from ride_events.rides import RideCancelled, RideCompleted, RideRequested, RideUnmatched
+
+from tests.contract.examples import example
+
+
+@pytest.mark.parametrize("kind", [RideCancelled, RideCompleted, RideRequested, RideUnmatched])
+async def test_journeys_and_open_rides(kind: type[Event], bus: MemoryBus, needs: NeedsRecorder) -> None:
+    event = example(kind)
+    async with bus.run() as t:
+        (record,) = await t.given(event)
+    assert facts_of(Delivery(needs("recommender", event), Context(record)))
