@@ -4,7 +4,7 @@ The names of the checks are Jepsen's. A partition's order is built from the offs
 legal, as control records have offsets, too. Every value is unique.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,13 +26,46 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polled:
-    """One record that a consumer with assigned partitions was given. Each `life` of it reads from the log's start."""
+    """One record that a consumer was given. Each `life` of it reads from where it was assigned on.
+
+    A consumer with assigned partitions reads all of them without a gap. One that is subscribed may be moved between
+    two polls, so that only within one `op` its records must follow each other.
+    """
 
     process: str
     life: int
     partition: int
     offset: int
     value: int
+    op: int = 0
+    is_subscribed: bool = False
+    transaction: int | None = None
+    """The transaction that was open in the same process meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """What a group's offset of a partition was set to, or found to be. `is_read` tells which."""
+
+    group: str
+    partition: int
+    offset: int
+    is_read: bool
+    outcome: End = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One batch as it stands in the log at the end; `marker` is set where it ends a transaction."""
+
+    partition: int
+    base_offset: int
+    last_offset: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    is_transactional: bool
+    marker: Literal["commit", "abort"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +78,29 @@ class History:
     """What a last consumer read from the start of each partition to its end, with read_committed."""
     transactions: dict[int, End] = field(default_factory=dict)
     """`ok` is committed, `fail` aborted."""
+    offsets: Sequence[Committed] = ()
+    """Commits and reads of groups' offsets, in order per group and partition."""
+    copied: Sequence[Polled] = ()
+    """What was made of the records by copying them exactly once, read from start to end; values are the source's."""
+    stored: Sequence[Stored] = ()
+    """All batches of the log at the end, in order per partition."""
 
 
-def is_committed(history: History, send: Sent) -> bool:
-    """Whether the sender was told that the record is there to stay."""
-    return send.outcome == "ok" and (send.transaction is None or history.transactions[send.transaction] == "ok")
+def committed_sends(history: History) -> Iterator[Sent]:
+    """Sends that are there to stay: the sender was told so, or part of a transaction without an answer was read.
+
+    The latter makes a transaction prove that it is atomic: if one of its values is visible, all must be.
+    """
+    read = {poll.value for poll in (*history.polled, *history.final)}
+    shown = {send.transaction for send in history.sent if send.transaction is not None and send.value in read}
+    for send in history.sent:
+        number = send.transaction
+        if send.outcome == "ok" and (
+            number is None
+            or history.transactions[number] == "ok"
+            or (history.transactions[number] == "unknown" and number in shown)
+        ):
+            yield send
 
 
 def inconsistent_offsets(history: History) -> Iterator[str]:
@@ -78,16 +129,16 @@ def lost_writes(history: History) -> Iterator[str]:
     for poll in (*history.polled, *history.final):
         highest[poll.partition] = max(highest[poll.partition], poll.offset)
     read = {poll.value for poll in (*history.polled, *history.final)}
-    for send in history.sent:
-        if is_committed(history, send) and send.value not in read and (send.offset or 0) < highest[send.partition]:
+    for send in committed_sends(history):
+        if send.value not in read and (send.offset or 0) < highest[send.partition]:
             yield f"{send.value}, acked at {send.partition}/{send.offset}, was never read"
 
 
 def unseen(history: History) -> Iterator[str]:
     """A committed value that the final read, from start to end, does not hold."""
     final = {poll.value for poll in history.final}
-    for send in history.sent:
-        if is_committed(history, send) and send.value not in final:
+    for send in committed_sends(history):
+        if send.value not in final:
             yield f"{send.value}, acked at {send.partition}/{send.offset}"
 
 
@@ -122,19 +173,22 @@ def never_written(history: History) -> Iterator[str]:
 
 
 def poll_order(history: History) -> Iterator[str]:
-    """A consumer with assigned partitions that jumped back, or over a record of the final read."""
+    """A consumer that jumped back, or over a record of the final read; a subscribed one within a single poll."""
     order: dict[int, list[int]] = defaultdict(list)
     for poll in history.final:
         order[poll.partition].append(poll.offset)
     place = {(p, offset): i for p, offsets in order.items() for i, offset in enumerate(sorted(set(offsets)))}
-    last: dict[tuple[str, int, int], Polled] = {}
+    last: dict[tuple[str, int, int, int], Polled] = {}
     for poll in history.polled:
-        key = (poll.process, poll.life, poll.partition)
+        key = (poll.process, poll.life, poll.partition, poll.op if poll.is_subscribed else -1)
         before = last.get(key)
         if before is not None and poll.offset <= before.offset:
             yield f"nonmonotonic poll: {poll.process} read {poll.partition}/{poll.offset} after {before.offset}"
         here = place.get((poll.partition, poll.offset))
-        there = -1 if before is None else place.get((before.partition, before.offset))
+        if before is None and poll.is_subscribed:
+            there = None  # it began wherever its group stood
+        else:
+            there = -1 if before is None else place.get((before.partition, before.offset))
         if here is not None and there is not None and here > there + 1:
             missed = here - there - 1
             yield f"poll skip: {poll.process} passed over {missed} records before {poll.partition}/{poll.offset}"
@@ -153,6 +207,108 @@ def nonmonotonic_sends(history: History) -> Iterator[str]:
         last[send.process, send.partition] = send
 
 
+def precommitted_reads(history: History) -> Iterator[str]:
+    """A transaction that read, as a reader of committed records, what it had written itself and not yet committed."""
+    writer = {send.value: send.transaction for send in history.sent if send.transaction is not None}
+    for poll in history.polled:
+        if poll.transaction is not None and writer.get(poll.value) == poll.transaction:
+            yield f"transaction {poll.transaction} read its own {poll.value}"
+
+
+def information_cycles(history: History) -> Iterator[str]:
+    """G1c: transactions of which each has read what the next has written, in a circle."""
+    writer = {send.value: send.transaction for send in history.sent if send.transaction is not None}
+    read_from: dict[int, set[int]] = defaultdict(set)
+    for poll in history.polled:
+        source = writer.get(poll.value)
+        if poll.transaction is not None and source is not None and source != poll.transaction:
+            read_from[poll.transaction].add(source)
+    # Take away what reads from nothing that is left, again and again: what cannot be taken is on or behind a circle.
+    left = {number: {source for source in sources if source in read_from} for number, sources in read_from.items()}
+    readers: dict[int, set[int]] = defaultdict(set)
+    for number, sources in left.items():
+        for source in sources:
+            readers[source].add(number)
+    free = [number for number, sources in left.items() if not sources]
+    while free:
+        number = free.pop()
+        del left[number]
+        for reader in readers[number]:
+            left[reader].discard(number)
+            if not left[reader]:
+                free.append(reader)
+    if left:
+        yield f"transactions that read from each other in a circle: {sorted(left)[:10]}"
+
+
+def lost_commits(history: History) -> Iterator[str]:
+    """A group's offset that was found below one acked before, or at one that nobody committed."""
+    acked: dict[tuple[str, int], int] = {}
+    asked: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for commit in history.offsets:
+        key = (commit.group, commit.partition)
+        if not commit.is_read:
+            asked[key].add(commit.offset)
+            if commit.outcome == "ok":
+                acked[key] = commit.offset
+        elif commit.offset < acked.get(key, -1):
+            yield f"{commit.group}, partition {commit.partition}: found {commit.offset} after {acked[key]} was acked"
+        elif commit.offset >= 0 and commit.offset not in asked[key]:
+            yield f"{commit.group}, partition {commit.partition}: found {commit.offset}, which nobody committed"
+
+
+def inexact_copies(history: History) -> Iterator[str]:
+    """Records that were copied exactly once, and are missing, there twice, or in another order than their source."""
+    source: dict[int, list[int]] = defaultdict(list)
+    copy: dict[int, list[int]] = defaultdict(list)
+    for poll in history.final:
+        source[poll.partition].append(poll.value)
+    for poll in history.copied:
+        copy[poll.partition].append(poll.value)
+    for partition, values in sorted(copy.items()):
+        if values != source[partition][: len(values)]:
+            wrong = next(
+                (i for i, (got, want) in enumerate(zip(values, source[partition], strict=False)) if got != want),
+                len(source[partition]),
+            )
+            yield f"partition {partition}: copy {wrong} of {len(values)} is {values[wrong]}"
+
+
+def broken_sequences(history: History) -> Iterator[str]:
+    """A producer whose sequence numbers have a gap or whose epoch fell, in the log of one partition."""
+    ahead: dict[tuple[int, int], tuple[int, int]] = {}
+    for batch in history.stored:
+        if batch.producer_id < 0:
+            continue
+        key = (batch.partition, batch.producer_id)
+        epoch, expected = ahead.get(key, (-1, 0))
+        where = f"{batch.partition}/{batch.base_offset}: producer {batch.producer_id}"
+        if batch.producer_epoch < epoch:
+            yield f"{where} fell from epoch {epoch} to {batch.producer_epoch}"
+        if batch.marker is not None:
+            # The end of a transaction may raise the epoch, and the next batch then begins at 0.
+            ahead[key] = (batch.producer_epoch, expected if batch.producer_epoch == epoch else 0)
+            continue
+        if batch.producer_epoch > epoch:
+            expected = 0
+        if batch.base_sequence != expected:
+            yield f"{where} has sequence {batch.base_sequence}, expected {expected}"
+        ahead[key] = (batch.producer_epoch, batch.base_sequence + batch.last_offset - batch.base_offset + 1)
+
+
+def missing_markers(history: History) -> Iterator[str]:
+    """A transaction's data without a marker behind it although all transactions have ended."""
+    open_since: dict[tuple[int, int], int] = {}
+    for batch in history.stored:
+        key = (batch.partition, batch.producer_id)
+        if batch.marker is not None:
+            open_since.pop(key, None)
+        elif batch.is_transactional:
+            open_since.setdefault(key, batch.base_offset)
+    for (partition, producer), offset in sorted(open_since.items()):
+        yield f"{partition}/{offset}: the transaction of producer {producer} has no marker"
+
+
 CHECKS = (
     inconsistent_offsets,
     duplicates,
@@ -163,7 +319,15 @@ CHECKS = (
     never_written,
     poll_order,
     nonmonotonic_sends,
+    precommitted_reads,
+    information_cycles,
+    lost_commits,
+    inexact_copies,
+    broken_sequences,
+    missing_markers,
 )
+"""Not here: G0 and cycles over write-write edges, and `int-send-skip`. They are normal in Kafka, where the writes of
+transactions to a partition lie between each other. How often records were read is reported, not judged."""
 
 
 def violations(history: History, *, most: int = 5) -> dict[str, list[str]]:
@@ -180,3 +344,9 @@ def first(lines: Iterable[str], most: int) -> list[str]:
     """Return the first `most` lines, and how many more there are."""
     every = list(lines)
     return every[:most] + ([f"and {len(every) - most} more"] if len(every) > most else [])
+
+
+def consume_counts(history: History) -> dict[int, int]:
+    """Return how many values were read how often, by all lives of all consumers but the last."""
+    times = Counter(poll.value for poll in history.polled)
+    return dict(sorted(Counter(times.values()).items()))

@@ -3,6 +3,7 @@
 `HAILBUS_HISTORY_SECONDS` sets how long (default 40; `just history` takes 600), `HAILBUS_SEED` replays the same kills.
 """
 
+import faulthandler
 import functools
 import itertools
 import os
@@ -14,18 +15,26 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
+import kafka
+import kafka.errors
+import kafka.structs
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from hailbus_broker.records import ControlType, read_control_type
 
+from tests.conformance.wire import Wire, batches
 from tests.support import free_port
 
-from .checker import End, History, Polled, Sent, violations
+from .checker import Committed, End, History, Polled, Sent, Stored, consume_counts, violations
 
 TOPIC = "history"
+COPY = "copy"
 PARTITIONS = 3
+MARKERS: dict[ControlType, Literal["commit", "abort"]] = {ControlType.COMMIT: "commit", ControlType.ABORT: "abort"}
 SECONDS = float(os.environ.get("HAILBUS_HISTORY_SECONDS", "40"))
 
 
@@ -78,6 +87,7 @@ class Workload:
     """Producers, transactional producers and consumers that write down what they did."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self.common = {
             "bootstrap.servers": address,
             "reconnect.backoff.ms": 20,
@@ -91,6 +101,9 @@ class Workload:
         self.lock = threading.Lock()
         self.sent: list[Sent] = []
         self.polled: list[Polled] = []
+        self.offsets: list[Committed] = []
+        self.ops = itertools.count(1)
+        self.crashes = 0
 
     def record(self, send: Sent) -> None:
         with self.lock:
@@ -133,17 +146,20 @@ class Workload:
     def transact(self, name: str, chance: random.Random) -> None:
         """Write to all partitions in transactions; abort a third of them."""
         producer: Producer | None = None
+        reader = self.reader(f"{name}-reader")
+        reader.assign([TopicPartition(TOPIC, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
         while not self.stopped.is_set():
             try:
                 if producer is None:
                     settings = {"transactional.id": name, "transaction.timeout.ms": 20_000, "linger.ms": 0}
                     producer = Producer({**self.common, **settings})
                     producer.init_transactions(30)
-                self.one_transaction(name, producer, chance)
+                self.one_transaction(name, producer, reader, chance)
             except KafkaException:
                 producer = None  # whatever went wrong, a new producer fences this one and ends its transaction
+        reader.close()
 
-    def one_transaction(self, name: str, producer: Producer, chance: random.Random) -> None:
+    def one_transaction(self, name: str, producer: Producer, reader: Consumer, chance: random.Random) -> None:
         number = next(self.transaction_ids)
         self.transactions[number] = "fail"  # nothing is committed before the commit is asked for
         pending: dict[int, int] = {}
@@ -162,6 +178,9 @@ class Workload:
                     producer.produce(TOPIC, str(value).encode(), partition=partition, on_delivery=done)
             if producer.flush(30):
                 raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+            got = self.poll(reader, f"{name}-reader", 0, 100, 0, transaction=number)
+            with self.lock:
+                self.polled.extend(got)
             if chance.random() < 1 / 3:
                 producer.abort_transaction(30)
             else:
@@ -183,34 +202,64 @@ class Workload:
                     )
                 )
 
-    def consume(self, name: str, life: int, until: dict[int, int] | None = None) -> list[Polled]:
-        """Read all partitions from the start; with `until`, to these ends, else for a while."""
-        consumer = Consumer(
+    def reader(self, group: str, **more: Any) -> Consumer:
+        return Consumer(
             {
                 **self.common,
-                "group.id": name,
+                "group.id": group,
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
-                "enable.partition.eof": False,
                 "auto.offset.reset": "error",
+                **more,
             }
         )
-        consumer.assign([TopicPartition(TOPIC, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+
+    def poll(
+        self,
+        consumer: Consumer,
+        name: str,
+        life: int,
+        most: int,
+        seconds: float,
+        *,
+        is_subscribed: bool = False,
+        transaction: int | None = None,
+    ) -> list[Polled]:
+        op = next(self.ops)
+        return [
+            Polled(
+                process=name,
+                life=life,
+                partition=partition,
+                offset=offset,
+                value=int(value),
+                op=op,
+                is_subscribed=is_subscribed,
+                transaction=transaction,
+            )
+            for message in consumer.consume(most, seconds)
+            if message.error() is None
+            and (partition := message.partition()) is not None
+            and (offset := message.offset()) is not None
+            and (value := message.value()) is not None
+        ]
+
+    def consume(self, name: str, life: int, until: dict[int, int] | None = None, *, topic: str = TOPIC) -> list[Polled]:
+        """Read all partitions from the start; with `until`, to these ends, else for a while."""
+        consumer = self.reader(name)
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
         got: list[Polled] = []
         deadline = time.monotonic() + 60
-        while not self.stopped.is_set() if until is None else self.behind(consumer, until):
+        while not self.stopped.is_set() if until is None else self.behind(consumer, topic, until):
             assert until is None or time.monotonic() < deadline, f"{name} never reached {until}"
-            for message in consumer.consume(500, 0.1):
-                partition, offset, value = message.partition(), message.offset(), message.value()
-                if message.error() is None and partition is not None and offset is not None and value is not None:
-                    got.append(Polled(process=name, life=life, partition=partition, offset=offset, value=int(value)))
+            got += self.poll(consumer, name, life, 500, 0.1)
             if until is None and len(got) > 20_000:
                 break  # a new life reads from the start again
         consumer.close()
         return got
 
-    def behind(self, consumer: Consumer, until: dict[int, int]) -> bool:
-        positions = consumer.position([TopicPartition(TOPIC, partition) for partition in until])
+    def behind(self, consumer: Consumer, topic: str, until: dict[int, int]) -> bool:
+        positions = consumer.position([TopicPartition(topic, partition) for partition in until])
         return any(max(place.offset, 0) < until[place.partition] for place in positions)
 
     def read_again_and_again(self, name: str) -> None:
@@ -221,25 +270,154 @@ class Workload:
             with self.lock:
                 self.polled.extend(got)
 
+    def copy(self, name: str, chance: random.Random) -> None:
+        """Copy the topic exactly once, as one of several members of a group; die now and then without a word.
 
-def end_offsets(address: str) -> dict[int, int]:
+        Through kafka-python: librdkafka 2.16 can wait for ever in `send_offsets_to_transaction` when the connection to
+        the coordinator breaks during its first step.
+        """
+        for life in itertools.count():
+            if self.stopped.is_set():
+                return
+            common = {"bootstrap_servers": self.address, "reconnect_backoff_ms": 20, "reconnect_backoff_max_ms": 200}
+            consumer = kafka.KafkaConsumer(
+                **common,
+                group_id=COPY,
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
+                session_timeout_ms=6000,
+                heartbeat_interval_ms=500,
+            )
+            consumer.subscribe([TOPIC])
+            # An id of its own for each life: what a crash leaves open is ended by its timeout.
+            producer = kafka.KafkaProducer(
+                **common,
+                transactional_id=f"{name}-{life}",
+                transaction_timeout_ms=8000,
+                max_block_ms=20_000,
+                delivery_timeout_ms=20_000,
+                request_timeout_ms=10_000,
+            )
+            try:
+                producer.init_transactions()
+                while not self.stopped.is_set():
+                    crashes = chance.random() < 1 / 40
+                    if self.copy_some(name, life, consumer, producer, crashes=crashes) and crashes:
+                        self.crashes += 1
+                        break
+            except (kafka.errors.KafkaError, AssertionError):
+                pass  # whatever went wrong: the next life begins where the group stands
+            finally:
+                producer.close(timeout=0)
+                consumer.close(autocommit=False, timeout_ms=2000)
+
+    def copy_some(self, name: str, life: int, consumer: Any, producer: Any, *, crashes: bool) -> bool:
+        """Copy what one poll brings, in a transaction with the offsets; a crash leaves the transaction open."""
+        op = next(self.ops)
+        got = [
+            Polled(
+                process=name,
+                life=life,
+                partition=record.partition,
+                offset=record.offset,
+                value=int(record.value),
+                op=op,
+                is_subscribed=True,
+            )
+            for records in consumer.poll(timeout_ms=200, max_records=300).values()
+            for record in records
+        ]
+        with self.lock:
+            self.polled.extend(got)
+        if not got:
+            return False
+        producer.begin_transaction()
+        for poll in got:
+            producer.send(COPY, str(poll.value).encode(), partition=poll.partition)
+        ends = {
+            kafka.TopicPartition(TOPIC, poll.partition): kafka.structs.OffsetAndMetadata(poll.offset + 1, "", -1)
+            for poll in got
+        }
+        producer.flush(10)
+        producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+        if not crashes:
+            producer.commit_transaction()
+        return True
+
+    def commit_and_look(self, name: str) -> None:
+        """Commit rising offsets for a group and read them back: what was acked is not forgotten."""
+        consumer = self.reader(name)
+        for offset in itertools.count(1):
+            if self.stopped.is_set():
+                break
+            partition = offset % PARTITIONS
+            outcome: End = "ok"
+            try:
+                consumer.commit(offsets=[TopicPartition(TOPIC, partition, offset)], asynchronous=False)
+            except KafkaException:
+                outcome = "unknown"
+            self.note_offset(name, partition, offset, is_read=False, outcome=outcome)
+            try:
+                (found,) = consumer.committed([TopicPartition(TOPIC, partition)], 10)
+            except KafkaException:
+                continue
+            if found.error is None:
+                self.note_offset(name, partition, max(found.offset, -1), is_read=True)
+        consumer.close()
+
+    def note_offset(self, group: str, partition: int, offset: int, *, is_read: bool, outcome: End = "ok") -> None:
+        self.offsets.append(
+            Committed(group=group, partition=partition, offset=offset, is_read=is_read, outcome=outcome)
+        )
+
+
+def stored_batches(address: str) -> list[Stored]:
+    """Every batch of the topic, as it stands in the log."""
+    found = []
+    wire = Wire(address)
+    for partition in range(PARTITIONS):
+        offset = 0
+        while views := batches(wire.fetch(TOPIC, offset, partition=partition).records):
+            for view in views:
+                header = view.header
+                marker = read_control_type(view) if header.is_control else None
+                found.append(
+                    Stored(
+                        partition=partition,
+                        base_offset=header.base_offset,
+                        last_offset=header.last_offset,
+                        producer_id=header.producer_id,
+                        producer_epoch=header.producer_epoch,
+                        base_sequence=header.base_sequence,
+                        is_transactional=header.is_transactional,
+                        marker=MARKERS.get(marker) if marker is not None else None,
+                    )
+                )
+            offset = views[-1].header.next_offset
+    wire.close()
+    return found
+
+
+def end_offsets(address: str, topic: str = TOPIC) -> dict[int, int]:
     consumer = Consumer({"bootstrap.servers": address, "group.id": "ends", "log_level": 0})
     try:
-        return {p: consumer.get_watermark_offsets(TopicPartition(TOPIC, p), timeout=30)[1] for p in range(PARTITIONS)}
+        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=30)[1] for p in range(PARTITIONS)}
     finally:
         consumer.close()
 
 
-def create_topic(address: str) -> None:
+def create_topics(address: str) -> None:
     admin = AdminClient({"bootstrap.servers": address})
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result()
+    for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in (TOPIC, COPY)]).values():
+        future.result()
 
 
 @pytest.mark.timeout(SECONDS + 240)
 def test_no_promise_is_broken_while_the_broker_is_killed(broker: Broker) -> None:
     seed = int(os.environ.get("HAILBUS_SEED", random.SystemRandom().randrange(1 << 32)))
     chance = random.Random(seed)
-    create_topic(broker.address)
+    create_topics(broker.address)
     work = Workload(broker.address)
     failures: list[BaseException] = []
 
@@ -257,6 +435,8 @@ def test_no_promise_is_broken_while_the_broker_is_killed(broker: Broker) -> None
     threads = [guarded(work.produce, f"producer-{p}", p) for p in range(PARTITIONS)]
     threads += [guarded(work.transact, f"transactions-{n}", random.Random(seed + n)) for n in (1, 2)]
     threads += [guarded(work.read_again_and_again, f"consumer-{n}") for n in (1, 2)]
+    threads += [guarded(work.copy, f"copy-{n}", random.Random(seed + 10 + n)) for n in (1, 2)]
+    threads += [guarded(work.commit_and_look, "offsets")]
     ends = time.monotonic() + SECONDS
     while time.monotonic() < ends and not failures:
         threading.Event().wait(chance.uniform(0.5, 4))  # how long this life of the broker lasts
@@ -265,17 +445,31 @@ def test_no_promise_is_broken_while_the_broker_is_killed(broker: Broker) -> None
     work.stopped.set()
     for thread in threads:
         thread.join(120)
+        if thread.is_alive():
+            faulthandler.dump_traceback()
         assert not thread.is_alive(), f"HAILBUS_SEED={seed}: a client never ended"
     assert not failures, f"HAILBUS_SEED={seed}: {failures[0]!r}"
     for name in ("transactions-1", "transactions-2"):  # a successor ends what is still open
         Producer({**work.common, "transactional.id": name}).init_transactions(60)
     work.stopped.clear()
     final = work.consume("final", 0, until=end_offsets(broker.address))
-    history = History(sent=work.sent, polled=work.polled, final=final, transactions=work.transactions)
+    copied = work.consume("final copy", 0, until=end_offsets(broker.address, COPY), topic=COPY)
+    history = History(
+        sent=work.sent,
+        polled=work.polled,
+        final=final,
+        transactions=work.transactions,
+        offsets=work.offsets,
+        copied=copied,
+        stored=stored_batches(broker.address),
+    )
     ended = {end: list(work.transactions.values()).count(end) for end in ("ok", "fail", "unknown")}
     print(
         f"HAILBUS_SEED={seed}: {broker.lives} lives, slowest start {broker.slowest_start_s:.2f} s,"
-        f" {len(work.sent):,} sends, {len(work.polled):,} polls, transactions {ended}"
+        f" {len(work.sent):,} sends, {len(work.polled):,} polls, transactions {ended}, {len(copied):,} copied with"
+        f" {work.crashes} crashes, {len(work.offsets):,} offsets committed or read, {len(history.stored):,} batches;"
+        f" values read n times: {consume_counts(history)}"
     )
     assert ended["ok"], "no transaction was committed: the history proves nothing"
+    assert copied, "nothing was copied: the history does not prove exactly once"
     assert violations(history) == {}, f"HAILBUS_SEED={seed} HAILBUS_HISTORY_SECONDS={SECONDS:.0f}"
