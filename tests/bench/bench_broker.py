@@ -1,8 +1,9 @@
 """The in-house broker side by side with Apache Kafka on this machine: one client, the same settings, alternating.
 
 `just bench-broker` runs all of it (about half an hour), `just bench-broker --quick` what the bars speak of (two to
-three minutes where nothing else runs), `--only throughput,latency` some. Figures are medians of the rounds; the ratio is ours over Apache
-Kafka's. CPU seconds are the broker process's own: a busy machine changes them little, and times a lot.
+three minutes where nothing else runs), `--only throughput,latency` some. Figures are medians of the rounds; the
+ratio is ours over Apache Kafka's. CPU seconds are the broker process's own: a busy machine changes them little, and
+times a lot.
 """
 
 import argparse

@@ -47,7 +47,7 @@ class LeaderEpochs:
         return self.entries[-1][0] if self.entries else UNDEFINED_EPOCH
 
     def assign(self, leader_epoch: LeaderEpoch, start_offset: Offset) -> bool:
-        """Note that an epoch begins, unless it or a later one has. Lasting after `save`.
+        """Note that an epoch begins, unless it or a later one has. Lasting once it is saved.
 
         Returns:
             Whether it is new.
@@ -104,8 +104,12 @@ class LeaderEpochs:
 
     def save(self) -> None:
         """Write the checkpoint so that it lasts."""
+        self._disk.write_whole(self.path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The checkpoint's text."""
         lines = [str(_VERSION), str(len(self.entries)), *(f"{epoch} {offset}" for epoch, offset in self.entries)]
-        self._disk.write_whole(self.path, ("\n".join(lines) + "\n").encode())
+        return ("\n".join(lines) + "\n").encode()
 
 
 def parse_checkpoint(path: str, data: bytes) -> list[tuple[int, int]]:

@@ -92,12 +92,20 @@ class PendingSync:
     `run` it in any thread, then give it to `PartitionLog.finish_sync` in the log's own.
     """
 
-    __slots__ = ("_directory", "_disk", "_files", "end_offset")
+    __slots__ = ("_directory", "_disk", "_epochs", "_files", "end_offset")
 
-    def __init__(self, disk: Disk, files: tuple[File, ...], directory: str | None, end_offset: Offset) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        files: tuple[File, ...],
+        directory: str | None,
+        epochs: tuple[str, bytes] | None,
+        end_offset: Offset,
+    ) -> None:
         self._disk: Final = disk
         self._files: Final = files
         self._directory: Final = directory
+        self._epochs: Final = epochs
         self.end_offset: Final = end_offset
 
     def run(self) -> None:
@@ -108,7 +116,9 @@ class PendingSync:
         """
         for file in self._files:
             file.sync()
-        if self._directory is not None:
+        if self._epochs is not None:
+            self._disk.write_whole(*self._epochs)  # syncs the directory, too
+        elif self._directory is not None:
             self._disk.sync_directory(self._directory)
 
 
@@ -188,6 +198,7 @@ class PartitionLog:
         self._tail_cache: Final = tail_cache
         self._dirty_files: set[File] = set()
         self._is_directory_dirty = False
+        self._are_epochs_dirty = False
         self._snapshot_offset: Offset = -1
         self._mid_snapshots: set[Offset] = set()
         self._total_bytes = 0
@@ -494,8 +505,10 @@ class PartitionLog:
         self._producers.complete(completed)
 
     def _begin_epoch(self, leader_epoch: LeaderEpoch, start_offset: Offset) -> None:
+        # Written with the next sync: everything below the recovery point is in the checkpoint, and recovery takes the
+        # rest from the batches.
         if self.leader_epochs.assign(leader_epoch, start_offset):
-            self.leader_epochs.save()
+            self._are_epochs_dirty = True
         self._newest_leader_epoch = self.leader_epochs.latest
 
     def _fail_write(self, segment: Segment, error: StorageError) -> None:
@@ -587,7 +600,7 @@ class PartitionLog:
     @property
     def is_dirty(self) -> bool:
         """Whether something was written that has not been synced."""
-        return bool(self._dirty_files) or self._is_directory_dirty
+        return bool(self._dirty_files) or self._is_directory_dirty or self._are_epochs_dirty
 
     def start_sync(self) -> PendingSync | None:
         """Take note of what has been written until now.
@@ -595,16 +608,17 @@ class PartitionLog:
         Returns:
             What has to be run and then given to `finish_sync`; None if everything is synced.
         """
-        if not self._dirty_files and not self._is_directory_dirty:
+        if not self.is_dirty:
             return None
         pending = PendingSync(
             self._disk,
             tuple(self._dirty_files),
             self.directory if self._is_directory_dirty else None,
+            (self.leader_epochs.path, self.leader_epochs.to_bytes()) if self._are_epochs_dirty else None,
             self.log_end_offset,
         )
         self._dirty_files.clear()
-        self._is_directory_dirty = False
+        self._is_directory_dirty = self._are_epochs_dirty = False
         return pending
 
     def finish_sync(self, pending: PendingSync, error: StorageError | None = None) -> Offset:
@@ -906,8 +920,7 @@ class PartitionLog:
             )
         if before_offset > self.log_start_offset:
             self.log_start_offset = before_offset
-            if self.leader_epochs.truncate_start(before_offset):
-                self.leader_epochs.save()
+            self._are_epochs_dirty |= self.leader_epochs.truncate_start(before_offset)
         return self.log_start_offset
 
     def apply_retention(self, *, now_ms: int) -> int:
@@ -959,8 +972,7 @@ class PartitionLog:
         start_offset = self._segments[0].base_offset
         if start_offset > self.log_start_offset:
             self.log_start_offset = start_offset
-            if self.leader_epochs.truncate_start(start_offset):
-                self.leader_epochs.save()
+            self._are_epochs_dirty |= self.leader_epochs.truncate_start(start_offset)
         return PendingRemoval(self._disk, tuple(paths), count)
 
     # ---- compaction
@@ -1114,7 +1126,7 @@ class PartitionLog:
         self._dirty_files.add(active.file)
         self._is_directory_dirty = True
         if self.leader_epochs.truncate_end(end_offset):
-            self.leader_epochs.save()
+            self._are_epochs_dirty = True
             self._newest_leader_epoch = self.leader_epochs.latest
         names = self._disk.list(self.directory)
         self._producers = load_producer_state(
