@@ -283,6 +283,13 @@ BROKER_OPTIONS: Final = _table(
     Option("group.consumer.max.heartbeat.interval.ms", _I, "15000", "Upper bound for a group's heartbeat interval.", 1),
     Option("group.consumer.max.session.timeout.ms", _I, "60000", "Upper bound for a group's session timeout.", 1),
     Option("group.consumer.max.size", _I, str(MAX_INT), "Most members of a group of the consumer protocol.", 1),
+    Option(
+        "group.consumer.migration.policy",
+        _S,
+        "bidirectional",
+        "Which way a group with members may change over between the classic and the consumer protocol.",
+        choices=("disabled", "upgrade", "downgrade", "bidirectional"),
+    ),
     Option("group.consumer.min.heartbeat.interval.ms", _I, "5000", "Lower bound for a group's heartbeat interval.", 1),
     Option("group.consumer.min.session.timeout.ms", _I, "45000", "Lower bound for a group's session timeout.", 1),
     Option(

@@ -134,6 +134,7 @@ def group_config(config: BrokerConfig) -> GroupConfig:
         consumer_session_timeout_ms=config["group.consumer.session.timeout.ms"],
         consumer_heartbeat_interval_ms=config["group.consumer.heartbeat.interval.ms"],
         consumer_max_size=config["group.consumer.max.size"],
+        consumer_migration_policy=config["group.consumer.migration.policy"],
         consumer_assignors=config["group.consumer.assignors"],
     )
 

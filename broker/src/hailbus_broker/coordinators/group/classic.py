@@ -71,6 +71,7 @@ class ClassicGroup:
     Attributes:
         join_deadline_ms: When a rebalance stops waiting for members that have not rejoined; None while there is none.
         join_remaining_ms: Of a group's first rebalance: for how long it may still be put off for newcomers.
+        has_changed_over: Whether it was a consumer group a moment ago, for `change_reason`: its members have to rejoin.
         pending: Member ids that were given out and not used yet, with the time at which they lapse.
     """
 
@@ -90,6 +91,8 @@ class ClassicGroup:
     sync_deadline_ms: int | None = None
     rebalances: RebalanceHistory = field(default_factory=RebalanceHistory)
     is_recorded: bool = False
+    has_changed_over: bool = False
+    change_reason: str = ""
 
     def move_to(self, state: ClassicState, now_ms: int) -> None:
         """Change state, along the table above only."""

@@ -18,4 +18,15 @@ class GroupConfig:
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
     consumer_max_size: int = 2**31 - 1
+    consumer_migration_policy: str = "bidirectional"
     consumer_assignors: tuple[str, ...] = ("uniform", "range")
+
+    @property
+    def can_upgrade(self) -> bool:
+        """Whether a classic group with members may become a consumer group."""
+        return self.consumer_migration_policy in {"bidirectional", "upgrade"}
+
+    @property
+    def can_downgrade(self) -> bool:
+        """Whether a consumer group may become a classic one."""
+        return self.consumer_migration_policy in {"bidirectional", "downgrade"}

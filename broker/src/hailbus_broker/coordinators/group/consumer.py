@@ -63,6 +63,13 @@ class ConsumerMember:
     state: MemberState = MemberState.STABLE
     assigned: Assignment = field(default_factory=dict)
     pending_revocation: Assignment = field(default_factory=dict)
+    classic_session_timeout_ms: int | None = None
+    classic_protocols: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def is_classic(self) -> bool:
+        """Whether the member speaks the classic protocol: its group has changed over (see `migration`)."""
+        return self.classic_session_timeout_ms is not None
 
 
 @dataclass(slots=True, kw_only=True)

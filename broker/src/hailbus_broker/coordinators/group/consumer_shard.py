@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from hailbus_broker.coordinators.group.assignors import ASSIGNORS, Assignment
-from hailbus_broker.coordinators.group.classic import ClassicState
 from hailbus_broker.coordinators.group.consumer import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -19,6 +18,16 @@ from hailbus_broker.coordinators.group.consumer import (
     contains,
     intersects,
     without_empty,
+)
+from hailbus_broker.coordinators.group.migration import (
+    CONSUMER_PROTOCOL,
+    NotConsumerProtocolError,
+    classic_update,
+    from_classic,
+    has_to_rejoin,
+    owned_by,
+    to_classic,
+    write_assignment,
 )
 from hailbus_broker.coordinators.group.rebalances import Rebalance, RebalanceCause, rebalances_tag
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome
@@ -34,7 +43,11 @@ from hailbus_broker.protocol.definitions.consumer_group_current_member_assignmen
 )
 from hailbus_broker.protocol.definitions.consumer_group_heartbeat_request import ConsumerGroupHeartbeatRequest
 from hailbus_broker.protocol.definitions.consumer_group_member_metadata_key import ConsumerGroupMemberMetadataKey
-from hailbus_broker.protocol.definitions.consumer_group_member_metadata_value import ConsumerGroupMemberMetadataValue
+from hailbus_broker.protocol.definitions.consumer_group_member_metadata_value import (
+    ClassicMemberMetadata,
+    ClassicProtocol,
+    ConsumerGroupMemberMetadataValue,
+)
 from hailbus_broker.protocol.definitions.consumer_group_metadata_key import ConsumerGroupMetadataKey
 from hailbus_broker.protocol.definitions.consumer_group_metadata_value import ConsumerGroupMetadataValue
 from hailbus_broker.protocol.definitions.consumer_group_regular_expression_key import (
@@ -53,6 +66,8 @@ from hailbus_broker.protocol.definitions.consumer_group_target_assignment_metada
     ConsumerGroupTargetAssignmentMetadataValue,
 )
 from hailbus_broker.protocol.definitions.group_metadata_key import GroupMetadataKey
+from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
+from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -62,8 +77,11 @@ if TYPE_CHECKING:
     from hailbus_broker.cluster.metadata.image import MetadataImage
     from hailbus_broker.coordinators.group.classic import ClassicGroup
     from hailbus_broker.coordinators.group.config import GroupConfig
+    from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest
+    from hailbus_broker.protocol.definitions.leave_group_request import MemberIdentity
     from hailbus_broker.protocol.schema import Message, Uuid
 
+CLASSIC_MEMBER: Final = 0
 CONSUMER_MEMBER: Final = 1
 
 CONSUMER_KEY_TYPES: Final[dict[int, type[Message]]] = {
@@ -149,7 +167,7 @@ class ConsumerGroupsMixin:
         now_ms: int,
         out: Outcome,
     ) -> heartbeat_response.ConsumerGroupHeartbeatResponse:
-        group = self._consumer_group(request, out)
+        group = self._consumer_group(request, now_ms, out)
         is_joining = request.member_epoch == JOIN_EPOCH
         if member_id not in group.members and is_joining and len(group.members) >= self.config.consumer_max_size:
             raise ApiError(
@@ -175,6 +193,45 @@ class ConsumerGroupsMixin:
                 reasons.append((RebalanceCause.SUBSCRIPTION_CHANGED, f"member {member_id} changed its subscription"))
             elif updated.server_assignor != member.server_assignor and member.member_id in group.members:
                 reasons.append((RebalanceCause.ASSIGNOR_CHANGED, f"member {member_id} changed its assignor"))
+        reconciled = self._advance(group, members, target, updated, owned, reasons, now_ms, out)
+        classic = self.groups.get(group.group_id)
+        if classic is not None:
+            self._let_go(classic, out)
+        session_timeout_ms, heartbeat_interval_ms = self.group_settings(group.group_id)
+        self._touch_consumer(group, member_id, now_ms + session_timeout_ms)
+        is_full = is_joining or (
+            request.rebalance_timeout_ms != -1
+            and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
+            and owned is not None
+        )
+        assignment = None
+        if is_full or reconciled.assigned != member.assigned:
+            assignment = heartbeat_response.Assignment(
+                topic_partitions=[
+                    heartbeat_response.TopicPartitions(topic_id=topic, partitions=sorted(partitions))
+                    for topic, partitions in sorted(reconciled.assigned.items())
+                ]
+            )
+        return heartbeat_response.ConsumerGroupHeartbeatResponse(
+            member_id=member_id,
+            member_epoch=reconciled.member_epoch,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            assignment=assignment,
+        )
+
+    def _advance(
+        self,
+        group: ConsumerGroup,
+        members: dict[str, ConsumerMember],
+        target: dict[str, Assignment],
+        updated: ConsumerMember,
+        owned: Assignment | None,
+        reasons: list[tuple[RebalanceCause, str]],
+        now_ms: int,
+        out: Outcome,
+    ) -> ConsumerMember:
+        """Take in what a member has said: a new epoch and assignment if there are reasons, and what it may have now."""
+        member_id = updated.member_id
         members[member_id] = updated
         regex_topics = self._resolve_regexes(group, members, out, now_ms)
         subscriptions = {
@@ -198,8 +255,6 @@ class ConsumerGroupsMixin:
             out.records.append(_current_record(group.group_id, reconciled))
         group.image_version = self.image.version
         self.consumer_groups[group.group_id] = group
-        session_timeout_ms, heartbeat_interval_ms = self.group_settings(group.group_id)
-        self._touch_consumer(group, member_id, now_ms + session_timeout_ms)
         if reconciled.state is MemberState.UNREVOKED_PARTITIONS:
             if group.revocation_deadlines.get(member_id, (0, -1))[1] != reconciled.member_epoch:
                 due = now_ms + reconciled.rebalance_timeout_ms
@@ -207,27 +262,9 @@ class ConsumerGroupsMixin:
                 heappush(self._timers, (due, group.group_id, member_id))
         else:
             group.revocation_deadlines.pop(member_id, None)
-        is_full = is_joining or (
-            request.rebalance_timeout_ms != -1
-            and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
-            and owned is not None
-        )
-        assignment = None
-        if is_full or reconciled.assigned != member.assigned:
-            assignment = heartbeat_response.Assignment(
-                topic_partitions=[
-                    heartbeat_response.TopicPartitions(topic_id=topic, partitions=sorted(partitions))
-                    for topic, partitions in sorted(reconciled.assigned.items())
-                ]
-            )
-        return heartbeat_response.ConsumerGroupHeartbeatResponse(
-            member_id=member_id,
-            member_epoch=reconciled.member_epoch,
-            heartbeat_interval_ms=heartbeat_interval_ms,
-            assignment=assignment,
-        )
+        return reconciled
 
-    def _consumer_group(self, request: ConsumerGroupHeartbeatRequest, out: Outcome) -> ConsumerGroup:
+    def _consumer_group(self, request: ConsumerGroupHeartbeatRequest, now_ms: int, out: Outcome) -> ConsumerGroup:
         group = self.consumer_groups.get(request.group_id)
         if group is not None:
             return group
@@ -235,14 +272,203 @@ class ConsumerGroupsMixin:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Consumer group {request.group_id} not found.")
         classic = self.groups.get(request.group_id)
         if classic is not None:
-            if classic.state is not ClassicState.EMPTY:
-                raise ApiError(
-                    ErrorCode.GROUP_ID_NOT_FOUND,
-                    f"Group {request.group_id} is a classic group with members: let them leave before it changes over.",
-                )
+            if classic.members:
+                return self._upgrade(classic, now_ms, out)
             if classic.is_recorded:
                 out.records.append(CoordinatorRecord(GroupMetadataKey(group=request.group_id), None))
         return ConsumerGroup(group_id=request.group_id)
+
+    def _upgrade(self, classic: ClassicGroup, now_ms: int, out: Outcome) -> ConsumerGroup:
+        """Let a classic group with members go on as a consumer group."""
+        if not self.config.can_upgrade:
+            raise ApiError(
+                ErrorCode.GROUP_ID_NOT_FOUND,
+                f"Group {classic.group_id} is a classic group with members, and group.consumer.migration.policy is "
+                f"{self.config.consumer_migration_policy}: let them leave before it changes over.",
+            )
+        if len(classic.members) >= self.config.consumer_max_size:
+            raise ApiError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED, "The group has too many members for the consumer protocol."
+            )
+        group = from_classic(classic, self.image)
+        out.records.append(CoordinatorRecord(GroupMetadataKey(group=classic.group_id), None))
+        for member_id, member in sorted(group.members.items()):
+            out.records.append(_member_record(group.group_id, member))
+            out.records.append(_target_record(group.group_id, member_id, member.assigned))
+            out.records.append(_current_record(group.group_id, member))
+            assert member.classic_session_timeout_ms is not None
+            self._touch_consumer(group, member_id, now_ms + member.classic_session_timeout_ms)
+        out.records.append(_assignment_record(group.group_id, group.assignment_epoch, now_ms))
+        out.records.append(_group_record(group.group_id, group.group_epoch, group.subscription_hash))
+        out.facts.append(("group_upgraded", {"group": group.group_id, "members": len(group.members)}))
+        return group
+
+    def _let_go(self, classic: ClassicGroup, out: Outcome) -> None:
+        """A classic group goes on as a consumer group: who waits in a rebalance has to begin it again."""
+        for waiting in classic.members.values():
+            if waiting.join_token is not None:
+                response = JoinGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS, member_id=waiting.member_id)
+                out.replies.append((waiting.join_token, response))
+                waiting.join_token = None
+            if waiting.sync_token is not None:
+                out.replies.append((waiting.sync_token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)))
+                waiting.sync_token = None
+        del self.groups[classic.group_id]
+
+    # ------------------------------------------------------------------ members of the classic protocol
+
+    def join_as_classic(
+        self,
+        group: ConsumerGroup,
+        request: JoinGroupRequest,
+        token: object,
+        client_id: str,
+        client_host: str,
+        requires_known_member: bool,
+        now_ms: int,
+        out: Outcome,
+    ) -> None:
+        """A member of the classic protocol joins a consumer group, or joins it again.
+
+        Raises:
+            ApiError: It cannot be a member.
+        """
+        names = [
+            {name for name, _ in member.classic_protocols} for member in group.members.values() if member.is_classic
+        ]
+        common = set.intersection(*names) if names else {entry.name for entry in request.protocols}
+        if request.protocol_type != CONSUMER_PROTOCOL or not common & {entry.name for entry in request.protocols}:
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        member_id, instance_id = request.member_id, request.group_instance_id
+        if not member_id and instance_id is None and requires_known_member:
+            member_id = f"{client_id}-{self._new_id()}"
+            response = JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id)
+            out.replies.append((token, response))
+            return
+        members, target = dict(group.members), dict(group.target)
+        reasons: list[tuple[RebalanceCause, str]] = []
+        holder_id = None if instance_id is None else group.static_members.get(instance_id)
+        if not member_id:
+            member_id = f"{instance_id or client_id}-{self._new_id()}"
+            if holder_id is not None:
+                holder = group.members[holder_id]
+                members[member_id] = self._replace_consumer_static(group, members, target, holder, member_id, out)
+        elif holder_id is not None and holder_id != member_id:
+            raise ApiError(ErrorCode.FENCED_INSTANCE_ID)
+        if member_id not in members and len(group.members) >= self.config.consumer_max_size:
+            raise ApiError(ErrorCode.GROUP_MAX_SIZE_REACHED)
+        before = members.get(member_id, ConsumerMember(member_id=member_id))
+        try:
+            updated = classic_update(before, request, client_id, client_host)
+            owned = owned_by(request, self.image)
+        except NotConsumerProtocolError as error:
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL) from error
+        if member_id not in members:
+            reasons.append((RebalanceCause.MEMBER_JOINED, f"a new member {member_id} joined"))
+        elif updated.subscribed_topics != before.subscribed_topics:
+            reasons.append((RebalanceCause.SUBSCRIPTION_CHANGED, f"member {member_id} changed its subscription"))
+        if updated != group.members.get(member_id):
+            out.records.append(_member_record(group.group_id, updated))
+        reconciled = self._advance(group, members, target, updated, owned, reasons, now_ms, out)
+        self._touch_consumer(group, member_id, now_ms + request.session_timeout_ms)
+        out.replies.append(
+            (
+                token,
+                JoinGroupResponse(
+                    generation_id=reconciled.member_epoch,
+                    protocol_type=CONSUMER_PROTOCOL,
+                    protocol_name=request.protocols[0].name,
+                    # Nobody leads: the coordinator assigns.
+                    leader="",
+                    member_id=member_id,
+                ),
+            )
+        )
+
+    def classic_member(
+        self, group: ConsumerGroup, member_id: str, instance_id: str | None, generation: int, now_ms: int
+    ) -> ConsumerMember:
+        """The member of the classic protocol that a request names; it has shown that it lives.
+
+        Raises:
+            ApiError: There is none, it is another's, or its generation is over.
+        """
+        if instance_id is not None:
+            holder_id = group.static_members.get(instance_id)
+            if holder_id is None:
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+            if holder_id != member_id:
+                raise ApiError(ErrorCode.FENCED_INSTANCE_ID)
+        member = group.members.get(member_id)
+        if member is None or member.classic_session_timeout_ms is None:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        if generation != member.member_epoch:
+            raise ApiError(ErrorCode.ILLEGAL_GENERATION)
+        self._touch_consumer(group, member_id, now_ms + member.classic_session_timeout_ms)
+        return member
+
+    def tell_to_rejoin(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> bool:
+        """Whether a member of the classic protocol has to join again, for which it has its rebalance timeout."""
+        if not has_to_rejoin(group, member):
+            return False
+        if member.member_id not in group.revocation_deadlines:
+            due = now_ms + member.rebalance_timeout_ms
+            group.revocation_deadlines[member.member_id] = (due, member.member_epoch)
+            heappush(self._timers, (due, group.group_id, member.member_id))
+        return True
+
+    def sync_as_classic(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> SyncGroupResponse:
+        """What a member of the classic protocol gets.
+
+        Raises:
+            ApiError: It has to join again first.
+        """
+        if self.tell_to_rejoin(group, member, now_ms) and member.state is not MemberState.UNREVOKED_PARTITIONS:
+            raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
+        name, metadata = member.classic_protocols[0]
+        return SyncGroupResponse(
+            protocol_type=CONSUMER_PROTOCOL,
+            protocol_name=name,
+            assignment=write_assignment(member.assigned, self.image, like=metadata),
+        )
+
+    def leave_as_classic(self, group: ConsumerGroup, entry: MemberIdentity, now_ms: int, out: Outcome) -> None:
+        """A LeaveGroup for a member of a consumer group.
+
+        Raises:
+            ApiError: There is no such member.
+        """
+        member_id = entry.member_id
+        if entry.group_instance_id is not None:
+            holder_id = group.static_members.get(entry.group_instance_id)
+            if holder_id is None:
+                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+            if member_id and holder_id != member_id:
+                raise ApiError(ErrorCode.FENCED_INSTANCE_ID)
+            member_id = holder_id
+        if member_id not in group.members:
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+        reason = f"member {member_id} left; its reason: {entry.reason or 'not given'}"
+        self._remove_consumer(group, member_id, RebalanceCause.MEMBER_LEFT, reason, now_ms, out)
+
+    def _downgrade(
+        self, group: ConsumerGroup, rest: Mapping[str, ConsumerMember], reason: str, now_ms: int, out: Outcome
+    ) -> None:
+        """Let a consumer group, whose members are all of the classic protocol now, go on as a classic group."""
+        for member_id in sorted(group.members):
+            out.records += _removal_records(group.group_id, member_id)
+        out.records += self.consumer_group_removal(group)
+        group.session_deadlines.clear()
+        group.revocation_deadlines.clear()
+        self.take_classic(to_classic(group, (rest[key] for key in sorted(rest)), self.image), reason, now_ms, out)
+        out.facts.append(("group_downgraded", {"group": group.group_id, "members": len(rest)}))
+
+    def take_classic(self, group: ClassicGroup, reason: str, now_ms: int, out: Outcome) -> None:
+        """Go on with a group that has become classic; the part of the shard for classic groups does."""
+        raise NotImplementedError
+
+    def _new_id(self) -> str:
+        raise NotImplementedError
 
     def _find_member(
         self,
@@ -263,7 +489,7 @@ class ConsumerGroupsMixin:
             holder = None if holder_id is None else group.members[holder_id]
             if request.member_epoch == JOIN_EPOCH:
                 if holder is not None and holder.member_id != member_id:
-                    if holder.member_epoch != STATIC_LEAVE_EPOCH:
+                    if holder.member_epoch != STATIC_LEAVE_EPOCH and not holder.is_classic:
                         raise ApiError(
                             ErrorCode.UNRELEASED_INSTANCE_ID,
                             f"Static member {member_id} with instance id {instance_id} cannot join the group because "
@@ -329,7 +555,12 @@ class ConsumerGroupsMixin:
     def _updated(
         member: ConsumerMember, request: ConsumerGroupHeartbeatRequest, client_id: str, client_host: str
     ) -> ConsumerMember:
-        changes: dict[str, object] = {"client_id": client_id, "client_host": client_host}
+        changes: dict[str, object] = {
+            "client_id": client_id,
+            "client_host": client_host,
+            "classic_session_timeout_ms": None,
+            "classic_protocols": (),
+        }
         if request.instance_id is not None:
             changes["instance_id"] = request.instance_id
         if request.rack_id is not None:
@@ -408,8 +639,7 @@ class ConsumerGroupsMixin:
         for member_id, assignment in sorted(target.items()):
             if member_id not in before or before[member_id] != assignment:
                 out.records.append(_target_record(group.group_id, member_id, assignment))
-        value = ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch, assignment_timestamp=now_ms)
-        out.records.append(CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group.group_id), value))
+        out.records.append(_assignment_record(group.group_id, epoch, now_ms))
         return target
 
     def _reconcile(
@@ -492,9 +722,12 @@ class ConsumerGroupsMixin:
     def _remove_consumer(
         self, group: ConsumerGroup, member_id: str, cause: RebalanceCause, reason: str, now_ms: int, out: Outcome
     ) -> None:
+        rest = {key: member for key, member in group.members.items() if key != member_id}
+        if rest and self.config.can_downgrade and all(member.is_classic for member in rest.values()):
+            self._downgrade(group, rest, reason, now_ms, out)
+            return
         out.records += _removal_records(group.group_id, member_id)
         epoch = group.group_epoch + 1
-        rest = {key: member for key, member in group.members.items() if key != member_id}
         subscriptions = {
             key: member.subscribed_topics | group.regex_topics.get(member.subscribed_regex, frozenset())
             for key, member in rest.items()
@@ -560,7 +793,7 @@ class ConsumerGroupsMixin:
         if member is None:
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         if member_epoch != member.member_epoch:
-            raise ApiError(ErrorCode.STALE_MEMBER_EPOCH)
+            raise ApiError(ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH)
 
     def describe_consumer(self, group_id: str) -> describe_response.DescribedGroup | None:
         """A consumer group as ConsumerGroupDescribe shows it; None if there is none."""
@@ -586,7 +819,7 @@ class ConsumerGroupsMixin:
                     subscribed_topic_regex=member.subscribed_regex or None,
                     assignment=self._described(member.assigned),
                     target_assignment=self._described(group.target.get(member.member_id, {})),
-                    member_type=CONSUMER_MEMBER,
+                    member_type=CLASSIC_MEMBER if member.is_classic else CONSUMER_MEMBER,
                 )
                 for member in group.members.values()
             ],
@@ -668,6 +901,7 @@ class ConsumerGroupsMixin:
             return
         assert isinstance(value, ConsumerGroupMemberMetadataValue)
         before = group.members.get(member_id, ConsumerMember(member_id=member_id))
+        classic = value.classic_member_metadata
         group.members[member_id] = replace(
             before,
             instance_id=value.instance_id,
@@ -678,11 +912,16 @@ class ConsumerGroupsMixin:
             subscribed_topics=frozenset(value.subscribed_topic_names),
             subscribed_regex=value.subscribed_topic_regex or "",
             server_assignor=value.server_assignor,
+            classic_session_timeout_ms=None if classic is None else classic.session_timeout_ms,
+            classic_protocols=()
+            if classic is None
+            else tuple((entry.name, bytes(entry.metadata)) for entry in classic.supported_protocols),
         )
         if value.instance_id is not None:
             group.static_members[value.instance_id] = member_id
         if member_id not in group.session_deadlines:
-            self._touch_consumer(group, member_id, now_ms + self.group_settings(group.group_id)[0])
+            timeout_ms = self.group_settings(group.group_id)[0] if classic is None else classic.session_timeout_ms
+            self._touch_consumer(group, member_id, now_ms + timeout_ms)
 
     @staticmethod
     def _replay_current(group: ConsumerGroup, member_id: str, value: Message | None) -> None:
@@ -745,6 +984,11 @@ def _group_record(group_id: str, epoch: int, subscription_hash: int) -> Coordina
     return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), value)
 
 
+def _assignment_record(group_id: str, epoch: int, now_ms: int) -> CoordinatorRecord:
+    value = ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch, assignment_timestamp=now_ms)
+    return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), value)
+
+
 def _member_record(group_id: str, member: ConsumerMember) -> CoordinatorRecord:
     value = ConsumerGroupMemberMetadataValue(
         instance_id=member.instance_id,
@@ -755,7 +999,14 @@ def _member_record(group_id: str, member: ConsumerMember) -> CoordinatorRecord:
         subscribed_topic_regex=member.subscribed_regex or None,
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         server_assignor=member.server_assignor,
-        classic_member_metadata=None,
+        classic_member_metadata=None
+        if member.classic_session_timeout_ms is None
+        else ClassicMemberMetadata(
+            session_timeout_ms=member.classic_session_timeout_ms,
+            supported_protocols=[
+                ClassicProtocol(name=name, metadata=metadata) for name, metadata in member.classic_protocols
+            ],
+        ),
     )
     return CoordinatorRecord(ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member.member_id), value)
 

@@ -142,6 +142,11 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         )
 
     def _group_due(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
+        if group.has_changed_over:
+            group.has_changed_over = False
+            reason = f"the group changed over to the classic protocol: {group.change_reason}"
+            self._maybe_rebalance(group, RebalanceCause.PROTOCOL_CHANGED, reason, now_ms, out)
+            return
         if group.join_deadline_ms is not None and group.join_deadline_ms <= now_ms:
             if group.join_remaining_ms is not None and group.has_newcomers and group.join_remaining_ms > 0:
                 delay = min(self.config.initial_rebalance_delay_ms, group.join_remaining_ms)
@@ -163,6 +168,18 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                         now_ms,
                         out,
                     )
+
+    def take_classic(self, group: ClassicGroup, reason: str, now_ms: int, out: Outcome) -> None:
+        """See `ConsumerGroupsMixin`. Its members rejoin as soon as its record is replayed."""
+        self.groups[group.group_id] = group
+        for member in group.members.values():
+            self._touch(group, member, now_ms)
+        assignments = {member.member_id: member.assignment for member in group.members.values()}
+        out.records.append(self._group_record(group, assignments))
+        group.has_changed_over = True
+        group.change_reason = reason
+        # Not in this tick: the record is not replayed yet.
+        heappush(self._timers, (now_ms + 1, group.group_id, ""))
 
     def _schedule_join(self, group: ClassicGroup, due_ms: int) -> None:
         group.join_deadline_ms = due_ms
@@ -204,8 +221,10 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         out = Outcome()
         try:
             self._join(request, token, client_id, client_host, requires_known_member, can_skip_assignment, now_ms, out)
-        except _RefusedError as refused:
-            member_id = refused.member_id if refused.member_id is not None else request.member_id
+        except ApiError as refused:
+            member_id = getattr(refused, "member_id", None)
+            if member_id is None:
+                member_id = request.member_id
             out.replies.append((token, JoinGroupResponse(error_code=refused.code, member_id=member_id)))
         return out
 
@@ -227,7 +246,10 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         consumer_group = self.consumer_groups.get(request.group_id)
         if consumer_group is not None:
             if consumer_group.members:
-                raise _RefusedError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+                self.join_as_classic(
+                    consumer_group, request, token, client_id, client_host, requires_known_member, now_ms, out
+                )
+                return
             out.records += self.consumer_group_removal(consumer_group)
         group = self.groups.get(request.group_id)
         if group is None:
@@ -543,11 +565,18 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         out = Outcome()
         try:
             self._sync(request, token, now_ms, out)
-        except _RefusedError as refused:
+        except ApiError as refused:
             out.replies.append((token, SyncGroupResponse(error_code=refused.code)))
         return out
 
     def _sync(self, request: SyncGroupRequest, token: object, now_ms: int, out: Outcome) -> None:
+        changed_over = self.consumer_groups.get(request.group_id)
+        if changed_over is not None:
+            found = self.classic_member(
+                changed_over, request.member_id, request.group_instance_id, request.generation_id, now_ms
+            )
+            out.replies.append((token, self.sync_as_classic(changed_over, found, now_ms)))
+            return
         group = self._known_group(request.group_id)
         member = self._known_member(group, request.member_id, request.group_instance_id)
         if request.generation_id != group.generation:
@@ -604,6 +633,15 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         out = Outcome()
         code = ErrorCode.NONE
         try:
+            changed_over = self.consumer_groups.get(request.group_id)
+            if changed_over is not None:
+                found = self.classic_member(
+                    changed_over, request.member_id, request.group_instance_id, request.generation_id, now_ms
+                )
+                if self.tell_to_rejoin(changed_over, found, now_ms):
+                    raise _RefusedError(ErrorCode.REBALANCE_IN_PROGRESS)
+                out.replies.append((token, HeartbeatResponse()))
+                return out
             group = self._known_group(request.group_id)
             member = self._known_member(group, request.member_id, request.group_instance_id)
             if group.state in {ClassicState.EMPTY, ClassicState.DEAD}:
@@ -613,7 +651,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             self._touch(group, member, now_ms)
             if group.state is ClassicState.PREPARING_REBALANCE:
                 code = ErrorCode.REBALANCE_IN_PROGRESS
-        except _RefusedError as refused:
+        except ApiError as refused:
             code = refused.code
         out.replies.append((token, HeartbeatResponse(error_code=code)))
         return out
@@ -631,7 +669,8 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         """
         out = Outcome()
         group = self.groups.get(request.group_id)
-        if group is None or group.state is ClassicState.DEAD:
+        changed_over = self.consumer_groups.get(request.group_id)
+        if changed_over is None and (group is None or group.state is ClassicState.DEAD):
             results = [
                 MemberResponse(
                     member_id=entry.member_id,
@@ -646,8 +685,12 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         for entry in members:
             code = ErrorCode.NONE
             try:
-                self._leave(group, entry, now_ms, out)
-            except _RefusedError as refused:
+                if changed_over is not None:
+                    self.leave_as_classic(changed_over, entry, now_ms, out)
+                else:
+                    assert group is not None
+                    self._leave(group, entry, now_ms, out)
+            except ApiError as refused:
                 code = refused.code
             results.append(
                 MemberResponse(member_id=entry.member_id, group_instance_id=entry.group_instance_id, error_code=code)

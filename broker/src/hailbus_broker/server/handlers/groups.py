@@ -291,10 +291,7 @@ def _when_safe(driver: Any, request: Request, response: Message) -> None:
 
 
 def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> None:
-    """ConsumerGroupHeartbeat v0-1 (KIP-848).
-
-    Deviation: a classic group with members does not change over.
-    """
+    """ConsumerGroupHeartbeat v0-1 (KIP-848)."""
     if not dispatcher.node.image.features.get(GROUP_VERSION):
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
     member_id = message.member_id
