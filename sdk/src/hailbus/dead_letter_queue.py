@@ -1,11 +1,19 @@
-"""Looking after dead letters: list, show, replay, drop. Every action leaves an audit record, none happens twice."""
+"""Looking after dead letters: list, show, edit, replay, drop. Every action leaves an audit record, none happens twice.
+
+What was done with a letter is one record of a compacted topic: its present status, a corrected value, and the history.
+A replay and its audit record are one Kafka transaction under one transactional id per queue: a tool that dies in
+between has replayed nothing, and of two that run at the same time the older is fenced.
+"""
 
 from __future__ import annotations
 
+import base64
 import getpass
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from hailbus._transport import Bus, Producer, Received
 from hailbus.clock import Clock, utc_now
@@ -15,7 +23,7 @@ from hailbus.errors import ConfigurationError
 from hailbus.event import Topic
 from hailbus.reader import record_reader
 
-__all__ = ["AUDIT", "DeadLetterQueue", "Letter"]
+__all__ = ["AUDIT", "DeadLetterQueue", "Letter", "with_fields"]
 
 AUDIT = Topic(
     "hailbus.dead-letter-audit",
@@ -32,8 +40,9 @@ class Letter:
     Attributes:
         record: Raw, as it lies in the dead letter topic.
         origin_topic, origin_partition, origin_offset: Where it came from.
-        status: `waiting`, `replayed` or `dropped`.
-        audit: What is known of that action.
+        status: `waiting`, `edited` (and waiting), `replayed` or `dropped`.
+        value: The record's value, or the corrected one.
+        history: What was done with it, oldest first: `action`, `at`, `by`.
     """
 
     record: Received
@@ -41,7 +50,13 @@ class Letter:
     origin_partition: int
     origin_offset: int
     status: str
-    audit: Mapping[str, str]
+    value: bytes | None
+    history: Sequence[Mapping[str, str]]
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still to be dealt with."""
+        return self.status in {"waiting", "edited"}
 
     @property
     def place(self) -> str:
@@ -66,11 +81,10 @@ class Letter:
             "key": None if self.record.key is None else self.record.key.decode("utf-8", "backslashreplace"),
             **self.facts,
         }
-        if self.audit:
-            found["audit"] = dict(self.audit)
+        if self.history:
+            found["history"] = [dict(entry) for entry in self.history]
         if with_value:
-            value = self.record.value
-            found["value"] = None if value is None else value.decode("utf-8", "backslashreplace")
+            found["value"] = None if self.value is None else self.value.decode("utf-8", "backslashreplace")
         return found
 
 
@@ -80,9 +94,11 @@ class DeadLetterQueue:
     Args:
         bus: Where they are.
         topic: The dead letter topic, `<topic>.<group>-dlt`.
+        by: Who works on it, for the audit record; the user of this process unless given.
     """
 
-    def __init__(self, bus: Bus, topic: str, *, clock: Clock = utc_now) -> None:
+    def __init__(self, bus: Bus, topic: str, *, clock: Clock = utc_now, by: str | None = None) -> None:
+        self._by = by if by is not None else _user()
         self._bus = bus
         self.topic = topic
         self._clock = clock
@@ -95,26 +111,33 @@ class DeadLetterQueue:
         for record in sorted(found, key=lambda r: (r.timestamp, r.partition, r.offset)):
             topic, partition, offset, _ = origin(record)
             entry = audit.get(_audit_key(record), {})
+            corrected = entry.get("value_base64")
             letters.append(
                 Letter(
                     record=record,
                     origin_topic=topic,
                     origin_partition=partition,
                     origin_offset=offset,
-                    status=entry.get("action", "waiting"),
-                    audit=entry,
+                    status=entry.get("status", "waiting"),
+                    value=base64.b64decode(corrected) if corrected is not None else record.value,
+                    history=entry.get("history", []),
                 )
             )
         return letters
 
-    async def _audit(self) -> dict[str, dict[str, str]]:
+    async def letter(self, place: str) -> Letter:
+        """One dead letter. Raises `ConfigurationError` when there is none at this place."""
+        (found,) = await self._choose([place])
+        return found
+
+    async def _audit(self) -> dict[str, dict[str, Any]]:
         admin = self._bus.admin(client_id="hailbus-dlq")
         await admin.start()
         try:
             await admin.create([AUDIT])
         finally:
             await admin.stop()
-        entries: dict[str, dict[str, str]] = {}
+        entries: dict[str, dict[str, Any]] = {}  # Any: JSON
         async for record in record_reader(self._bus, [AUDIT.name], start="earliest", until_end=True):
             if record.key is not None and record.value is not None:
                 entries[record.key.decode()] = json.loads(record.value)
@@ -125,8 +148,9 @@ class DeadLetterQueue:
     ) -> list[Letter]:
         """Publish dead letters to the topic and partition that they came from; those that were.
 
-        Key, value and headers are the original ones, the event id included, so consumers that dedupe apply it once.
-        Letters that were replayed or dropped before are left alone, unless forced.
+        Key, value and headers are the original ones, the event id included, so consumers that dedupe apply it once; an
+        edited letter goes with its corrected value. Letters that were replayed or dropped before are left alone, unless
+        forced.
 
         Args:
             places: `<partition>@<offset>` of the letters; all that wait when None.
@@ -136,16 +160,14 @@ class DeadLetterQueue:
         Raises:
             ConfigurationError: There is no letter at a place, or a value is given for several.
         """
-        chosen = await self._choose(places)
-        if value is not None and len(chosen) != 1:
-            message = "a corrected value goes with exactly one letter; name its place"
-            raise ConfigurationError(message)
         done = []
-        producer = self._bus.producer(client_id="hailbus-dlq")
-        await producer.start()
-        try:
+        async with self._working() as producer:
+            chosen = await self._choose(places)
+            if value is not None and len(chosen) != 1:
+                message = "a corrected value goes with exactly one letter; name its place"
+                raise ConfigurationError(message)
             for letter in chosen:
-                if letter.status != "waiting" and not force:
+                if not letter.waits and not force:
                     continue
                 record = letter.record
                 headers: Headers = [
@@ -153,30 +175,51 @@ class DeadLetterQueue:
                     ("sdk-replayed-from", f"{record.topic}-{record.partition}@{record.offset}".encode()),
                 ]
                 count = await producer.partition_count(letter.origin_topic)
-                body = record.value if value is None else value
-                (offset,) = await producer.send(
-                    letter.origin_topic, letter.origin_partition % count, [(record.key, body, headers)]
-                )
-                audit = {"action": "replayed", "to": f"{letter.origin_topic}-{letter.origin_partition}@{offset}"}
-                if value is not None:
-                    audit["value"] = "edited"
-                await self._note(producer, letter, audit)
+                body = letter.value if value is None else value
+                partition = letter.origin_partition % count
+                await producer.begin()
+                (offset,) = await producer.send(letter.origin_topic, partition, [(record.key, body, headers)])
+                place = f"{letter.origin_topic}-{partition}@{offset}"
+                await self._note(producer, letter, "replayed", value=body, to=place)
+                await producer.commit()
                 done.append(letter)
-        finally:
-            await producer.stop()
         return done
+
+    async def edit(self, place: str, value: bytes) -> Letter:
+        """Correct the value of a letter that waits; a replay publishes it so.
+
+        Raises:
+            ConfigurationError: There is no letter at this place, or it was dealt with before.
+        """
+        async with self._working() as producer:
+            (letter,) = await self._choose([place])
+            if not letter.waits:
+                message = f"the letter at {place!r} was {letter.status}; only letters that wait can be edited"
+                raise ConfigurationError(message)
+            await producer.begin()
+            await self._note(producer, letter, "edited", value=value)
+            await producer.commit()
+        return letter
 
     async def drop(self, places: Iterable[str]) -> list[Letter]:
         """Mark letters as dealt with, without publishing them; those that were."""
-        chosen = [letter for letter in await self._choose(places) if letter.status == "waiting"]
-        producer = self._bus.producer(client_id="hailbus-dlq")
+        async with self._working() as producer:
+            chosen = [letter for letter in await self._choose(places) if letter.waits]
+            for letter in chosen:
+                await producer.begin()
+                await self._note(producer, letter, "dropped", value=letter.value)
+                await producer.commit()
+        return chosen
+
+    @asynccontextmanager
+    async def _working(self) -> AsyncIterator[Producer]:
+        """A producer that fences whoever else works on this queue; look at the letters after that only."""
+        producer = self._bus.producer(client_id="hailbus-dlq", transactional_id=f"hailbus-dlq-{self.topic}")
         await producer.start()
         try:
-            for letter in chosen:
-                await self._note(producer, letter, {"action": "dropped"})
+            yield producer
         finally:
             await producer.stop()
-        return chosen
 
     async def _choose(self, places: Iterable[str] | None) -> list[Letter]:
         letters = await self.letters()
@@ -186,14 +229,19 @@ class DeadLetterQueue:
         chosen = []
         for place in places:
             if place not in by_place:
-                message = f"{self.topic} has no letter at {place!r}; `hailbus dlq ls` shows the places"
+                message = f"{self.topic} has no letter at {place!r}; `hailbus dlq list` shows the places"
                 raise ConfigurationError(message)
             chosen.append(by_place[place])
         return chosen
 
-    async def _note(self, producer: Producer, letter: Letter, audit: dict[str, str]) -> None:
-        entry = audit | {"at": time_text(self._clock()), "by": _user()}
-        await producer.send(AUDIT.name, 0, [(_audit_key(letter.record).encode(), json.dumps(entry).encode(), [])])
+    async def _note(self, producer: Producer, letter: Letter, action: str, *, value: bytes | None, **more: str) -> None:
+        entry = {"action": action, "at": time_text(self._clock()), "by": self._by} | more
+        document: dict[str, Any] = {"status": action, "history": [*letter.history, entry]}  # Any: JSON
+        if value is not None and value != letter.record.value:
+            document["value_base64"] = base64.b64encode(value).decode()
+            entry["value"] = "edited"
+        body = json.dumps(document).encode()
+        await producer.send(AUDIT.name, 0, [(_audit_key(letter.record).encode(), body, [])])
 
 
 def _audit_key(record: Received) -> str:
@@ -205,3 +253,26 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown"
+
+
+def with_fields(value: bytes | None, changes: Mapping[str, Any]) -> bytes:
+    """A JSON value with some fields set, by dotted paths: `{"fare.amount_cents": 500}`.
+
+    Raises:
+        ConfigurationError: The value is no JSON object, or a path leads through something that is none.
+    """
+    try:
+        document = json.loads(value or b"")
+    except ValueError as error:
+        message = "the value is no JSON, so no field of it can be set; give a whole value"
+        raise ConfigurationError(message) from error
+    for path, new in changes.items():
+        *parents, last = path.split(".")
+        target = document
+        for name in parents:
+            target = target.get(name) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            message = f"{path!r} leads to no object in the value; its fields are {sorted(document)}"
+            raise ConfigurationError(message)
+        target[last] = new
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()

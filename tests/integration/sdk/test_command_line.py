@@ -169,15 +169,26 @@ def test_dead_letters_are_listed_replayed_once_and_audited(
 
     asyncio.run(run(2, publish=True))
     queue = f"{topic}.till-{topic}-dlt"
-    (letter,) = [json.loads(line) for line in hailbus("dlq", "ls", queue, "--json").splitlines()]
+    (letter,) = [json.loads(line) for line in hailbus("dlq", "list", queue, "--json").splitlines()]
     assert (letter["status"], letter["ce_id"], letter["exception-message"]) == ("waiting", "id-1", "till is jammed")
     assert "till is jammed" in hailbus("dlq", "show", queue, letter["place"])
     assert "no letter at '9@9'" in hailbus("dlq", "replay", queue, "9@9", code=2)
+    assert "is not like PATH=VALUE" in hailbus("dlq", "edit", queue, letter["place"], "--set", "amount", code=2)
+    edited = hailbus("dlq", "edit", queue, letter["place"], "--set", "amount=100", "--set", "order_id=k")
+    assert edited == f"Edited the letter at {letter['place']} of {queue}; `hailbus dlq replay` publishes it.\n"
+    assert json.loads(hailbus("dlq", "show", queue, letter["place"]))["value"] == '{"order_id":"k","amount":100}'
     assert hailbus("dlq", "replay", queue, letter["place"]) == f"Replayed 1 dead letters of {queue}.\n"
     assert hailbus("dlq", "replay", queue, "--all") == f"Replayed 0 dead letters of {queue}.\n"
     fixed = True
     asyncio.run(run(3, publish=False))
-    assert seen[-1] == ("id-1", 1)
-    assert hailbus("dlq", "ls", queue, "--json") == ""
-    (done,) = [json.loads(line) for line in hailbus("dlq", "ls", queue, "--all", "--json").splitlines()]
-    assert (done["status"], done["audit"]["action"]) == ("replayed", "replayed")
+    assert seen[-1] == ("id-1", 100)
+    assert hailbus("dlq", "list", queue, "--json") == ""
+    (done,) = [json.loads(line) for line in hailbus("dlq", "list", queue, "--all", "--json").splitlines()]
+    assert done["status"] == "replayed"
+    assert [(entry["action"], entry.get("value")) for entry in done["history"]] == [
+        ("edited", "edited"),
+        ("replayed", "edited"),
+    ]
+    assert "was replayed; only letters that wait" in hailbus(
+        "dlq", "edit", queue, done["place"], "--set", "a=1", code=2
+    )

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
+import subprocess
+import tempfile
+from json import dumps as dump_json
+from json import loads as parse_json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,24 +17,25 @@ import typer
 from hailbus.admin import ClusterAdmin
 from hailbus.cli.common import Bootstrap, Json, bus_at, out, run, table
 from hailbus.database import create_engine
-from hailbus.dead_letter_queue import DeadLetterQueue
+from hailbus.dead_letter_queue import DeadLetterQueue, with_fields
 from hailbus.errors import ConfigurationError
 from hailbus.parking import ParkingLot
 
 __all__ = ["dlq", "parked"]
 
-dlq = typer.Typer(help="Dead letters: list, show, replay, drop.", no_args_is_help=True)
+dlq = typer.Typer(help="Dead letters: list, show, edit, replay, drop.", no_args_is_help=True)
 parked = typer.Typer(help="Parked keys: list, show, edit, release, drop.", no_args_is_help=True)
 
 Queue = Annotated[str, typer.Argument(help="The dead letter topic, <topic>.<group>-dlt.")]
-Places = Annotated[list[str] | None, typer.Argument(help="<partition>@<offset>, as `ls` shows them.")]
+Places = Annotated[list[str] | None, typer.Argument(help="<partition>@<offset>, as `list` shows them.")]
 Database = Annotated[
     str, typer.Option("--database", envvar="HAILBUS_DATABASE_URL", help="URL of the service's database.")
 ]
 Consumer = Annotated[str, typer.Option("--group", help="The consumer group.")]
 
 
-@dlq.command("ls")
+@dlq.command("ls", hidden=True)
+@dlq.command("list")
 def dlq_list(
     bootstrap_server: Bootstrap,
     queue: Annotated[str | None, typer.Argument(help="A dead letter topic; all of them when left out.")] = None,
@@ -43,7 +51,7 @@ def dlq_list(
         rows: list[list[object]] = []
         for name in names:
             for letter in await DeadLetterQueue(bus, name).letters():
-                if letter.status != "waiting" and not all_:
+                if not letter.waits and not all_:
                     continue
                 facts = letter.facts
                 if json:
@@ -74,6 +82,83 @@ def dlq_show(bootstrap_server: Bootstrap, queue: Queue, places: Places = None) -
                 out(letter.as_json(with_value=True))
 
     run(main())
+
+
+@dlq.command("edit")
+def dlq_edit(
+    bootstrap_server: Bootstrap,
+    queue: Queue,
+    place: Annotated[str, typer.Argument(help="<partition>@<offset>, as `list` shows it.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="PATH=VALUE: a field by its dotted path, a JSON value or a text.")
+    ] = None,
+    value_file: Annotated[Path | None, typer.Option("--value-file", help="The whole corrected value.")] = None,
+) -> None:
+    """Correct the value of a letter that waits; a later replay publishes it so. Without options, in $EDITOR."""
+
+    async def main() -> None:
+        if set_ and value_file is not None:
+            message = "--set and --value-file exclude each other"
+            raise ConfigurationError(message)
+        letters = DeadLetterQueue(bus_at(bootstrap_server), queue)
+        if value_file is not None:
+            if not value_file.is_file():
+                message = f"there is no file {value_file}"
+                raise ConfigurationError(message)
+            value = value_file.read_bytes()
+        else:
+            letter = await letters.letter(place)
+            value = with_fields(letter.value, _changes(set_)) if set_ else _in_editor(letter.value)
+            if value == letter.value:
+                typer.echo(f"Nothing changed in the letter at {place}.")
+                return
+        await letters.edit(place, value)
+        typer.echo(f"Edited the letter at {place} of {queue}; `hailbus dlq replay` publishes it.")
+
+    run(main())
+
+
+def _changes(settings: list[str]) -> dict[str, object]:
+    changes: dict[str, object] = {}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not path:
+            message = f"--set {setting!r} is not like PATH=VALUE"
+            raise ConfigurationError(message)
+        try:
+            changes[path] = parse_json(text)
+        except ValueError:
+            changes[path] = text
+    return changes
+
+
+def _in_editor(value: bytes | None) -> bytes:
+    """What the user makes of a value; JSON is laid out for reading, and written compactly again."""
+    text = (value or b"").decode("utf-8", "surrogateescape")
+    with contextlib.suppress(ValueError):  # what is broken is edited as it is
+        text = dump_json(parse_json(text), indent=2, ensure_ascii=False)
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with tempfile.TemporaryDirectory(prefix="hailbus-") as folder:
+        file = Path(folder) / "letter.json"
+        file.write_text(text, "utf-8", "surrogateescape")
+        try:
+            done = subprocess.run([*shlex.split(editor), str(file)], check=False)
+        except OSError as error:
+            message = (
+                f"the editor {editor!r} does not start: {error.strerror}; set EDITOR, or give --set or --value-file"
+            )
+            raise ConfigurationError(message) from error
+        if done.returncode:
+            message = f"the editor {editor!r} ended with {done.returncode}; nothing was changed"
+            raise ConfigurationError(message)
+        edited = file.read_text("utf-8", "surrogateescape")
+    if edited == text:
+        return value or b""
+    try:
+        return dump_json(parse_json(edited), ensure_ascii=False, separators=(",", ":")).encode()
+    except ValueError as error:
+        message = f"what you saved is no JSON: {error}; nothing was changed"
+        raise ConfigurationError(message) from error
 
 
 @dlq.command("replay")

@@ -4,6 +4,7 @@ Importing it needs FastAPI only; `serve` needs uvicorn and httptools as well: in
 """
 
 from hailbus.fastapi.bodies import BodyGate
+from hailbus.fastapi.dead_letters import dead_letter_router
 from hailbus.fastapi.headers import EventTime, IdempotencyKey, in_range, moment_of
 from hailbus.fastapi.problems import (
     COMMON_PROBLEMS,
@@ -28,6 +29,7 @@ __all__ = [
     "ProblemError",
     "ProblemKind",
     "Problems",
+    "dead_letter_router",
     "in_range",
     "moment_of",
     "reply_to",
