@@ -57,7 +57,7 @@ def topics_in(document: Mapping[str, Json]) -> dict[str, Topic]:
     """The topics of a document's channels, with the settings of their Kafka bindings."""
     found: dict[str, Topic] = {}
     for channel in document.get("channels", {}).values():
-        channel = _resolved(document, channel)  # noqa: PLW2901
+        channel = _resolved(document, channel)  # noqa: PLW2901 what the reference leads to
         binding = channel.get("bindings", {}).get("kafka", {})
         name = binding.get("topic") or channel.get("address")
         configuration = dict(binding.get("topicConfiguration", {}))

@@ -86,7 +86,7 @@ class Catalogue:
         """Every event type, sorted."""
         return tuple(sorted(self._by_type))
 
-    def versions(self, type: str) -> tuple[int, ...]:  # noqa: A002
+    def versions(self, type: str) -> tuple[int, ...]:  # noqa: A002 CloudEvents' own word
         """The known versions of a type, ascending; empty when the type is unknown."""
         return tuple(sorted(self._by_type.get(type, ())))
 
@@ -94,7 +94,7 @@ class Catalogue:
         """The event classes that live on a topic."""
         return tuple(cls for cls in self._classes if event_info(cls).topic.name == topic)
 
-    def lookup(self, type: str, version: int = 1, *, topic: str | None = None) -> type[Event]:  # noqa: A002
+    def lookup(self, type: str, version: int = 1, *, topic: str | None = None) -> type[Event]:  # noqa: A002 CloudEvents' own word
         """The class for a type and version; `topic` is only for the error's text.
 
         Raises:

@@ -45,11 +45,11 @@ class RecordLike(Protocol):
     """What `decode` reads of a record: aiokafka's and faust's, and a `SimpleNamespace`, all fit."""
 
     @property
-    def topic(self) -> str: ...  # noqa: D102
+    def topic(self) -> str: ...  # noqa: D102 the names say it
     @property
-    def key(self) -> bytes | None: ...  # noqa: D102
+    def key(self) -> bytes | None: ...  # noqa: D102 the names say it
     @property
-    def value(self) -> bytes | None: ...  # noqa: D102
+    def value(self) -> bytes | None: ...  # noqa: D102 the names say it
     @property
     def headers(self) -> Any: ...  # noqa: D102 a sequence of pairs, a mapping, or None
 
@@ -58,7 +58,7 @@ def envelope_for(
     event: Event,
     *,
     source: str,
-    id: str | None = None,  # noqa: A002
+    id: str | None = None,  # noqa: A002 CloudEvents' own word
     time: datetime | None = None,
     cause: Envelope | None = None,
     traceparent: str | None = None,

@@ -91,6 +91,14 @@ class Backoff:
             message = f"Backoff needs at least one attempt, not {self.attempts}"
             raise ConfigurationError(message)
 
+    @property
+    def longest(self) -> timedelta:
+        """The longest delay between two attempts, jitter included."""
+        if self.attempts == 1:
+            return timedelta(0)
+        grown_s = min(self.first.total_seconds() * self.factor ** min(self.attempts - 2, 60), self.max.total_seconds())
+        return timedelta(seconds=grown_s * (1 + self.jitter / 2))
+
     def delay_s(self, attempt: int, chance: random.Random) -> float:
         """Seconds to wait after attempt number `attempt`, counted from 1."""
         # The exponent is bounded: 2.0 ** 1100 would overflow after a long outage.

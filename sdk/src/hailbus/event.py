@@ -153,7 +153,7 @@ class Event(BaseModel):
         *,
         topic: Topic | None = None,
         key: str | None = None,
-        type: str | None = None,  # noqa: A002
+        type: str | None = None,  # noqa: A002 CloudEvents' own word
         version: int = 1,
         **config: Any,  # the rest of pydantic's class keywords
     ) -> None:

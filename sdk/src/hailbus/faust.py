@@ -147,7 +147,7 @@ class TypedSender(Generic[E]):
         self,
         event: E,
         *,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,  # noqa: A002 CloudEvents' own word
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
     ) -> Any:

@@ -41,7 +41,8 @@ def health_router(service: Service, *, reasons: Callable[[], Sequence[str]] = tu
         stalled = service.unhealthy_reasons
         if stalled:
             return JSONResponse({"status": "stalled", "reasons": stalled}, status_code=503)
-        return JSONResponse({"status": "ok"})
+        lags = {subscriber.group: round(subscriber.lag_s, 3) for subscriber in service.subscribers}
+        return JSONResponse({"status": "ok", "lag_seconds": lags})
 
     @router.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:

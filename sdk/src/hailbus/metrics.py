@@ -45,12 +45,14 @@ class ServiceCollector(Collector):
             yield family
         unsettled = GaugeMetricFamily("hailbus_unsettled_records", "Records read and not settled.", labels=labels)
         assigned = GaugeMetricFamily("hailbus_assigned_partitions", "Partitions held.", labels=labels)
+        lag = GaugeMetricFamily("hailbus_lag_seconds", "Age of the oldest record read and not settled.", labels=labels)
         healthy = GaugeMetricFamily("hailbus_healthy", "1 while events make progress.", labels=labels)
         for subscriber in self._service.subscribers:
             unsettled.add_metric([name, subscriber.group], subscriber.unsettled_count)
             assigned.add_metric([name, subscriber.group], len(subscriber.assignment))
+            lag.add_metric([name, subscriber.group], subscriber.lag_s)
             healthy.add_metric([name, subscriber.group], float(subscriber.unhealthy_reason is None))
-        yield from (unsettled, assigned, healthy)
+        yield from (unsettled, assigned, lag, healthy)
         buffered = GaugeMetricFamily(
             "hailbus_publish_buffered_records", "Records accepted, not acknowledged.", labels=["service"]
         )

@@ -24,7 +24,7 @@ def murmur2(data: bytes) -> int:
     h = _SEED ^ length
     for k in struct.unpack_from(f"<{words}I", data):
         k = k * _M & _MASK  # noqa: PLW2901 the algorithm mixes in place
-        k ^= k >> 24  # noqa: PLW2901
+        k ^= k >> 24  # noqa: PLW2901 the algorithm mixes in place
         h = (h * _M ^ k * _M) & _MASK
     if length & 3:
         h = (h ^ int.from_bytes(data[words << 2 :], "little")) * _M & _MASK

@@ -326,7 +326,7 @@ class Publisher(Generic[E_contra]):
         self,
         event: E_contra,
         *,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,  # noqa: A002 CloudEvents' own word
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
@@ -358,7 +358,7 @@ class Publisher(Generic[E_contra]):
         """
         if self._tracing is not None and traceparent is None:
             if id is None:
-                id = new_id()  # noqa: A001
+                id = new_id()  # noqa: A001 as the argument
             if type(event) not in self._fixed:
                 raise NotInContractError(event=type(event), allowed=self.events)
             with self._tracing.sending(event_info(event).topic.name, id, key_of(event)) as current:
@@ -403,7 +403,7 @@ class Publisher(Generic[E_contra]):
         self,
         event: E_contra,
         *,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,  # noqa: A002 CloudEvents' own word
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
@@ -496,7 +496,7 @@ class Publisher(Generic[E_contra]):
         event: type[E_contra],
         key: str,
         *,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,  # noqa: A002 CloudEvents' own word
         time: datetime | None = None,
     ) -> Receipt:
         """Delete a key from a compacted topic: a record of the event's type without value.

@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from hailbus._transport import Bus, Start
 from hailbus.admin import ClusterAdmin
@@ -16,9 +16,10 @@ from hailbus.catalogue import Catalogue
 from hailbus.clock import Clock, utc_now
 from hailbus.context import Batch, Context
 from hailbus.dead_letter import dead_letter_topic, retry_topic
-from hailbus.delivery import AtLeastOnce, EffectivelyOnce, ExactlyOnce, ParkKey, Promise, RetryTopics, Verdict
+from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce, ParkKey, Promise, RetryTopics, Verdict
 from hailbus.errors import ConfigurationError
 from hailbus.event import Event, Topic, event_info
+from hailbus.injection import injected
 from hailbus.publisher import PublishBuffer, Publisher, PublisherSettings
 from hailbus.subscriber import Subscriber, SubscriberSettings, Subscription
 from hailbus.transactional import TransactionalSubscriber
@@ -43,8 +44,9 @@ E = TypeVar("E", bound=Event)
 F = TypeVar("F", bound=Event)
 G = TypeVar("G", bound=Event)
 H = TypeVar("H", bound=Event)
-EventHandler = Callable[[A, Context], Awaitable[Verdict | None]]
-EventBatchHandler = Callable[[Batch[A]], Awaitable[Sequence[Verdict] | None]]
+# After event and context, or the batch, come dependencies.
+EventHandler = Callable[Concatenate[A, Context, ...], Awaitable[Verdict | None]]
+EventBatchHandler = Callable[Concatenate[Batch[A], ...], Awaitable[Sequence[Verdict] | None]]
 Handles = Callable[[EventHandler[A]], EventHandler[A]]
 HandlesBatches = Callable[[EventBatchHandler[A]], EventBatchHandler[A]]
 
@@ -135,6 +137,8 @@ class Service:
 
             self._tracing = Tracing(client_id=name)
         self._schemas = schemas
+        self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
+        """What stands in for which dependency of a handler, in tests; as in FastAPI."""
         self._published: list[type[Event]] = []
         self._subscriptions: list[Subscription] = []
         self._outboxes: list[Outbox] = []
@@ -256,6 +260,8 @@ class Service:
     ) -> Callable[[EventHandler[Any]], EventHandler[Any]]:
         """Handle events one by one: `async def handler(event: A | B, ctx: Context) -> Verdict | None`.
 
+        Further parameters are dependencies, `Annotated[Session, Depends(session)]`: see `hailbus.injection`.
+
         Args:
             events: Event classes. One handler per class and group.
             delivery: The promise; at least once by default.
@@ -271,7 +277,7 @@ class Service:
                     group=group if group is not None else self.name,
                     delivery=delivery,
                     start=start if start is not None else "earliest",
-                    handler=handler,
+                    handler=injected(handler, self.dependency_overrides, given=2),
                 )
             )
             return handler
@@ -360,7 +366,7 @@ class Service:
                     group=group if group is not None else self.name,
                     delivery=delivery,
                     start=start if start is not None else "earliest",
-                    batch_handler=handler,
+                    batch_handler=injected(handler, self.dependency_overrides, given=1),
                     max_items=max_items,
                     max_wait=max_wait,
                     max_bytes=max_bytes,
@@ -487,6 +493,7 @@ class Service:
         if self._schemas is not None:
             chosen = await self._schemas.stamping(chosen, self._published)
         catalogue = self.catalogue
+        self._check_time_limits(chosen)
         buffer = PublishBuffer(chosen, self._publishing, client_id=self.name)
         groups: dict[str, list[Subscription]] = {}
         for subscription in self._subscriptions:
@@ -557,6 +564,39 @@ class Service:
             raise
         self._started.set()
         log.info("service_started: %s on %s, groups %s", self.name, chosen.address, ", ".join(sorted(groups)) or "none")
+
+    def _check_time_limits(self, bus: Bus) -> None:
+        """Refuse time limits that would cut each other short.
+
+        Raises:
+            ConfigurationError: Which two, and what to change.
+        """
+        settings = self._subscribing
+        rebalance = bus.rebalance_timeout
+        if self._subscriptions and rebalance is not None and settings.revoke_grace >= rebalance:
+            message = (
+                f"revoke_grace={settings.revoke_grace.total_seconds():g} s is not shorter than the bus's rebalance "
+                f"timeout of {rebalance.total_seconds():g} s: the group would go on without this member while its "
+                "handlers still run; shorten the one or lengthen the other"
+            )
+            raise ConfigurationError(message)
+        if settings.grace_period is not None and settings.drain_timeout >= settings.grace_period:
+            message = (
+                f"drain_timeout={settings.drain_timeout.total_seconds():g} s is not shorter than "
+                f"grace_period={settings.grace_period.total_seconds():g} s: the process would be killed while it "
+                "drains; shorten the one or lengthen the other"
+            )
+            raise ConfigurationError(message)
+        for subscription in self._subscriptions:
+            retry = getattr(subscription.delivery, "retry", None)
+            if isinstance(retry, Backoff) and retry.longest >= settings.stall_after:
+                wait_s, stall_s = retry.longest.total_seconds(), settings.stall_after.total_seconds()
+                message = (
+                    f"{subscription.name} waits up to {wait_s:g} s between two attempts, and the service is reported "
+                    f"as stalled after {stall_s:g} s without progress; "
+                    "shorten Backoff(max=...), lengthen SubscriberSettings(stall_after=...), or take RetryTopics"
+                )
+                raise ConfigurationError(message)
 
     async def started(self) -> None:
         """Wait until the service runs."""

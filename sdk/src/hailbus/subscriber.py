@@ -111,6 +111,8 @@ class SubscriberSettings:
         commit_every: ... and whenever this many have settled since.
         revoke_grace: How long running handlers may go on when their partition is taken away.
         drain_timeout: How long running handlers may go on when the service stops.
+        grace_period: What the platform waits between SIGTERM and SIGKILL, where it is known; a drain timeout that is
+            not shorter is refused at start.
         stall_after: Unhealthy when records wait and nothing has settled for so long.
         unknown_event: What happens to a type that the service's catalogue does not know: `skip` it, `park` it as a dead
             letter, or `fail`: read no more and be unhealthy, until a newer release knows it.
@@ -124,6 +126,7 @@ class SubscriberSettings:
     commit_every: int = 5_000
     revoke_grace: timedelta = timedelta(seconds=5)
     drain_timeout: timedelta = timedelta(seconds=20)
+    grace_period: timedelta | None = None
     stall_after: timedelta = timedelta(seconds=60)
     unknown_event: OnUnknown = "skip"
     unknown_version: OnUnknown = "park"
@@ -333,6 +336,8 @@ class Subscriber:
         self._releasing: set[tuple[TopicPartition, bytes]] = set()
         self._prefixes: dict[TopicPartition, SettledPrefix] = {}
         self._committed: dict[TopicPartition, int] = {}
+        self._reads: dict[TopicPartition, deque[tuple[int, int]]] = {}
+        """Last offset and first timestamp of each read that is not settled."""
         self._paused: set[TopicPartition] = set()
         self._workers: set[asyncio.Task[None]] = set()
         self._spare: asyncio.Future[None] | None = None
@@ -468,6 +473,7 @@ class Subscriber:
             if prefix is not None:
                 prefix.closed = True
             self._committed.pop(partition, None)
+            self._reads.pop(partition, None)
             self._paused.discard(partition)
             for place in [place for place in self._parked if place[0] == partition]:
                 del self._parked[place]
@@ -565,6 +571,7 @@ class Subscriber:
                 if not records:
                     continue
             prefix.received_all([record.offset for record in records])
+            self._reads.setdefault(partition, deque()).append((records[-1].offset, records[0].timestamp))
             self.stats.received += len(records)
             chunk = _Chunk(partition, prefix, self._lanes.names(partition), list(reversed(records)))
             if self._takes_single_events:
@@ -1261,8 +1268,23 @@ class Subscriber:
     def _done_count(self) -> int:
         return self.stats.settled + self.stats.skipped
 
+    @property
+    def lag_s(self) -> float:
+        """Age of the oldest record that was read and is not settled, in seconds; 0 when there is none."""
+        self._forget_settled_reads()
+        oldest = [reads[0][1] for reads in self._reads.values() if reads]
+        return max(self._clock().timestamp() - min(oldest) / 1000, 0.0) if oldest else 0.0
+
+    def _forget_settled_reads(self) -> None:
+        for partition, reads in self._reads.items():
+            prefix = self._prefixes.get(partition)
+            first = prefix.first_unsettled if prefix is not None else None
+            while reads and (first is None or reads[0][0] < first):
+                reads.popleft()
+
     def _look_at_progress(self) -> None:
         """There is progress when something has settled since the last look, or nothing waits."""
+        self._forget_settled_reads()
         if self._done_count != self._progress_count or not self.unsettled_count:
             self._progress_count = self._done_count
             self._progress_s = asyncio.get_running_loop().time()

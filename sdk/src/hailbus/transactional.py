@@ -269,6 +269,12 @@ class TransactionalSubscriber:
         return sum(line.waiting_count for line in self._lines.values())
 
     @property
+    def lag_s(self) -> float:
+        """Age of the oldest record that was read and is not committed, in seconds; 0 when there is none."""
+        oldest = [line.oldest_ms for line in self._lines.values() if line.oldest_ms is not None]
+        return max(self._clock().timestamp() - min(oldest) / 1000, 0.0) if oldest else 0.0
+
+    @property
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that this member holds."""
         return frozenset(self._lines)
@@ -309,6 +315,10 @@ class _Line:
     @property
     def waiting_count(self) -> int:
         return len(self._queue)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        return self._queue[0].timestamp if self._queue else None
 
     @property
     def stalled_s(self) -> float:

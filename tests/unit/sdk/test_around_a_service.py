@@ -63,7 +63,7 @@ async def test_fastapi_lifespan_dependency_override_health_and_metrics(bus: Memo
                 while not seen:  # noqa: ASYNC110 waits for the handler
                     await asyncio.sleep(0.002)
             assert (await http.get("/livez")).json() == {"status": "ok"}
-            assert (await http.get("/readyz")).json() == {"status": "ok"}
+            assert (await http.get("/readyz")).json() == {"status": "ok", "lag_seconds": {"shop": 0.0}}
             text = (await http.get("/metrics")).text
             assert 'hailbus_settled_total{group="shop",service="shop"} 1.0' in text
             assert 'hailbus_healthy{group="shop",service="shop"} 1.0' in text

@@ -81,7 +81,9 @@ async def test_a_replay_that_dies_before_its_commit_has_not_happened() -> None:
         async with queue._working() as producer:  # stands for a tool that hangs between send and commit
             letter = await queue.letter(place)
             await producer.begin()
-            await producer.send(ORDERS.name, letter.origin_partition, [(b"o1", b'{"order_id":"o1","amount":7}', letter.record.headers)])
+            await producer.send(
+                ORDERS.name, letter.origin_partition, [(b"o1", b'{"order_id":"o1","amount":7}', letter.record.headers)]
+            )
             await queue.edit(place, b'{"order_id":"o1","amount":5}')
             await queue.replay([place])
             with pytest.raises(ProducerFencedError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol
 
 from hailbus.event import Topic
@@ -223,6 +223,11 @@ class Bus(Protocol):
     @property
     def partitioner(self) -> Partitioner:
         """The partitioner of all producers of this bus."""
+        ...
+
+    @property
+    def rebalance_timeout(self) -> timedelta | None:
+        """How long a group waits for a member that still settles its records; None: as long as it takes."""
         ...
 
     def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from ssl import SSLContext
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import aiokafka
 from aiokafka import errors as kafka_errors
@@ -45,6 +46,8 @@ from hailbus.partitioner import Murmur2, Partitioner
 __all__ = ["KafkaBus"]
 
 log = logging.getLogger("hailbus.transport")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 RETRY_BACKOFF_S = 0.1
 ASSIGNORS = {
@@ -116,6 +119,11 @@ class KafkaBus:
     def address(self) -> str:
         """The bootstrap servers."""
         return self.bootstrap_servers
+
+    @property
+    def rebalance_timeout(self) -> timedelta:
+        """See `Bus`."""
+        return timedelta(milliseconds=self.rebalance_timeout_ms)
 
     def common(self, client_id: str) -> dict[str, Any]:
         """Connection settings in aiokafka's words."""
@@ -255,7 +263,7 @@ class KafkaProducer:
         except TimeoutError:
             # The client waits for ever for records that a dead broker does not take; its parts can be stopped alone.
             log.warning("producer_stop_timed_out: unsent records of %s were dropped", self._client_id)
-            await client._sender.close()  # noqa: SLF001
+            await client._sender.close()  # noqa: SLF001 see above
             await client.client.close()
         except (kafka_errors.KafkaError, asyncio.InvalidStateError) as error:
             log.warning("producer_stop_failed: %r", error)
@@ -625,6 +633,34 @@ def _rebalances(tags: Mapping[int, bytes]) -> tuple[Rebalance, ...]:
     return tuple(Rebalance(**entry) for entry in json.loads(tags[REBALANCES_TAG]))
 
 
+def _answered(call: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Turn what the client library raises in an admin's method into errors of ours."""
+
+    @functools.wraps(call)
+    async def answered(*args: P.args, **kwargs: P.kwargs) -> T:
+        began = time.monotonic()
+        try:
+            return await call(*args, **kwargs)
+        except (kafka_errors.KafkaError, OSError) as error:
+            address = cast("KafkaAdmin", args[0]).address
+            if isinstance(error, OSError) or getattr(error, "retriable", False) or is_connection_error(error):
+                waited_s = time.monotonic() - began
+                raise BrokerUnreachableError(bootstrap=address, waited_s=waited_s, reason=_reason(error)) from error
+            message = f"the cluster at {address} refused: {_reason(error)}"
+            raise ConfigurationError(message) from error
+
+    return answered
+
+
+def is_connection_error(error: Exception) -> bool:
+    """Whether a client library's error means that no broker answered."""
+    return isinstance(error, (kafka_errors.KafkaConnectionError, kafka_errors.KafkaTimeoutError))
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or getattr(error, "description", "") or type(error).__name__
+
+
 class KafkaAdmin:
     """Topics and offsets over the admin and the consumer client."""
 
@@ -648,6 +684,7 @@ class KafkaAdmin:
         if self._client is not None:
             await self._client.close()
 
+    @_answered
     async def create(self, topics: Sequence[Topic], *, replication_factor: int | None = None) -> frozenset[str]:
         existing = await self.describe([topic.name for topic in topics])
         missing = [topic for topic in topics if topic.name not in existing]
@@ -686,6 +723,7 @@ class KafkaAdmin:
                 bootstrap=self._bus.address, waited_s=30.0, reason="new topics got no leader"
             ) from error
 
+    @_answered
     async def describe(self, topics: Sequence[str] | None = None) -> Mapping[str, TopicDescription]:
         if topics is not None and not topics:
             return {}
@@ -735,14 +773,17 @@ class KafkaAdmin:
         answer: dict[Any, Any] = await ask(await self._consumer(), partitions)
         return answer
 
+    @_answered
     async def start_offsets(self, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
         found = await self._offsets(topics, lambda reader, partitions: reader.beginning_offsets(partitions))
         return {TopicPartition(*tp): offset for tp, offset in found.items()}
 
+    @_answered
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
         found = await self._offsets(topics, lambda reader, partitions: reader.end_offsets(partitions))
         return {TopicPartition(*tp): offset for tp, offset in found.items()}
 
+    @_answered
     async def offsets_at(self, topics: Sequence[str], moment: datetime) -> Mapping[TopicPartition, int]:
         moment_ms = int(moment.timestamp() * 1000)
         ends = await self.end_offsets(topics)
@@ -754,24 +795,28 @@ class KafkaAdmin:
             for tp, answer in found.items()
         }
 
+    @_answered
     async def committed(self, group: str) -> Mapping[TopicPartition, int]:
         found = await self._client.list_consumer_group_offsets(group)
         return {TopicPartition(*tp): answer.offset for tp, answer in found.items() if answer.offset >= 0}
 
     # ---------------------------------------------------------------------------------------- for the command line
 
+    @_answered
     async def delete(self, topics: Sequence[str]) -> None:
         """Delete topics. Raises `ConfigurationError` with the broker's reason."""
         response = await self._client.delete_topics(list(topics))
         for name, code in response.topic_error_codes:
             refused(code, f"topic {name!r} cannot be deleted")
 
+    @_answered
     async def add_partitions(self, topic: str, count: int) -> None:
         """Raise a topic's partition count; keys move. Raises `ConfigurationError`."""
         response = await self._client.create_partitions({topic: NewPartitions(count)})
         for _name, code, message in response.topic_errors:
             refused(code, f"topic {topic!r} cannot get {count} partitions", message)
 
+    @_answered
     async def configs(self, kind: ConfigKind, name: str) -> list[ConfigEntry]:
         """Configuration of a topic, broker or group."""
         request = admin_requests.describe_configs(CONFIG_KINDS[kind], name)
@@ -789,12 +834,14 @@ class KafkaAdmin:
                 )
         return sorted(found, key=lambda entry: entry.name)
 
+    @_answered
     async def set_configs(self, kind: ConfigKind, name: str, add: Mapping[str, str], remove: Sequence[str]) -> None:
         """Change the configuration of a topic, broker or group; what is not named stays."""
         request = admin_requests.incremental_alter_configs(CONFIG_KINDS[kind], name, add, list(remove))
         for code, message, *_ in (await self.ask(request, _broker(kind, name))).resources:
             refused(code, f"the configuration of {kind} {name!r} cannot be changed", message)
 
+    @_answered
     async def describe_group(self, group: str) -> GroupDescription:
         """State and members of a group of either protocol; state `Dead` when there is none."""
         node = await self.group_coordinator(group)
@@ -852,6 +899,7 @@ class KafkaAdmin:
             rebalances=_rebalances(tags),
         )
 
+    @_answered
     async def list_groups(self, *, states: Sequence[str] = (), kinds: Sequence[str] = ()) -> list[ListedGroup]:
         """All groups, or those in some states or of some kinds."""
         request = admin_requests.list_groups(list(states), list(kinds))
@@ -865,12 +913,14 @@ class KafkaAdmin:
             ]
         return sorted(found, key=lambda entry: entry.group)
 
+    @_answered
     async def delete_group(self, group: str) -> None:
         """Forget a group without members, and its offsets. Raises `ConfigurationError`."""
         answer = await self.ask(admin_requests.delete_groups(group), await self.group_coordinator(group))
         for name, code, _ in answer.results:
             refused(code, f"group {name!r} cannot be deleted")
 
+    @_answered
     async def delete_offsets(self, group: str, places: Sequence[TopicPartition]) -> None:
         """Forget a group's offsets of partitions that no member reads. Raises `ConfigurationError`."""
         topics: dict[str, list[int]] = {}
@@ -926,6 +976,7 @@ class KafkaAdmin:
         waited_s = self._bus.request_timeout_ms / 1000
         return BrokerUnreachableError(bootstrap=self._bus.address, waited_s=waited_s, reason=repr(error))
 
+    @_answered
     async def set_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets for a group that has no members."""
         state = (await self.describe_group(group)).state
@@ -943,6 +994,7 @@ class KafkaAdmin:
         finally:
             await consumer.stop()
 
+    @_answered
     async def groups(self) -> Sequence[str]:
         found = await self._client.list_consumer_groups()
         return sorted({group for group, _protocol in found})

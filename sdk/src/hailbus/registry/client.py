@@ -112,7 +112,7 @@ class SchemaRegistry:
         """The schema with a GUID. Errors as for `by_id`."""
         return await self._once(f"guids/{guid}", f"schemas/guids/{guid}", guid=guid)
 
-    def cached(self, *, id: int | None = None, guid: str | None = None) -> RegisteredSchema | None:  # noqa: A002
+    def cached(self, *, id: int | None = None, guid: str | None = None) -> RegisteredSchema | None:  # noqa: A002 the registry's own word
         """What `by_id` or `by_guid` has answered before in this process."""
         return self._known.get(f"ids/{id}" if guid is None else f"guids/{guid}")
 

@@ -265,6 +265,10 @@ class _StampingBus:
     def partitioner(self) -> Partitioner:
         return self.inner.partitioner
 
+    @property
+    def rebalance_timeout(self) -> timedelta | None:
+        return self.inner.rebalance_timeout
+
     def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:
         made = self.inner.producer(client_id=client_id, transactional_id=transactional_id)
         return _StampingProducer(made, self.stamps, as_prefix=self.as_prefix)

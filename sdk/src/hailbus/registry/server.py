@@ -184,16 +184,16 @@ def create_app(
         return _answer(_shown(await found(lambda: state.by_id(id))))
 
     @app.get("/schemas/ids/{id}/schema")
-    async def text_by_id(id: int) -> Response:  # noqa: A002
+    async def text_by_id(id: int) -> Response:  # noqa: A002 the registry's own word
         return Response((await found(lambda: state.by_id(id))).text, media_type=MEDIA_TYPE)
 
     @app.get("/schemas/ids/{id}/subjects")
-    async def subjects_by_id(id: int, deleted: Flag = False, subject: str = "") -> Response:  # noqa: A002
+    async def subjects_by_id(id: int, deleted: Flag = False, subject: str = "") -> Response:  # noqa: A002 the registry's own word
         places = await found(lambda: state.places(id, deleted=deleted))
         return _answer(sorted({name for name, _ in places if subject in {"", name}}))
 
     @app.get("/schemas/ids/{id}/versions")
-    async def versions_by_id(id: int, deleted: Flag = False, subject: str = "") -> Response:  # noqa: A002
+    async def versions_by_id(id: int, deleted: Flag = False, subject: str = "") -> Response:  # noqa: A002 the registry's own word
         places = await found(lambda: state.places(id, deleted=deleted))
         return _answer([{"subject": n, "version": v} for n, v in places if subject in {"", n}])
 
@@ -210,7 +210,7 @@ def create_app(
     async def schemas_all(
         subjectPrefix: str = "",  # noqa: N803 the interface's own spelling
         deleted: Flag = False,
-        latestOnly: Flag = False,  # noqa: N803
+        latestOnly: Flag = False,  # noqa: N803 the interface's own spelling
         offset: int = 0,
         limit: int = -1,
     ) -> Response:
@@ -224,9 +224,9 @@ def create_app(
 
     @app.get("/subjects")
     async def subjects(
-        subjectPrefix: str = "",  # noqa: N803
+        subjectPrefix: str = "",  # noqa: N803 the interface's own spelling
         deleted: Flag = False,
-        deletedOnly: Flag = False,  # noqa: N803
+        deletedOnly: Flag = False,  # noqa: N803 the interface's own spelling
         deleted_only: Flag = False,
         offset: int = 0,
         limit: int = -1,
@@ -240,7 +240,7 @@ def create_app(
     async def versions(
         subject: Subject,
         deleted: Flag = False,
-        deletedOnly: Flag = False,  # noqa: N803
+        deletedOnly: Flag = False,  # noqa: N803 the interface's own spelling
         deleted_only: Flag = False,
         offset: int = 0,
         limit: int = -1,
@@ -308,7 +308,7 @@ def create_app(
 
     def configuration(path: str, subject_of: Callable[[str], str | None]) -> None:
         @app.get(path)
-        async def config(request: Request, defaultToGlobal: Flag = False) -> Response:  # noqa: N803
+        async def config(request: Request, defaultToGlobal: Flag = False) -> Response:  # noqa: N803 the interface's own spelling
             subject = subject_of(request.path_params.get("subject", ""))
             return _answer(await found(lambda: state.config(subject, default_to_global=defaultToGlobal)))
 
@@ -324,7 +324,7 @@ def create_app(
 
     def writing_mode(path: str, subject_of: Callable[[str], str | None]) -> None:
         @app.get(path)
-        async def mode(request: Request, defaultToGlobal: Flag = False) -> Response:  # noqa: N803
+        async def mode(request: Request, defaultToGlobal: Flag = False) -> Response:  # noqa: N803 the interface's own spelling
             subject = subject_of(request.path_params.get("subject", ""))
             return _answer({"mode": await found(lambda: state.mode(subject, default_to_global=defaultToGlobal))})
 

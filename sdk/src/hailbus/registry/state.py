@@ -257,7 +257,7 @@ class RegistryState:
             raise RefusedError(40403, f"Schema {guid} not found")
         return self.by_id(found)
 
-    def places(self, id: int, *, deleted: bool = False) -> list[tuple[str, int]]:  # noqa: A002
+    def places(self, id: int, *, deleted: bool = False) -> list[tuple[str, int]]:  # noqa: A002 the registry's own word
         """Subjects and versions that have a schema. Raises `RefusedError` 40403."""
         self.by_id(id)
         return [p for p in sorted(self._places[id]) if deleted or not self._subjects[p[0]][p[1]].is_deleted]
@@ -335,7 +335,7 @@ class RegistryState:
         subject: str,
         submission: Submission,
         *,
-        id: int | None = None,  # noqa: A002
+        id: int | None = None,  # noqa: A002 the registry's own word
         version: int | None = None,
     ) -> Decision[StoredSchema]:
         """Add a version, or find the one that has this schema already.

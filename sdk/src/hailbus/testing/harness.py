@@ -69,7 +69,7 @@ class Harness:
     async def given(
         self,
         *events: Event,
-        id: str | None = None,  # noqa: A002
+        id: str | None = None,  # noqa: A002 CloudEvents' own word
         time: datetime | None = None,
         source: str = "/test",
     ) -> list[Received]:

@@ -104,14 +104,18 @@ class MemoryBus:
         """See `Bus`."""
         return self._partitioner
 
-    def producer(self, *, client_id: str, transactional_id: str | None = None) -> MemoryProducer:  # noqa: ARG002
+    @property
+    def rebalance_timeout(self) -> None:
+        """The others wait as long as it takes."""
+
+    def producer(self, *, client_id: str, transactional_id: str | None = None) -> MemoryProducer:  # noqa: ARG002 nobody looks at it
         """See `Bus`."""
         return MemoryProducer(self, transactional_id)
 
     def consumer(
         self,
         *,
-        client_id: str,  # noqa: ARG002
+        client_id: str,  # noqa: ARG002 nobody looks at it
         group: str | None,
         topics: Sequence[str],
         start: Start,
@@ -123,7 +127,7 @@ class MemoryBus:
             self, group=group, topics=topics, start=start, listener=listener, read_committed=read_committed
         )
 
-    def admin(self, *, client_id: str) -> MemoryAdmin:  # noqa: ARG002
+    def admin(self, *, client_id: str) -> MemoryAdmin:  # noqa: ARG002 nobody looks at it
         """See `Bus`."""
         return MemoryAdmin(self)
 

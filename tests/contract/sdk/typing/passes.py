@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import Depends, FastAPI
@@ -20,6 +21,7 @@ from hailbus import (
     Verdict,
     bus_reader,
 )
+from hailbus.state_machine import State, StateMachine, Step
 
 RIDES = Topic("rides.v1", partitions=3)
 
@@ -76,6 +78,39 @@ async def base(event: RideEvent, ctx: Context) -> None:
 @svc.on_batch(RideRequested, RideCompleted, group="batch")
 async def batch(items: Batch[RideRequested | RideCompleted]) -> Sequence[Verdict]:
     return [Done() for item in items if item.event.ride_id]
+
+
+def tenant(ctx: Context) -> str:
+    return ctx.topic
+
+
+@svc.on(RideRequested, group="dependencies")
+async def with_dependency(event: RideRequested, ctx: Context, whose: Annotated[str, Depends(tenant)]) -> None:
+    whose.upper()
+
+
+@svc.on_batch(RideRequested, group="batch dependencies")
+async def batch_with_dependency(items: Batch[RideRequested], whose: Annotated[str, Depends(tenant)]) -> None:
+    whose.upper()
+
+
+class Waiting(State):
+    rider_id: str
+
+
+class Ended(State, is_final=True):
+    fare: int
+
+
+def declare(machine: StateMachine) -> None:
+    @machine.starts(RideRequested)
+    async def requested(event: RideRequested, step: Step) -> Waiting:
+        await step.schedule(rides, RideCompleted(ride_id="1", fare=0), after=timedelta(hours=1))
+        return Waiting(rider_id=event.rider_id)
+
+    @machine.on(Waiting, RideCompleted, by=lambda event: event.ride_id)
+    async def completed(state: Waiting, event: RideCompleted, step: Step) -> Ended | None:
+        return Ended(fare=event.fare) if state.rider_id else None
 
 
 app = FastAPI(lifespan=svc.lifespan)
