@@ -46,6 +46,8 @@ class SchemaLog:
         self._admin: Admin | None = None
         self._producer: Producer | None = None
         self._position = 0
+        self._own_end = -1
+        """Where the topic ended when this server last held the id."""
         self._moved = asyncio.Condition()
         self._turn = asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
@@ -115,17 +117,21 @@ class SchemaLog:
             raise RefusedError(50001, f"The store failed: {error}") from error
 
     async def _write_once(self, decide: Callable[[RegistryState], Decision[AnswerT]]) -> AnswerT:
+        await self._catch_up()
+        if self._position != self._own_end:
+            await self._let_go()  # another server has written, so it has the id now
         if self._producer is None:
             producer = self._bus.producer(client_id=CLIENT_ID, transactional_id=f"{self._place.topic}-writer")
             await producer.start()
             self._producer = producer
-        await self._catch_up()
+            await self._catch_up()  # what the one before has finished in the meantime
         decision = decide(self.state)
         if decision.records:
             await self._producer.begin()
             await self._producer.send(*self._place, [(key, value, []) for key, value in decision.records])
             await self._producer.commit()
             await self._catch_up()
+        self._own_end = self._position
         return decision.answer
 
     async def _let_go(self) -> None:
