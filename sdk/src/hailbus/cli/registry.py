@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json as encoder
 import logging
-import signal
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-import uvicorn
 
 from hailbus.cli.common import Bootstrap, Json, bus_at, catalogue_named, out, run, table
 from hailbus.compatibility import Level, Policy
-from hailbus.contract import contract_of
 from hailbus.errors import ConfigurationError
-from hailbus.registry.client import SchemaRegistry
-from hailbus.registry.schemas import registered_form, subject_of
-from hailbus.registry.server import create_app
 
 __all__ = ["registry"]
 
@@ -30,14 +20,6 @@ registry = typer.Typer(
 Url = Annotated[
     str, typer.Option("--url", "-u", envvar=["HAILBUS_REGISTRY_URL"], help="Of the registry; several joined by commas.")
 ]
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, but for its signals: it would end the process by the signal it got, and not with 0."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @registry.command()
@@ -53,26 +35,20 @@ def serve(
     topic: Annotated[str, typer.Option("--topic", help="Where it keeps everything.")] = "_schemas",
 ) -> None:
     """Serve Confluent's REST interface; all state is in a topic. Start as many as you like on one topic."""
+    try:
+        from hailbus.fastapi import serve as serve_app
+    except ImportError as error:
+        typer.echo(f"hailbus: {error}; a server needs the packages of hailbus[service]", err=True)
+        raise typer.Exit(2) from error
+    from hailbus.registry.server import create_app
 
     async def main() -> None:
-        host, _, port = listen.rpartition(":")
-        if not host or not port.isdigit():
-            message = f"--listen {listen!r} is not like '127.0.0.1:8081'"
-            raise ConfigurationError(message)
-        try:
-            listener = socket.create_server((host, int(port)), backlog=256)
-        except OSError as error:
-            message = f"--listen {listen}: {error.strerror}; choose another address"
-            raise ConfigurationError(message) from error
         bus = bus_at(bootstrap_server, connect_timeout_s=60.0)
-        app = create_app(bus, level=level, policy=policy, topic=topic)
-        server = _Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none"))
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, setattr, server, "should_exit", True)
-        async with app.router.lifespan_context(app):
-            typer.echo(f"listening={host}:{listener.getsockname()[1]}")
-            await server.serve(sockets=[listener])
+        try:
+            await serve_app(create_app(bus, level=level, policy=policy, topic=topic), listen)
+        except OSError as error:
+            message = f"--listen {listen}: {error.strerror or error}; choose another address"
+            raise ConfigurationError(message) from error
 
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("aiokafka").setLevel(logging.ERROR)
@@ -82,6 +58,7 @@ def serve(
 @registry.command("ls")
 def list_subjects(url: Url, json: Json = False) -> None:
     """List subjects with their versions."""
+    from hailbus.registry.client import SchemaRegistry
 
     async def main() -> None:
         async with SchemaRegistry(url) as client:
@@ -102,6 +79,7 @@ def show(
     version: Annotated[int | None, typer.Option("--version", help="The last unless given.")] = None,
 ) -> None:
     """Print a schema."""
+    from hailbus.registry.client import SchemaRegistry
 
     async def main() -> None:
         async with SchemaRegistry(url) as client:
@@ -119,6 +97,9 @@ def register(
     json: Json = False,
 ) -> None:
     """Register the schema of every event. Exit code 1 when one is incompatible."""
+    from hailbus.contract import contract_of
+    from hailbus.registry.client import SchemaRegistry
+    from hailbus.registry.schemas import registered_form, subject_of
 
     async def main() -> int:
         refused = 0
