@@ -76,6 +76,30 @@ def test_consuming_from_a_time_by_key_and_to_the_end_touches_no_group(hailbus: C
     assert "is not like" in hailbus(*read, "--from-datetime", "yesterday", code=2)
 
 
+def test_topics_are_placed_and_filtered(hailbus: Command, topic: str) -> None:
+    (plain,) = hailbus.rows("topics", "--describe", "--topic", topic)
+    broker = plain["partitions"][0]["leader"]
+    placed = f"{topic}-placed"
+    create = ("topics", "--create", "--topic", placed)
+    where = ("--replica-assignment", f"{broker},{broker},{broker}")
+    assert "leave --partitions" in hailbus(*create, *where, "--partitions", "3", code=2)
+    assert "is not like 1:2,2:3" in hailbus(*create, "--replica-assignment", "a:b", code=2)
+    assert "cannot be created" in hailbus(*create, "--replica-assignment", "77", code=2)
+    hailbus(*create, *where, "--config", "retention.ms=60000")
+    try:
+        (found,) = hailbus.rows("topics", "--describe", "--topic", placed)
+        assert [part["replicas"] for part in found["partitions"]] == [[broker]] * 3
+        of_topic = ("--entity-type", "topics", "--entity-name", topic)
+        hailbus("configs", *of_topic, "--alter", "--delete-config", "cleanup.policy")
+        overridden = [row["topic"] for row in hailbus.rows("topics", "--describe", "--topics-with-overrides")]
+        assert placed in overridden
+        assert topic not in overridden
+        assert hailbus("topics", "--describe", "--under-replicated-partitions") == ""
+        assert hailbus("topics", "--describe", "--unavailable-partitions") == ""
+    finally:
+        hailbus("topics", "--delete", "--topic", placed)
+
+
 def test_a_group_is_described_moved_and_forgotten(hailbus: Command, cluster: Cluster, topic: str) -> None:
     group = f"group-{topic}"
 

@@ -685,14 +685,31 @@ class KafkaAdmin:
             await self._client.close()
 
     @_answered
-    async def create(self, topics: Sequence[Topic], *, replication_factor: int | None = None) -> frozenset[str]:
+    async def create(
+        self,
+        topics: Sequence[Topic],
+        *,
+        replication_factor: int | None = None,
+        assignment: Sequence[Sequence[int]] | None = None,
+    ) -> frozenset[str]:
         existing = await self.describe([topic.name for topic in topics])
         missing = [topic for topic in topics if topic.name not in existing]
         if not missing:
             return frozenset()
         factor = replication_factor or min(3, len((await self._client.describe_cluster())["brokers"]))
         response = await self._client.create_topics(
-            [NewTopic(topic.name, topic.partitions, factor, topic_configs=topic.kafka_config()) for topic in missing],
+            [
+                NewTopic(topic.name, topic.partitions, factor, topic_configs=topic.kafka_config())
+                if assignment is None
+                else NewTopic(
+                    topic.name,
+                    -1,
+                    -1,
+                    replica_assignments={number: list(brokers) for number, brokers in enumerate(assignment)},
+                    topic_configs=topic.kafka_config(),
+                )
+                for topic in missing
+            ],
             timeout_ms=self._bus.request_timeout_ms,
         )
         created = set()

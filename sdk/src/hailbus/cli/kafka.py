@@ -88,9 +88,22 @@ def topics(
     replication_factor: Annotated[
         int | None, typer.Option("--replication-factor", min=1, help="With --create.")
     ] = None,
+    replica_assignment: Annotated[
+        str | None,
+        typer.Option("--replica-assignment", help="With --create: brokers of each partition, like 1:2,2:3."),
+    ] = None,
     config: Annotated[list[str] | None, typer.Option("--config", help="name=value, with --create.")] = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="With --create.")] = False,
     if_exists: Annotated[bool, typer.Option("--if-exists", help="With --delete, --alter and --describe.")] = False,
+    topics_with_overrides: Annotated[
+        bool, typer.Option("--topics-with-overrides", help="With --describe: only those with settings of their own.")
+    ] = False,
+    under_replicated_partitions: Annotated[
+        bool, typer.Option("--under-replicated-partitions", help="With --describe: only those with replicas behind.")
+    ] = False,
+    unavailable_partitions: Annotated[
+        bool, typer.Option("--unavailable-partitions", help="With --describe: only those without a leader.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """List, describe, create, delete or alter topics."""
@@ -108,6 +121,19 @@ def topics(
                         raise TopicMissingError(topic=topic)
                     for name, description in sorted(found.items()):
                         settings = {e.name: e.value for e in await admin.configs("topic", name) if not e.is_default}
+                        if topics_with_overrides and not settings:
+                            continue
+                        shown = [
+                            p
+                            for p in sorted(description.leaders)
+                            if (
+                                not under_replicated_partitions
+                                or len(description.isr[p]) < len(description.replicas[p])
+                            )
+                            and (not unavailable_partitions or description.leaders[p] < 0)
+                        ]
+                        if (under_replicated_partitions or unavailable_partitions) and not shown:
+                            continue
                         if json:
                             out(
                                 {
@@ -122,7 +148,7 @@ def topics(
                                             "replicas": description.replicas[p],
                                             "isr": description.isr[p],
                                         }
-                                        for p in sorted(description.leaders)
+                                        for p in shown
                                     ],
                                 }
                             )
@@ -132,7 +158,7 @@ def topics(
                             f"Topic: {name}\tPartitionCount: {description.partition_count}\t"
                             f"ReplicationFactor: {description.replication_factor}\tConfigs: {text}"
                         )
-                        for p in sorted(description.leaders):
+                        for p in shown:
                             replicas = ",".join(map(str, description.replicas[p]))
                             isr = ",".join(map(str, description.isr[p]))
                             typer.echo(
@@ -141,15 +167,20 @@ def topics(
                             )
                 case "create":
                     name = needed(topic, "--topic")
+                    assignment = None if replica_assignment is None else _replicas(replica_assignment)
+                    if assignment is not None and (partitions is not None or replication_factor is not None):
+                        message = "--replica-assignment says it all: leave --partitions and --replication-factor out"
+                        raise ConfigurationError(message)
                     created = await admin.create(
                         [
                             Topic(
                                 name,
-                                partitions=partitions or 1,
+                                partitions=len(assignment or ()) or partitions or 1,
                                 config=pairs(config or [], "--config"),
                             )
                         ],
                         replication_factor=replication_factor,
+                        assignment=assignment,
                     )
                     if not created and not if_not_exists:
                         message = f"topic {name!r} exists already; --if-not-exists accepts that"
@@ -179,6 +210,15 @@ def topics(
                         out({"topic": name, "partition_count": partitions})
 
     run(main())
+
+
+def _replicas(text: str) -> list[list[int]]:
+    """Broker ids of each partition: `1:2,2:3` is two partitions of two replicas."""
+    found = [part.split(":") for part in text.split(",")]
+    if not all(broker.isdigit() for brokers in found for broker in brokers):
+        message = f"--replica-assignment {text!r} is not like 1:2,2:3: broker ids, partitions parted by commas"
+        raise ConfigurationError(message)
+    return [[int(broker) for broker in brokers] for brokers in found]
 
 
 def produce(
