@@ -543,7 +543,8 @@ class Node:
 
     def _maybe_snapshot_metadata(self) -> None:
         limit = self.config["metadata.log.max.record.bytes.between.snapshots"]
-        if self.failure is None and self.metadata.log.size_bytes() > limit:
+        is_busy = any(task.get_name() == "metadata-snapshot" for task in self._background)
+        if self.failure is None and self.metadata.log.size_bytes() > limit and not is_busy:
             self.spawn(self._snapshot_metadata_in_time(), "metadata-snapshot")
 
     async def _snapshot_metadata_in_time(self) -> None:
