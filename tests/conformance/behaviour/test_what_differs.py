@@ -9,9 +9,12 @@ from hailbus_broker.records import BatchView, RecordToWrite, build_batch
 from hailbus_broker.records.building import update_crc
 
 from tests.conformance.behaviour.test_topics import BROKER, configs
+from tests.conformance.behaviour.test_transactions import NewProducer, new_producer
 from tests.conformance.conftest import Cluster
 from tests.conformance.deviations import expected
 from tests.conformance.wire import Wire, batches, now_ms
+
+__all__ = ["new_producer"]
 
 
 def test_defaults(cluster: Cluster, wire: Wire) -> None:
@@ -28,6 +31,31 @@ def test_defaults(cluster: Cluster, wire: Wire) -> None:
     assert default("log.flush.interval.messages") == expected(
         cluster, apache=never, ours="1", deviation="acknowledged-is-on-the-disk"
     )
+
+
+def test_a_late_copy_of_an_end_of_transaction(
+    cluster: Cluster, wire: Wire, new_producer: NewProducer, topic: str
+) -> None:
+    producer = new_producer()
+    producer.write(topic, b"first")
+    given_up, producer.wire = producer.wire, Wire(cluster.bootstrap)
+    producer.commit()
+    producer.write(topic, b"second")
+    given_up.ask(
+        ApiKey.END_TXN,
+        3,
+        transactional_id=producer.name,
+        producer_id=producer.id,
+        producer_epoch=producer.epoch,
+        committed=True,
+    )
+    assert given_up.is_closed_by_peer() == expected(
+        cluster, apache=False, ours=True, deviation="late-ends-of-transactions-are-refused"
+    )
+    given_up.close()
+    described = wire.call(ApiKey.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[producer.name])
+    is_open = described.transaction_states[0].transaction_state == "Ongoing"
+    assert is_open == expected(cluster, apache=False, ours=True, deviation="late-ends-of-transactions-are-refused")
 
 
 def test_a_header_that_lies_about_the_newest_timestamp(cluster: Cluster, wire: Wire, topic: str) -> None:
