@@ -166,6 +166,11 @@ def test_a_slow_client_gets_all_of_a_segment_that_is_deleted_meanwhile(
             server.node.catch_up()
             await until(lambda: not segment.exists(), "the segment is deleted")
             assert is_sending(server)
+            assert server.dispatcher is not None
+            for _ in range(2):
+                server.dispatcher.close_idle_connections()  # the client is slow, not gone
+            wire.close()
+            wire = await Wire.to(server.bootstrap)
             # others are served meanwhile, and the same records are gone for them
             assert (await wire.fetch("old", 0))[0] == ErrorCode.OFFSET_OUT_OF_RANGE
             answer = await asyncio.to_thread(client.read_all)

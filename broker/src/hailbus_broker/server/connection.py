@@ -320,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close_if_idle(self) -> None:
         """Close the connection if nothing has come over it since the last look, and nothing is owed."""
-        if self.is_idle and not self._in_work and not self._queue:
+        if self.is_idle and not self._in_work and not self._queue and self._file_send is None:
             self.close()
         self.is_idle = True
 
