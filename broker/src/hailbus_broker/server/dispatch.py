@@ -33,13 +33,11 @@ class Handler:
     Attributes:
         is_raw: The handler reads the frame itself; `message` is None.
         first: Lowest version served; None is the protocol's.
-        last: Highest version served; None is the protocol's.
     """
 
     handle: Handle
     is_raw: bool = False
     first: int | None = None
-    last: int | None = None
 
 
 class Dispatcher:
@@ -52,10 +50,7 @@ class Dispatcher:
         self.connections: set[Connection] = set()
         self.handlers: Final = HANDLERS
         self.ranges: Final = {
-            key: (
-                handler.first if handler.first is not None else APIS[key].first,
-                handler.last if handler.last is not None else APIS[key].last,
-            )
+            key: (APIS[key].first if handler.first is None else handler.first, APIS[key].last)
             for key, handler in HANDLERS.items()
         }
         from hailbus_broker.server.fetch_sessions import FetchSessions
