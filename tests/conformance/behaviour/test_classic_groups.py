@@ -275,6 +275,9 @@ def test_an_older_generation_is_fenced(new_member: NewMember, topic: str) -> Non
     old = member.generation - 1
     assert member.beat(generation=old) == ErrorCode.ILLEGAL_GENERATION
     assert member.commit(topic, 6, generation=old) == ErrorCode.ILLEGAL_GENERATION
+    current, member.generation = member.generation, old
+    assert member.sync({member.id: b"all"}).error_code == ErrorCode.ILLEGAL_GENERATION
+    member.generation = current
     assert member.commit(topic, 6, member="stranger") == ErrorCode.UNKNOWN_MEMBER_ID
     # Nor may somebody commit who is in no generation while the group has members.
     assert member.commit(topic, 6, generation=-1, member="") == ErrorCode.UNKNOWN_MEMBER_ID
