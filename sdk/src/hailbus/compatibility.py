@@ -427,9 +427,7 @@ def _types(schema: Schema) -> set[str]:
     kind = schema.get("type")
     if kind is not None:
         return set(kind) if isinstance(kind, list) else {kind}
-    if (values := _values(schema)) is not None:
-        return {_json_type(value) for value in values}
-    return {"object"} if "properties" in schema else set()
+    return {_json_type(value) for value in _values(schema) or ()}
 
 
 def _json_type(value: object) -> str:

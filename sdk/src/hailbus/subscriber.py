@@ -61,6 +61,7 @@ from hailbus.errors import (
     UnsupportedVersionError,
 )
 from hailbus.event import Event, event_info
+from hailbus.schema_id import payload_of
 from hailbus.settlement import Lane, Lanes, Names, SettledPrefix
 from hailbus.upcasting import newest, upcasted
 
@@ -1436,7 +1437,7 @@ class _BatchRunner:
             route, value = item.route, item.record.value
             try:
                 if route.is_newest and value is not None and route.validate is not None and not item.was_resolved:
-                    event: Event | None = route.validate(value)
+                    event: Event | None = route.validate(payload_of(value))
                 else:
                     event = subscriber.event_of(item)
             except (ContractError, ValidationError) as found:

@@ -174,3 +174,54 @@ def test_contracts_round_trip_on_disk(tmp_path: Path) -> None:
 
     write_contracts(Catalogue.of(Placed), tmp_path)
     assert read_contracts(tmp_path) == [contract_of(Placed)]
+
+
+def test_a_transitive_level_looks_at_every_state_that_was_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner()
+    subprocess.run(["git", "init", "-q", "-b", "main"], check=True)
+    names = []
+
+    def release(kind: str) -> str:
+        name = f"shop_release_{len(names)}"
+        names.append(name)
+        (tmp_path / f"{name}.py").write_text(MODULE.format(kind=kind))
+        assert run.invoke(app, ["check", name, "--write", "contracts"]).exit_code == 0
+        for command in (["add", "contracts"], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", kind]):
+            subprocess.run(["git", *command], check=True, capture_output=True)
+        return name
+
+    try:
+        release("str")
+        release("str | int")
+        last = release("int")
+        level = ["--level", "BACKWARD"]
+        assert run.invoke(app, ["check", last, "--against", "main", *level]).exit_code == 0
+        assert run.invoke(app, ["check", last, "--against", "HEAD~1:contracts", *level]).exit_code == 1
+        found = run.invoke(app, ["check", last, "--against", "main", "--level", "BACKWARD_TRANSITIVE", "--json"])
+        assert found.exit_code == 1
+        findings = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
+        assert {f["pointer"] for f in findings if f["breaking"]} == {"#/properties/amount"}
+        missing = run.invoke(app, ["check", last, "--against", "nowhere", *level])
+        assert (missing.exit_code, "there is no folder nowhere, and git" in missing.output) == (2, True)
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def test_against_takes_a_folder_of_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop_examples.py").write_text(MODULE.format(kind="int"))
+    golden = tmp_path / "golden" / "order.placed"
+    golden.mkdir(parents=True)
+    run = CliRunner()
+    try:
+        (golden / "v1.json").write_text('{"order_id": "a", "amount": 3}')
+        assert run.invoke(app, ["check", "shop_examples", "--against", "golden"]).exit_code == 0
+        (golden / "v1.json").write_text('{"order_id": "a"}')
+        found = run.invoke(app, ["check", "shop_examples", "--against", "golden"])
+        assert (found.exit_code, "is no longer read: amount" in found.output) == (1, True)
+    finally:
+        sys.modules.pop("shop_examples", None)

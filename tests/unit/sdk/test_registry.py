@@ -14,10 +14,13 @@ import httpx
 import pytest
 from hailbus import (
     AtLeastOnce,
+    Batch,
     ConfigurationError,
     Context,
     DeadLetter,
     Event,
+    ExactlyOnce,
+    Outbox,
     RegistryRefusedError,
     RegistryUnreachableError,
     Service,
@@ -26,6 +29,7 @@ from hailbus import (
 )
 from hailbus.compatibility import Level, Policy
 from hailbus.contract import contract_of
+from hailbus.database import create_engine
 from hailbus.registry import (
     Reference,
     SchemaRegistry,
@@ -47,6 +51,10 @@ ORDERS = Topic("orders.v1", partitions=1)
 class Placed(Event, topic=ORDERS, key="order_id", type="order.placed"):
     order_id: str
     amount: int = 0
+
+
+class Paid(Event, topic=Topic("payments.v1", partitions=1), key="order_id", type="order.paid"):
+    order_id: str
 
 
 def submission(**document: Any) -> Submission:
@@ -475,3 +483,32 @@ def test_urls_and_places_are_checked() -> None:
         SchemaRegistry("localhost:8081")
     with pytest.raises(ConfigurationError, match="neither 'header' nor 'prefix'"):
         Schemas(SchemaRegistry("http://x"), place="footer")  # type: ignore[arg-type]  # what the check is for
+
+
+async def test_outbox_transactions_and_batches_carry_the_id_too(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    seen: list[Event] = []
+    async with registry_on(bus) as (registry, _):
+        engine = create_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+        svc = Service("shop", schemas=Schemas(registry, place="prefix"))
+        pub = svc.publishes(Placed, Paid)
+        svc.relays(Outbox(engine))
+
+        @svc.on(Placed, delivery=ExactlyOnce(), group="exact")
+        async def pay(event: Placed, ctx: Context) -> None:
+            await pub.publish(Paid(order_id=event.order_id), cause=ctx)
+
+        @svc.on_batch(Paid, group="batches")
+        async def paid(batch: Batch[Paid]) -> None:
+            seen.extend(batch.events)
+
+        async with bus.run(svc) as t:
+            async with engine.begin() as tx:
+                await pub.publish(Placed(order_id="a"), tx=tx)
+            await t.settle()
+        number = (await registry.version(subject_of(contract_of(Placed)))).id
+        assert bus.records(ORDERS)[0].value == prefix_of(number) + b'{"order_id":"a","amount":0}'
+        number = (await registry.version(subject_of(contract_of(Paid)))).id
+        assert bus.records("payments.v1")[0].value == prefix_of(number) + b'{"order_id":"a"}'
+        await engine.dispose()
+    assert seen == [Paid(order_id="a")]

@@ -38,7 +38,7 @@ class SchemaLog:
         timeout_s: How long one write, with all its attempts, may take.
     """
 
-    def __init__(self, bus: Bus, state: RegistryState, *, topic: str = SCHEMAS_TOPIC, timeout_s: float = 10.0) -> None:
+    def __init__(self, bus: Bus, state: RegistryState, *, topic: str = SCHEMAS_TOPIC, timeout_s: float = 30.0) -> None:
         self.state = state
         self._bus = bus
         self._place = TopicPartition(topic, 0)

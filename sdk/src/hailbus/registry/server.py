@@ -103,7 +103,7 @@ def create_app(
     level: Level = Level.BACKWARD,
     policy: Policy = Policy.STRICT,
     topic: str = SCHEMAS_TOPIC,
-    timeout_s: float = 10.0,
+    timeout_s: float = 30.0,
 ) -> FastAPI:
     """A registry over a cluster. Any number of them may run on one topic; each answers alike.
 
