@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 from errno import EIO
 from uuid import UUID
 
@@ -92,6 +94,49 @@ async def test_a_log_that_cannot_be_compacted_is_left_alone() -> None:
     assert not await cleaner.clean_one()
     assert values_in(log) == before
     assert log.failure is None
+
+
+def test_reading_goes_on_while_compacted_segments_are_swapped_in() -> None:
+    logs = directory_on(SimulatedDisk(random.Random(0)))
+    log = logs.create(WHERE, UUID(int=1), CONFIG, now_ms=0)
+    fill(log)
+    before = values_in(log)
+    task = log.start_compaction(now_ms=0, first_dirty_offset=0)
+    assert task is not None
+    for _ in task.steps():
+        pass
+    assert log.begin_swap(task)
+    task.swap_in()  # in production by a thread, while the loop goes on reading and deleting
+    assert values_in(log) == before
+    log.config = LogConfig(cleanup_policy=frozenset({CleanupPolicy.DELETE}), segment_bytes=1000, retention_bytes=1)
+    assert log.start_retention(now_ms=0) is None
+    log.end_swap(task)
+    assert values_in(log) == [b"v97", b"v98", b"v99"]
+    removal = log.start_retention(now_ms=0)
+    assert removal is not None
+    removal.run()
+    assert log.log_start_offset > 0
+    assert values_in(log) == [b"v97", b"v98", b"v99"]
+
+
+async def test_a_swap_leaves_a_new_topic_of_the_same_name_alone() -> None:
+    logs = directory_on(SimulatedDisk(random.Random(0)))
+    log = logs.create(WHERE, UUID(int=1), CONFIG, now_ms=0)
+    fill(log)
+    names = threading.Lock()
+    reported: list[StorageError] = []
+    cleaner = Cleaner(logs, wall_ms=lambda: 0, dedupe_buffer_bytes=1 << 20, names=names, report=reported.append)
+    with names:
+        cleaning = asyncio.create_task(cleaner.clean_one())
+        while not log._is_swapping:  # noqa: ASYNC110 - a log has no event to wait for
+            await asyncio.sleep(0)
+        logs.delete(WHERE, unique="f" * 32)
+        new = logs.create(WHERE, UUID(int=2), CONFIG, now_ms=0)
+        fill(new)
+    assert not await cleaning
+    assert len(values_in(new)) == 100
+    assert new.failure is None
+    assert reported == []
 
 
 def test_the_directory_remembers_its_partitions() -> None:
