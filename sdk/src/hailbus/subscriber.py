@@ -788,7 +788,7 @@ class Subscriber:
         """Give a lane back when its oldest record has been handled, or must be handled again later."""
         try:
             wait_s = await run
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter when the event loop was closed without stopping us
             self._lanes.release(lane)
             raise
         except BaseException:
