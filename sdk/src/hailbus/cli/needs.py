@@ -57,6 +57,8 @@ def pact(
 ) -> None:
     """Write a Pact message file for each consumer. Verify with `hailbus check --needs`, or with Pact's own tools."""
     output.mkdir(parents=True, exist_ok=True)
-    for name, document in pact_files(_read(folder), provider=provider, specification=spec.value).items():
+    files = pact_files(_read(folder), provider=provider, specification=spec.value)
+    for name, document in files.items():
         (output / name).write_text(encoder.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    for name in files:
         typer.echo(str(output / name))
