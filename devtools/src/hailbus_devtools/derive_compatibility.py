@@ -29,9 +29,8 @@ def page() -> str:
     for key, handler in sorted(HANDLERS.items()):
         api = APIS[key]
         first = api.first if handler.first is None else handler.first
-        last = api.last if handler.last is None else handler.last
-        extent = "all" if (first, last) == (api.first, api.last) else f"of {api.first}–{api.last}"
-        rows.append(f"| {int(key)} | {api.name} | {first}–{last} | {extent} |\n")
+        extent = "all" if first == api.first else f"of {api.first}–{api.last}"
+        rows.append(f"| {int(key)} | {api.name} | {first}–{api.last} | {extent} |\n")
     return HEAD + "".join(rows) + TAIL
 
 
