@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from hailbus._sqlite import SqliteConnection
 from hailbus.errors import ConfigurationError
 
 __all__ = ["READ_ONLY", "create_engine"]
@@ -55,7 +57,17 @@ def create_engine(
         except OSError as error:
             message = f"the directory {folder} for the database cannot be made: {error.strerror}"
             raise ConfigurationError(message) from error
-    engine = create_async_engine(parsed.set(drivername="sqlite+aiosqlite"), **options)
+    parsed = parsed.set(drivername="sqlite+aiosqlite")
+    connect_args: tuple[Any, Any] = parsed.get_dialect()().create_connect_args(
+        parsed
+    )  # Any: as sqlite3.connect has them
+    arguments, more = connect_args
+
+    def connect() -> SqliteConnection:
+        return SqliteConnection(lambda: sqlite3.connect(*arguments, **more))
+
+    # SQLAlchemy awaits what it gets, and a connection is its own awaitable.
+    engine = create_async_engine(parsed, async_creator=connect, **options)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:  # Any: SQLAlchemy's adapted driver connection

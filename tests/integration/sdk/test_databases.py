@@ -27,6 +27,7 @@ from hailbus.idempotency import AnswerBook, StoredAnswer
 from hailbus.outbox import outbox_table
 from hailbus.testing import MemoryBus
 from sqlalchemy import func, select, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.integration.conftest import PostgreSQL, eventually
@@ -350,3 +351,38 @@ async def test_several_relays_share_the_rows_and_keep_the_order_of_each_key(conn
         assert mine == list(range(rows_per_key)), key
     assert len(ids) == keys * rows_per_key
     assert sum(relay.published_count > 0 for relay in relays) > 1
+
+
+# ------------------------------------------------------------------------------------------------ reading
+
+
+async def test_large_results_counts_and_broken_statements(engine: AsyncEngine) -> None:
+    """What SQLite's cursor of our own has to do as the driver's does."""
+    async with engine.begin() as tx:
+        await tx.execute(text("CREATE TABLE numbers (n INTEGER PRIMARY KEY, word VARCHAR(10))"))
+        done = await tx.execute(
+            text("INSERT INTO numbers VALUES (:n, :word)"), [{"n": n, "word": str(n)} for n in range(2_500)]
+        )
+        assert done.rowcount in {2_500, -1}  # asyncpg does not count many
+    everything = text("SELECT n FROM numbers ORDER BY n")
+    async with engine.connect() as connection:
+        assert (await connection.execute(everything)).scalars().all() == list(range(2_500))
+        result = await connection.stream(everything)
+        assert [row.n async for row in result] == list(range(2_500))
+        half_read = await connection.stream(everything)
+        assert (await half_read.fetchone()) == (0,)
+        assert [row.n for row in await half_read.fetchmany(3)] == [1, 2, 3]
+        await half_read.close()
+        assert await connection.scalar(text("SELECT count(*) FROM numbers")) == 2_500
+    async with engine.begin() as tx:
+        changed = await tx.execute(text("UPDATE numbers SET word = 'x' WHERE n < 7"))
+        assert changed.rowcount == 7
+        gone = await tx.execute(text("DELETE FROM numbers WHERE n >= 2000 RETURNING n"))
+        assert sorted(gone.scalars()) == list(range(2_000, 2_500))
+    async with engine.connect() as connection:
+        await connection.execute(text("INSERT INTO numbers VALUES (5000, 'rolled')"))
+        with pytest.raises(IntegrityError):
+            await connection.execute(text("INSERT INTO numbers VALUES (1, 'twice')"))
+        await connection.rollback()
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("SELECT count(*) FROM numbers")) == 2_000

@@ -1,0 +1,138 @@
+"""SQLite in a thread, one crossing per statement.
+
+aiosqlite runs each step of a statement (make a cursor, execute, fetch, close) in the connection's thread and comes back
+to the event loop between them. Each crossing wakes two threads that share one interpreter lock; with small statements,
+four of them cost more than SQLite. Here a statement and its first rows are one step.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import aiosqlite
+
+__all__ = ["SqliteConnection", "SqliteCursor"]
+
+FIRST_ROWS = 1_000
+"""Rows that come with the statement itself; a larger result is fetched on, as far as its reader goes."""
+
+T = TypeVar("T")
+Row = tuple[Any, ...]  # Any: whatever the columns hold
+
+
+class SqliteConnection(aiosqlite.Connection):
+    """As aiosqlite's, for SQLAlchemy's adapter: with cursors that cross once."""
+
+    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=64)
+        self._thread.daemon = True  # as SQLAlchemy does it: a process may end without closing its pool
+
+    async def in_thread(self, step: Callable[..., T], *arguments: Any) -> T:  # Any: whatever the step takes
+        """Run a step in the connection's thread, behind what was given to it before."""
+        found: T = await self._execute(step, *arguments)  # type: ignore[no-untyped-call]  # aiosqlite's own, untyped
+        return found
+
+    def cursor(self) -> SqliteCursor:  # type: ignore[override]  # the adapter enters it, and needs no more of it
+        """A cursor, made without asking the thread."""
+        return SqliteCursor(self)
+
+
+class SqliteCursor:
+    """What SQLAlchemy's adapter uses of a cursor. One statement at a time."""
+
+    def __init__(self, connection: SqliteConnection) -> None:
+        self._connection = connection
+        self._open: sqlite3.Cursor | None = None
+        self._rows: list[Row] = []
+        self._is_exhausted = True
+        self.description: Any = None  # Any: as the DB-API has it
+        self.rowcount = -1
+        self.lastrowid: int | None = None
+        self.arraysize = 1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def execute(self, sql: str, parameters: Iterable[Any] = ()) -> Self:
+        """Run a statement and fetch its first rows."""
+        await self._connection.in_thread(self._run, sql, parameters)
+        return self
+
+    async def executemany(self, sql: str, parameters: Iterable[Sequence[Any]]) -> Self:
+        """Run a statement for each set of parameters."""
+        await self._connection.in_thread(self._run_many, sql, parameters)
+        return self
+
+    async def fetchone(self) -> Row | None:
+        """The next row."""
+        rows = await self.fetchmany(1)
+        return rows[0] if rows else None
+
+    async def fetchmany(self, size: int | None = None) -> Sequence[Row]:
+        """The next rows, at most `size`."""
+        wanted = size if size is not None else self.arraysize
+        if len(self._rows) < wanted and not self._is_exhausted:
+            self._rows += await self._connection.in_thread(self._fetch, max(wanted, FIRST_ROWS))
+        found, self._rows = self._rows[:wanted], self._rows[wanted:]
+        return found
+
+    async def fetchall(self) -> Sequence[Row]:
+        """All rows that are left."""
+        if not self._is_exhausted:
+            self._rows += await self._connection.in_thread(self._fetch, None)
+        found, self._rows = self._rows, []
+        return found
+
+    async def close(self) -> None:
+        """Let a result go that was not read to its end."""
+        self._rows = []
+        if self._open is not None:
+            await self._connection.in_thread(self._end)
+
+    # ------------------------------------------------------------------------------------------------ in the thread
+
+    def _run(self, sql: str, parameters: Iterable[Any]) -> None:
+        cursor = self._begin()
+        cursor.execute(sql, tuple(parameters))
+        self.description = cursor.description
+        self.lastrowid = cursor.lastrowid
+        if cursor.description is not None:
+            self._rows = self._fetch(FIRST_ROWS)
+        # After the rows: a statement with RETURNING counts while it gives them.
+        self.rowcount = cursor.rowcount
+        if self._is_exhausted:
+            self._end()
+
+    def _run_many(self, sql: str, parameters: Iterable[Sequence[Any]]) -> None:
+        cursor = self._begin()
+        cursor.executemany(sql, parameters)
+        self.description = None
+        self.lastrowid = cursor.lastrowid
+        self.rowcount = cursor.rowcount
+        self._end()
+
+    def _begin(self) -> sqlite3.Cursor:
+        self._end()
+        self._rows = []
+        self._is_exhausted = True
+        self._open = self._connection._conn.cursor()  # noqa: SLF001 as above
+        return self._open
+
+    def _fetch(self, most: int | None) -> list[Row]:
+        assert self._open is not None
+        rows: list[Row] = self._open.fetchall() if most is None else self._open.fetchmany(most)
+        self._is_exhausted = most is None or len(rows) < most
+        return rows
+
+    def _end(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
