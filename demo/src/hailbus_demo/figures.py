@@ -105,16 +105,17 @@ class Figures:
         }
 
     def processes(self) -> list[dict[str, Any]]:
-        """Return name, pid, state, restarts and memory of each process."""
+        """Return name, pid, state, restarts, CPU time and memory of each process."""
         if self.supervisor is None:
             return []
-        self.supervisor.measure_memory()
+        self.supervisor.measure()
         return [
             {
                 "name": name,
                 "pid": child.pid,
                 "state": child.state,
                 "restarts": child.restarts,
+                "cpu_s": round(child.cpu_s, 1),
                 "memory_mb": round(child.memory_mb, 1),
                 "memory_peak_mb": round(child.memory_peak_mb, 1),
                 "ready_after_s": None if child.ready_after_s is None else round(child.ready_after_s, 1),

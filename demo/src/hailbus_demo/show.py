@@ -170,4 +170,5 @@ def figures_table(state: dict[str, Any]) -> Table:
     if state["processes"]:
         peaks = ", ".join(f"{p['name']} {p['memory_peak_mb']:,.0f}" for p in state["processes"])
         row("memory at most, MB", peaks)
+        row("CPU time, s", ", ".join(f"{p['name']} {p['cpu_s']:,.1f}" for p in state["processes"]))
     return table

@@ -57,6 +57,10 @@ class Child:
     kills: int = 0
     started_at: float = 0.0
     ready_after_s: float | None = None
+    cpu_s: float = 0.0
+    cpu_before_s: float = 0.0
+    """What its former lives took."""
+    cpu_pid: int | None = None
     memory_mb: float = 0.0
     memory_peak_mb: float = 0.0
     last_exit: str = ""
@@ -159,31 +163,41 @@ class Supervisor:
 
         await asyncio.gather(*(one(self.children[name]) for name in names if name in self.children))
 
-    def measure_memory(self) -> None:
-        """Note resident memory of every process with its descendants, in MiB; at most once in two seconds."""
+    def measure(self) -> None:
+        """Note memory (resident, in MiB) and CPU time of every process with its descendants; every two seconds at most.
+
+        CPU time counts from the first start, restarts included, up to the last look before an end.
+        """
         now = time.monotonic()
         if now - self._measured_at < MEASURE_EVERY_S:
             return
         self._measured_at = now
+        owners = {child.pid: child for child in self.children.values() if child.pid is not None}
         parents: dict[int, int] = {}
         sizes: dict[int, int] = {}
-        for process in psutil.process_iter(["ppid", "memory_info"]):
-            memory = process.info["memory_info"]
-            if memory is not None:
-                parents[process.pid], sizes[process.pid] = process.info["ppid"], memory.rss
-        owners = {child.pid: child for child in self.children.values() if child.pid is not None}
-        totals = dict.fromkeys(owners, 0)
+        seconds: dict[int, float] = {}
+        for process in psutil.Process().children(recursive=True):  # of ours alone: other people's cost time as well
+            with contextlib.suppress(psutil.Error):
+                parents[process.pid] = process.ppid()
+                times = process.cpu_times()
+                sizes[process.pid], seconds[process.pid] = process.memory_info().rss, times.user + times.system
+        memory = dict.fromkeys(owners, 0)
+        cpu_s = dict.fromkeys(owners, 0.0)
         for pid, size in sizes.items():
             ancestor: int | None = pid
             while ancestor is not None and ancestor not in owners:
                 ancestor = parents.get(ancestor)
             if ancestor is not None:
-                totals[ancestor] += size
+                memory[ancestor] += size
+                cpu_s[ancestor] += seconds[pid]
         for child in self.children.values():
             child.memory_mb = 0.0
         for pid, child in owners.items():
-            child.memory_mb = totals[pid] / 2**20
+            child.memory_mb = memory[pid] / 2**20
             child.memory_peak_mb = max(child.memory_peak_mb, child.memory_mb)
+            if child.cpu_pid != pid:  # started anew
+                child.cpu_pid, child.cpu_before_s = pid, child.cpu_s
+            child.cpu_s = max(child.cpu_s, child.cpu_before_s + cpu_s[pid])
 
     def kill_all(self) -> None:
         """Kill whatever still runs, at once; for the last way out."""

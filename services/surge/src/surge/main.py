@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import structlog
+import uvloop
 from hailbus import ClusterAdmin, ConfigurationError, HailbusError, Inbox, KafkaBus
 from hailbus.database import create_engine
 from hailbus.process import log_to_stderr
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     log_to_stderr(settings.log_level)
     try:
-        code = asyncio.new_event_loop().run_until_complete(_run(settings))
+        code = uvloop.new_event_loop().run_until_complete(_run(settings))
     except ConfigurationError as error:
         print(f"surge: {error}", file=sys.stderr)
         code = 2
