@@ -49,8 +49,13 @@ class AuditPlan:
     lake_problems: tuple[list[str], int] | None = None
 
 
-async def catch_up(plan: AuditPlan, watch: Watch) -> dict[str, int]:
-    """Wait until every reader has read all and booking owes nothing; return reader → records that it is behind."""
+async def catch_up(plan: AuditPlan, watch: Watch) -> tuple[dict[str, int], float]:
+    """Wait until every reader has read all and booking owes nothing, and nothing more comes for some seconds.
+
+    Returns:
+        Reader → records that it is behind, and when all had caught up by the monotonic clock: the seconds that showed
+        that nothing more comes are no work of the chain.
+    """
     deadline = time.monotonic() + plan.deadline_s
     best: object = None
     still_since: float | None = None
@@ -68,7 +73,7 @@ async def catch_up(plan: AuditPlan, watch: Watch) -> dict[str, int]:
             if still_since is None:
                 still_since = now
             if now - still_since >= STILL_FOR_S:
-                return watch.behind()
+                return watch.behind(), still_since
         else:
             still_since = None
         last_ends = dict(watch.ends)
@@ -76,7 +81,7 @@ async def catch_up(plan: AuditPlan, watch: Watch) -> dict[str, int]:
         if state != best:  # somebody gets on: patience begins anew
             best, deadline = state, now + plan.deadline_s
         if now > deadline:
-            return late or ({} if looked else {"the cluster, which does not answer,": 1})
+            return late or ({} if looked else {"the cluster, which does not answer,": 1}), now
         await asyncio.sleep(0.5)
 
 

@@ -187,7 +187,7 @@ async def audit(
         deadline_s=deadline_s,
     )
     try:
-        behind = await catch_up(plan, watch)
+        behind, _ = await catch_up(plan, watch)
         await draw_up(plan, figures, behind=behind, replayed=book_path is not None)
     except GaveUpError as error:
         raise RunFailedError(str(error)) from error

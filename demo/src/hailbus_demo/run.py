@@ -387,13 +387,14 @@ class _Run:
 
     async def _settle_accounts(self, plan: AuditPlan, figures: Figures, watch: Watch) -> int:
         try:
-            behind = await self._unless_insisted(
+            behind, caught_up_at = await self._unless_insisted(
                 asyncio.create_task(catch_up(plan, watch)), lost="no ledger was drawn up"
             )
             if plan.lake_dir is not None:
                 behind |= await self._finish_lake(plan.lake_dir, watch)
                 watch.look_at_lake()
-            self.timings.caught_up = time.monotonic()
+                caught_up_at = time.monotonic()
+            self.timings.caught_up = caught_up_at
             figures.phase = "checking"
             await draw_up(plan, figures, behind=behind, replayed=True)
         except GaveUpError as error:

@@ -78,7 +78,32 @@ _waiting = (
 )
 Index("hailbus_outbox_waiting", outbox_table.c.position, sqlite_where=_waiting, postgresql_where=_waiting)
 Index("hailbus_outbox_schedule", outbox_table.c.schedule_id)
+_due = outbox_table.c.not_before.is_(None) | (outbox_table.c.not_before <= bindparam("now"))
+# Written once: to build a statement costs more than to run it.
 _INSERT = insert(outbox_table)
+_SELECT = (
+    select(
+        outbox_table.c.position,
+        outbox_table.c.aggregatetype,
+        outbox_table.c.aggregateid,
+        outbox_table.c.payload,
+        outbox_table.c.headers,
+        outbox_table.c.partition,
+    )
+    .where(_waiting, _due)
+    .order_by(outbox_table.c.position)
+    .limit(bindparam("most"))
+)
+_CLAIM = _SELECT.with_for_update(skip_locked=True)
+_MARK = (
+    update(outbox_table)
+    .where(outbox_table.c.position == bindparam("b_position"))
+    .values(
+        published_at=bindparam("b_now"),
+        published_partition=bindparam("b_partition"),
+        published_offset=bindparam("b_offset"),
+    )
+)
 _CANCEL = (
     update(outbox_table)
     .where(outbox_table.c.schedule_id.in_(bindparam("schedule_ids", expanding=True)), _waiting)
@@ -86,7 +111,9 @@ _CANCEL = (
 )
 
 
-WAKE_LINGER_S = 0.01
+WAKE_LINGER_S = 0.005
+ROUND_EVERY_S = 0.03
+"""Rounds that commits ask for are at least so far apart: each costs two transactions and a request per partition."""
 CHANNEL = "hailbus_outbox"
 """PostgreSQL tells relays on this channel that rows were committed."""
 _NOTIFY = text(f"SELECT pg_notify('{CHANNEL}', '')")
@@ -175,7 +202,7 @@ def _wake_after_commit(tx: AsyncSession | AsyncConnection, outbox: Outbox) -> No
         return
     # A bare connection tells of its commit only before it happens: look shortly after, and once more a little later.
     outbox.wake_soon()
-    asyncio.get_running_loop().call_later(3 * WAKE_LINGER_S, outbox.wake)
+    asyncio.get_running_loop().call_later(ROUND_EVERY_S, outbox.wake)
 
 
 def _headers_text(headers: Headers) -> str:
@@ -225,6 +252,7 @@ class Outbox:
         self._poll_interval_s = poll_interval.total_seconds()
         self._woken = asyncio.Event()
         self._wake_timer: asyncio.TimerHandle | None = None
+        self._round_began_s = 0.0
         self.turn = asyncio.Lock()
         """Held by the relay while it writes to SQLite. A service that writes much takes it too: two writers of one
         process would otherwise wait for each other in SQLite's busy handler, asleep for up to 100 ms."""
@@ -245,9 +273,11 @@ class Outbox:
         self._woken.set()
 
     def wake_soon(self) -> None:
-        """Look for rows in a few milliseconds: under load one look then serves several commits."""
+        """Look for rows in a few milliseconds; under load a little later, so that one look serves several commits."""
         if self._wake_timer is None:
-            self._wake_timer = asyncio.get_running_loop().call_later(WAKE_LINGER_S, self._wake_now)
+            loop = asyncio.get_running_loop()
+            wait_s = max(WAKE_LINGER_S, self._round_began_s + ROUND_EVERY_S - loop.time())
+            self._wake_timer = loop.call_later(wait_s, self._wake_now)
 
     def _wake_now(self) -> None:
         self._wake_timer = None
@@ -310,16 +340,18 @@ class Outbox:
         """Rows that should be published now."""
         async with self.engine.connect() as connection:
             await connection.execution_options(**READ_ONLY)
-            found = await connection.scalar(select(func.count()).select_from(outbox_table).where(_waiting, self._due()))
+            found = await connection.scalar(
+                select(func.count()).select_from(outbox_table).where(_waiting, _due), self._now()
+            )
         return int(found or 0)
 
     async def lag(self) -> OutboxLag:
         """How far publishing is behind; for a metric or an alarm."""
         c = outbox_table.c
-        query = select(func.count(), func.min(func.coalesce(c.not_before, c.created_at))).where(_waiting, self._due())
+        query = select(func.count(), func.min(func.coalesce(c.not_before, c.created_at))).where(_waiting, _due)
         async with self.engine.connect() as connection:
             await connection.execution_options(**READ_ONLY)
-            count, oldest = (await connection.execute(query)).one()
+            count, oldest = (await connection.execute(query, self._now())).one()
         waited = (micros(self._clock()) - int(oldest)) / 1_000_000 if oldest is not None else 0.0
         self.last_lag = OutboxLag(due_count=int(count), oldest_s=max(waited, 0.0))
         return self.last_lag
@@ -335,8 +367,8 @@ class Outbox:
             )
         return int(result.rowcount)
 
-    def _due(self) -> Any:  # Any: a SQLAlchemy expression
-        return outbox_table.c.not_before.is_(None) | (outbox_table.c.not_before <= micros(self._clock()))
+    def _now(self) -> dict[str, int]:
+        return {"now": micros(self._clock())}
 
     # -------------------------------------------------------------------------------------------- relay
 
@@ -389,6 +421,7 @@ class Outbox:
         delay_s = 0.1
         while True:
             self._woken.clear()
+            self._round_began_s = asyncio.get_running_loop().time()
             try:
                 published = await self.relay_once(producer, partitioner)
             except (SQLAlchemyError, DeliveryError, ConfigurationError, OSError, TimeoutError) as error:
@@ -416,26 +449,21 @@ class Outbox:
                 return await self._publish(connection, rows, producer, partitioner)
         async with self.engine.connect() as connection:
             await connection.execution_options(**READ_ONLY)
-            rows = (await connection.execute(self._select())).all()
+            rows = (await connection.execute(_SELECT, self._round())).all()
         if not rows:
             return 0
         return await self._publish(None, rows, producer, partitioner)
 
-    def _select(self) -> Any:  # Any: a SQLAlchemy statement
-        c = outbox_table.c
-        return (
-            select(c.position, c.aggregatetype, c.aggregateid, c.payload, c.headers, c.partition)
-            .where(_waiting, self._due())
-            .order_by(c.position)
-            .limit(self._batch_records)
-        )
+    def _round(self) -> dict[str, int]:
+        """The parameters of a look at what is due."""
+        return {**self._now(), "most": self._batch_records}
 
     async def _claim(self, connection: AsyncConnection) -> Sequence[Any]:
         """Rows locked for this relay, of each key only those before the first that another relay holds.
 
         Relays that scan at the same time lock rows of one key in turns: this one may hold the second and the fourth.
         """
-        rows = (await connection.execute(self._select().with_for_update(skip_locked=True))).all()
+        rows = (await connection.execute(_CLAIM, self._round())).all()
         keys = sorted({row.aggregateid for row in rows if row.aggregateid is not None})
         if not keys:
             return rows
@@ -445,12 +473,13 @@ class Outbox:
                 select(c.aggregatetype, c.aggregateid, func.min(c.position))
                 .where(
                     _waiting,
-                    self._due(),
+                    _due,
                     c.aggregateid.in_(keys),
                     c.position < rows[-1].position,
                     c.position.not_in([row.position for row in rows]),
                 )
-                .group_by(c.aggregatetype, c.aggregateid)
+                .group_by(c.aggregatetype, c.aggregateid),
+                self._round(),
             )
         ).all()
         ends = {(topic, key): position for topic, key, position in others}
@@ -526,16 +555,7 @@ class Outbox:
     ) -> None:
         now = micros(self._clock())
         if done:
-            await connection.execute(
-                update(outbox_table)
-                .where(outbox_table.c.position == bindparam("b_position"))
-                .values(
-                    published_at=now,
-                    published_partition=bindparam("b_partition"),
-                    published_offset=bindparam("b_offset"),
-                ),
-                list(done),
-            )
+            await connection.execute(_MARK, [{**mark, "b_now": now} for mark in done])
         for position, reason in refused:
             await connection.execute(
                 update(outbox_table).where(outbox_table.c.position == position).values(failed_at=now, error=reason)
