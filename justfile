@@ -32,7 +32,7 @@ bench-broker *args:
 
 # the SDK side by side with other libraries
 bench-sdk *args:
-    uv run python tests/bench/bench_sdk.py {{args}}
+    uv run --with 'faststream[kafka]' python tests/bench/bench_sdk.py {{args}}
 
 # ten minutes of clients against a broker that is killed again and again
 history *args:

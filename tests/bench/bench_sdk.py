@@ -1,25 +1,31 @@
 """Events per second and CPU per event of hailbus, beside bare clients, on one broker in one run.
 
-    python tests/bench/bench_sdk.py --bootstrap 127.0.0.1:9092 [--events 50000] [--rounds 3]
+    python tests/bench/bench_sdk.py [--bootstrap 127.0.0.1:9092] [--events 50000] [--rounds 3]
 
-Each figure is the median of the rounds; CPU is this process's own. `aiokafka + model` is what a service does without an
-SDK: it builds, dumps or validates the same pydantic model. FastStream and confluent-kafka take part when installed.
+Each figure is the median of the rounds; CPU is this process's own. `aiokafka + model` is what a service does without
+an SDK: it builds, dumps or validates the same pydantic model. FastStream, faust-streaming and confluent-kafka take part
+when installed: `uv run --with 'faststream[kafka]' python tests/bench/bench_sdk.py`. Without --bootstrap it starts the
+in-house broker.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import importlib
 import importlib.util
 import json
 import platform
 import random
+import re
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +286,81 @@ class Bench:
 
         return await measured(work)
 
+    async def confluent_consume(self) -> Result:
+        """Reads batches in this thread, as a script would; librdkafka's own threads count as well."""
+        from confluent_kafka import Consumer
+
+        topic, cls = await self.filled()
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": f"bench-{random.randrange(10**9)}",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.subscribe([topic.name])
+
+        async def work() -> int:
+            seen = 0
+            while seen < self.count:
+                messages = consumer.consume(1000, 0.5)
+                for message in messages:
+                    cls.__pydantic_validator__.validate_json(message.value())
+                seen += len(messages)
+                if messages:
+                    consumer.commit(asynchronous=True)
+            return seen
+
+        try:
+            return await measured(work)
+        finally:
+            consumer.close()
+
+    async def faststream_consume(self) -> Result:
+        """At least once: acked after the handler. A tenth of the events, as each is committed alone."""
+        kafka: Any = importlib.import_module("faststream.kafka")  # optional, so unknown to the type checker
+        faststream: Any = importlib.import_module("faststream")
+
+        few = Bench(self.bootstrap, max(self.count // 10, 1))
+        topic, cls = await few.filled()
+        broker = kafka.KafkaBroker(self.bootstrap, logger=None)
+        seen, done = 0, asyncio.Event()
+
+        async def take(event: Any) -> None:
+            nonlocal seen
+            seen += 1
+            if seen >= few.count:
+                done.set()
+
+        take.__annotations__["event"] = cls
+        group = f"bench-{random.randrange(10**9)}"
+        policy = faststream.AckPolicy.NACK_ON_ERROR
+        broker.subscriber(topic.name, group_id=group, auto_offset_reset="earliest", ack_policy=policy)(take)
+
+        async def work() -> int:
+            await broker.start()
+            await done.wait()
+            return few.count
+
+        try:
+            return await measured(work)
+        finally:
+            await broker.stop()
+
+    async def faust_consume(self) -> Result:
+        """A process of its own, as faust owns its event loop; its start is not counted."""
+        topic, _ = await self.filled()
+        program = Path(__file__).with_name("faust_consumer.py")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(program), self.bootstrap, topic.name, str(self.count), stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        line = re.search(rb'\{"events_per_s".*\}', out)  # among what faust prints about itself
+        assert line is not None, out.decode()
+        found: Result = json.loads(line.group())
+        return found
+
     async def faststream(self) -> Result:
         kafka: Any = importlib.import_module("faststream.kafka")  # optional, so unknown to the type checker
 
@@ -320,8 +401,12 @@ async def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
     }
     if importlib.util.find_spec("confluent_kafka"):
         cases["publish: confluent-kafka + model"] = bench.confluent
+        cases["consume: confluent-kafka + model"] = bench.confluent_consume
     if importlib.util.find_spec("faststream"):
         cases["publish: faststream, unconfirmed"] = bench.faststream
+        cases["consume: faststream at least once"] = bench.faststream_consume
+    if importlib.util.find_spec("faust"):
+        cases["consume: faust agent, bytes"] = bench.faust_consume
     found: dict[str, list[Result]] = {name: [] for name in cases}
     for _ in range(rounds):  # interleaved, so that a busy moment of the machine hits all alike
         for name, case in cases.items():
@@ -334,14 +419,30 @@ async def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
     return medians
 
 
+@contextlib.contextmanager
+def in_house_broker() -> Iterator[str]:
+    """A broker of our own in a process and a folder of its own; its address."""
+    with tempfile.TemporaryDirectory(prefix="hailbus-bench-") as folder:
+        command = [str(Path(sys.executable).with_name("hailbus-broker")), "serve", "--listen", "127.0.0.1:0"]
+        command += ["--data-dir", folder, "--log-level", "warning"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
+            assert broker.stdout is not None
+            try:
+                yield broker.stdout.readline().strip().removeprefix("bootstrap=")
+            finally:
+                broker.terminate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--bootstrap", help="host:port of a broker; without it the in-house broker is started")
     parser.add_argument("--events", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results = asyncio.run(run(arguments.bootstrap, arguments.events, arguments.rounds))
+    with contextlib.ExitStack() as stack:
+        bootstrap = arguments.bootstrap or stack.enter_context(in_house_broker())
+        results = asyncio.run(run(bootstrap, arguments.events, arguments.rounds))
     size = len(event_class(Topic("x"))(**fields(1)).model_dump_json())
     assert event_info(event_class(Topic("x"))).key_field == "ride_id"
     print(f"{arguments.events} events of {size} bytes, {arguments.rounds} rounds, Python {platform.python_version()}")
