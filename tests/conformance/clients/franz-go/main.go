@@ -84,11 +84,24 @@ func fresh(ctx context.Context, bootstrap, prefix string, partitions int32, conf
 	}
 	defer c.Close()
 	topic := fmt.Sprintf("%s-%d", prefix, time.Now().UnixNano())
-	response, err := kadm.NewClient(c).CreateTopic(ctx, partitions, 1, configs, topic)
+	adm := kadm.NewClient(c)
+	response, err := adm.CreateTopic(ctx, partitions, 1, configs, topic)
 	if err != nil {
 		return "", err
 	}
-	return topic, response.Err
+	if response.Err != nil {
+		return "", response.Err
+	}
+	// A topic is known a moment before its partitions answer.
+	for {
+		offsets, err := adm.ListStartOffsets(ctx, topic)
+		if err == nil && offsets.Error() == nil && len(offsets[topic]) == int(partitions) {
+			return topic, nil
+		}
+		if ctx.Err() != nil {
+			return "", fmt.Errorf("%s has no leaders: %w", topic, ctx.Err())
+		}
+	}
 }
 
 func record(topic, value string) *kgo.Record {

@@ -121,6 +121,18 @@ public class Conformance {
         String topic = prefix + "-java-" + UUID.randomUUID();
         try (Admin admin = Admin.create(properties(Map.of()))) {
             admin.createTopics(List.of(new NewTopic(topic, partitions, (short) 1).configs(configs))).all().get();
+            Map<TopicPartition, OffsetSpec> all = IntStream.range(0, partitions).boxed()
+                .collect(Collectors.toMap(p -> new TopicPartition(topic, p), p -> OffsetSpec.earliest()));
+            // A topic is known a moment before its partitions answer.
+            until("leaders of " + topic, () -> {
+                try {
+                    admin.describeTopics(List.of(topic)).allTopicNames().get();
+                    admin.listOffsets(all).all().get();
+                    return true;
+                } catch (ExecutionException notYet) {
+                    return false;
+                }
+            });
         }
         return topic;
     }
