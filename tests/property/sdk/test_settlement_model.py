@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hailbus import TopicPartition
-from hailbus.settlement import Lane, Lanes, SettledPrefix
+from hailbus.settlement import Lane, Lanes, Names, SettledPrefix
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -66,6 +66,7 @@ class LanesMachine(RuleBasedStateMachine):
         self.running: list[Lane[int]] = []
         self.delayed: list[Lane[int]] = []
         self.finished: dict[tuple[TopicPartition, str], list[int]] = {}
+        self.direct: list[tuple[TopicPartition, str, int, Names[int]]] = []
 
     @rule(tp=st.sampled_from([TP, OTHER]), key=st.sampled_from("abc"))
     def push(self, tp: TopicPartition, key: str) -> None:
@@ -73,17 +74,53 @@ class LanesMachine(RuleBasedStateMachine):
         self.waiting_items.setdefault((tp, key), []).append(self.next)
         self.next += 1
 
+    @rule(tp=st.sampled_from([TP, OTHER]), key=st.sampled_from("abc"))
+    def run_without_a_lane(self, tp: TopicPartition, key: str) -> None:
+        names = self.lanes.names(tp)
+        if key not in names:
+            assert not any(
+                (lane.partition, lane.name) == (tp, key) for lane in (*self.running, *self.delayed) if not lane.dropped
+            )
+            names[key] = None
+            self.direct.append((tp, key, self.next, names))
+            self.next += 1
+
+    @precondition(lambda self: bool(self.direct))
+    @rule(data=st.data(), fails=st.booleans())
+    def end_without_a_lane(self, data: st.DataObject, fails: bool) -> None:
+        entry = data.draw(st.sampled_from(self.direct))
+        self.direct.remove(entry)
+        tp, key, item, names = entry
+        is_current = self.lanes.names(tp) is names
+        if fails:
+            lane = self.lanes.adopt(tp, names, key, item)
+            self.running.append(lane)
+            assert lane.dropped is not is_current
+            if is_current:
+                self.waiting_items.setdefault((tp, key), []).insert(0, item)
+            return
+        self.lanes.leave(names, key)
+        if is_current:
+            assert item > max(self.finished.get((tp, key), [-1]))
+            self.finished.setdefault((tp, key), []).append(item)
+
     @rule()
     def take(self) -> None:
         lane = self.lanes.take()
         if lane is None:
             idle = {name for name, items in self.waiting_items.items() if items}
             busy = {(lane.partition, lane.name) for lane in (*self.running, *self.delayed) if not lane.dropped}
+            busy |= {(tp, key) for tp, key, _, names in self.direct if self.lanes.names(tp) is names}
             assert idle <= busy  # nothing runnable is left lying
             return
         assert all(lane is not other for other in (*self.running, *self.delayed))
         assert not any(
             (lane.partition, lane.name) == (other.partition, other.name) for other in self.running if not other.dropped
+        )
+        assert not any(
+            (lane.partition, lane.name) == (tp, key)
+            for tp, key, _, names in self.direct
+            if self.lanes.names(tp) is names
         )
         self.running.append(lane)
 
