@@ -24,12 +24,14 @@ from hailbus.cli import app
 from hailbus.registry import SchemaRegistry, Schemas
 from typer.testing import CliRunner
 
-from tests.support import free_port
+from tests.support import free_port, wait_for
 
 
 class Cluster(Protocol):
     @property
     def bootstrap(self) -> str: ...
+    def kill(self) -> None: ...
+    def start(self) -> None: ...
 
 
 class Server:
@@ -178,6 +180,26 @@ def test_two_servers_agree_and_a_restart_keeps_all(serve: Serve) -> None:
     fresh = SchemaRegistryClient({"url": again.url, "max.retries": 0})
     assert fresh.register_schema("subject0", confluent(model("id", "later"))) == 7
     assert again.stop() == 0
+
+
+def test_while_the_cluster_is_away_reads_go_on_and_writes_are_refused(cluster: Cluster, serve: Serve) -> None:
+    with httpx.Client(base_url=serve().url, timeout=60) as http:
+
+        def post(name: str) -> httpx.Response:
+            body = {"schema": json.dumps(model("id", name)), "schemaType": "JSON"}
+            return http.post("/subjects/orders/versions", json=body)
+
+        http.put("/config", json={"compatibility": "NONE"}).raise_for_status()
+        assert post("a").json()["id"] == 1
+        cluster.kill()
+        try:
+            assert http.get("/schemas/ids/1").status_code == 200
+            refused = post("b")
+            assert (refused.status_code, refused.json()["error_code"] in {50001, 50002}) == (500, True)
+        finally:
+            cluster.start()
+        wait_for("a write to be taken again", lambda: post("c").status_code == 200)
+        assert http.get("/subjects/orders/versions").json()[:1] == [1]
 
 
 # ------------------------------------------------------------------------------------------------ records with ids
