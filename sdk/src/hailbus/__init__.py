@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         UnknownSchemaError,
         UnsupportedVersionError,
     )
-    from hailbus.event import Event, EventInfo, Topic, event_info, is_event, key_of
+    from hailbus.event import ContentMode, Event, EventInfo, Topic, event_info, is_event, key_of
     from hailbus.inbox import Inbox
     from hailbus.outbox import Outbox, OutboxEntry
     from hailbus.parking import ParkingLot
@@ -74,6 +74,7 @@ __all__ = [
     "ClockNotSetError",
     "ClusterAdmin",
     "ConfigurationError",
+    "ContentMode",
     "Context",
     "ContractError",
     "DeadLetter",
@@ -194,6 +195,7 @@ _MODULES = {
     "UnsupportedVersionError": "hailbus.errors",
     "Event": "hailbus.event",
     "EventInfo": "hailbus.event",
+    "ContentMode": "hailbus.event",
     "Topic": "hailbus.event",
     "event_info": "hailbus.event",
     "is_event": "hailbus.event",

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from hailbus.catalogue import Catalogue
 from hailbus.compatibility import type_text
-from hailbus.event import Event, Topic, event_info
+from hailbus.envelope import STRUCTURED_CONTENT_TYPE
+from hailbus.event import Event, EventInfo, Topic, event_info
 from hailbus.needs import Need
 from hailbus.service import Service
 
@@ -106,19 +107,15 @@ def asyncapi(
         )
         schemas[_message(cls)] = schema
         key = schema.get("properties", {}).get(info.key_field, {"type": "string"}) if info.key_field else None
+        is_structured = info.topic.content_mode == "structured" or any(
+            cls in service.structured for service in services
+        )
         messages[_message(cls)] = {
             "name": info.type,
             "title": f"{cls.__name__} v{info.version}",
             **({"summary": cls.__doc__.strip().splitlines()[0]} if cls.__doc__ else {}),
-            "contentType": "application/json",
             "x-hailbus": {"type": info.type, "version": info.version, "key": info.key_field},
-            "headers": {
-                "allOf": [
-                    {"$ref": "#/components/schemas/CloudEventHeaders"},
-                    {"properties": {"ce_type": {"const": info.type}, "ce_dataschema": {"const": info.dataschema}}},
-                ]
-            },
-            "payload": {"$ref": f"#/components/schemas/{_message(cls)}"},
+            **(_structured if is_structured else _binary)(info, f"#/components/schemas/{_message(cls)}"),
             "bindings": {"kafka": {**({"key": key} if key else {}), **message_binding}},
         }
     return {
@@ -142,6 +139,47 @@ def asyncapi(
         "channels": channels,
         "operations": operations,
         "components": {"messages": messages, "schemas": schemas},
+    }
+
+
+def _binary(info: EventInfo, data: str) -> dict[str, Any]:
+    """What a message says about an event whose attributes are headers."""
+    return {
+        "contentType": "application/json",
+        "headers": {
+            "allOf": [
+                {"$ref": "#/components/schemas/CloudEventHeaders"},
+                {"properties": {"ce_type": {"const": info.type}, "ce_dataschema": {"const": info.dataschema}}},
+            ]
+        },
+        "payload": {"$ref": data},
+    }
+
+
+def _structured(info: EventInfo, data: str) -> dict[str, Any]:
+    """What a message says about an event that is whole in the value."""
+    attributes = {
+        name.removeprefix("ce_"): schema for name, schema in HEADERS["properties"].items() if name.startswith("ce_")
+    }
+    required = [name.removeprefix("ce_") for name in HEADERS["required"] if name.startswith("ce_")]
+    return {
+        "contentType": STRUCTURED_CONTENT_TYPE.decode(),
+        "headers": {
+            "type": "object",
+            "required": ["content-type"],
+            "properties": {"content-type": {"const": STRUCTURED_CONTENT_TYPE.decode()}},
+        },
+        "payload": {
+            "type": "object",
+            "required": [*required, "data"],
+            "properties": {
+                **attributes,
+                "datacontenttype": HEADERS["properties"]["content-type"],
+                "type": {"const": info.type},
+                "dataschema": {"const": info.dataschema},
+                "data": {"$ref": data},
+            },
+        },
     }
 
 

@@ -43,6 +43,9 @@ def contracts_in(document: Mapping[str, Json]) -> list[Contract]:
             payload = message.get("payload", {})
             if "schemaFormat" in payload:
                 payload = payload.get("schema", {})
+            if _is_structured(message):
+                # A structured event: what surrounds it is not part of its contract.
+                payload = _resolved(document, payload).get("properties", {}).get("data", {})
             schema = _payload(document, payload)
             found[type_, version] = Contract(
                 type=type_, version=version, topic=str(topic), key=own.get("key"), schema=schema
@@ -63,6 +66,7 @@ def topics_in(document: Mapping[str, Json]) -> dict[str, Topic]:
         configuration = dict(binding.get("topicConfiguration", {}))
         policy: Json = ",".join(sorted(configuration.pop("cleanup.policy", ["delete"])))
         retention_ms = configuration.pop("retention.ms", None)
+        messages = [_resolved(document, message) for message in channel.get("messages", {}).values()]
         found[name] = Topic(
             name,
             partitions=int(binding.get("partitions", 6)),
@@ -70,8 +74,13 @@ def topics_in(document: Mapping[str, Json]) -> dict[str, Topic]:
             retention=timedelta(milliseconds=retention_ms) if retention_ms is not None else None,
             config={key: str(value) for key, value in configuration.items()},
             description=str(channel.get("description", "")),
+            content_mode="structured" if any(_is_structured(message) for message in messages) else None,
         )
     return found
+
+
+def _is_structured(message: Mapping[str, Json]) -> bool:
+    return str(message.get("contentType", "")).startswith("application/cloudevents")
 
 
 def _named(name: str, key: str) -> tuple[str, int]:

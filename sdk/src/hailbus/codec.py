@@ -1,7 +1,8 @@
-"""Events to record bytes and back: CloudEvents binary mode, JSON values by pydantic-core. Reads structured mode too."""
+"""Events to record bytes and back: CloudEvents in binary or structured mode, JSON values by pydantic-core."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -11,15 +12,17 @@ from pydantic import ValidationError
 
 from hailbus.clock import utc_now
 from hailbus.envelope import (
+    STRUCTURED_CONTENT_TYPE,
     Envelope,
     Headers,
+    attributes_in,
     attributes_of,
     envelope_from,
     headers_of,
     new_id,
 )
 from hailbus.errors import InvalidPayloadError, MissingHeaderError, TombstoneError
-from hailbus.event import Event, event_info, key_of
+from hailbus.event import ContentMode, Event, event_info, key_of
 from hailbus.schema_id import payload_of
 from hailbus.upcasting import upcasted
 
@@ -91,13 +94,24 @@ def envelope_for(
     )
 
 
-def encode(event: Event, envelope: Envelope) -> Encoded:
-    """Key, value and headers of an event's record, in CloudEvents binary mode.
+def encode(event: Event, envelope: Envelope, mode: ContentMode | None = None) -> Encoded:
+    """Key, value and headers of an event's record.
+
+    Args:
+        event: What happened.
+        envelope: What surrounds it.
+        mode: CloudEvents binary or structured mode; None for the topic's, which is binary unless it says otherwise.
 
     Raises:
         MissingKeyError: The key field is None or empty.
+        ConfigurationError: Structured mode, and an extension is called as the data is.
     """
-    return Encoded(key_of(event), event.__pydantic_serializer__.to_json(event), headers_of(envelope))
+    data = event.__pydantic_serializer__.to_json(event)
+    if (mode or event_info(event).topic.content_mode) != "structured":
+        return Encoded(key_of(event), data, headers_of(envelope))
+    attributes = json.dumps(attributes_in(envelope), ensure_ascii=False, separators=(",", ":")).encode()
+    value = b"".join((attributes[:-1], b',"data":', data, b"}"))
+    return Encoded(key_of(event), value, [("content-type", STRUCTURED_CONTENT_TYPE)])
 
 
 def header_pairs(headers: Iterable[tuple[str, bytes]] | Mapping[str, bytes] | None) -> Sequence[tuple[str, bytes]]:
@@ -178,9 +192,17 @@ def _structured(record: RecordLike, headers: Sequence[tuple[str, bytes]]) -> tup
         raise MissingHeaderError(header="ce_type", topic=record.topic)
     try:
         document = json.loads(record.value)
-        attributes = {name: str(value) for name, value in document.items() if name not in {"data", "data_base64"}}
-        data = json.dumps(document.get("data")).encode()
-    except (ValueError, AttributeError) as error:
+        attributes = {
+            # A boolean attribute is written `true`; null is the same as absent.
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in document.items()
+            if name not in {"data", "data_base64"} and value is not None
+        }
+        if "data_base64" in document:
+            data = base64.b64decode(document["data_base64"], validate=True)
+        else:
+            data = json.dumps(document.get("data")).encode()
+    except (ValueError, AttributeError, TypeError) as error:
         raise InvalidPayloadError(
             type="", version=0, reason="content-type says structured CloudEvent, the value is not", topic=record.topic
         ) from error

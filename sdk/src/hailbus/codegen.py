@@ -182,6 +182,8 @@ class _Module:
             parts.append(f"retention={_duration(topic.retention)}")
         if topic.config:
             parts.append(f"config={dict(topic.config)!r}")
+        if topic.content_mode is not None:
+            parts.append(f"content_mode={_text(topic.content_mode)}")
         if topic.description:
             parts.append(f"description={_text(topic.description)}")
         return f"Topic({', '.join(parts)})"

@@ -1,4 +1,4 @@
-"""CloudEvents 1.0 in binary mode on Kafka: what surrounds an event, as record headers."""
+"""What surrounds an event, by CloudEvents 1.0: as record headers in binary mode, beside the data in structured mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hailbus.errors import HeaderError, MissingHeaderError
+from hailbus.errors import ConfigurationError, HeaderError, MissingHeaderError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,6 +21,7 @@ Headers = list[tuple[str, bytes]]
 
 SPECVERSION = b"1.0"
 CONTENT_TYPE = b"application/json"
+STRUCTURED_CONTENT_TYPE = b"application/cloudevents+json; charset=UTF-8"
 _DATASCHEMA = re.compile(r"hailbus:(?P<type>[^/]+)/v(?P<version>[1-9][0-9]*)\Z")
 _NO_EXTENSIONS: Mapping[str, str] = MappingProxyType({})
 _KNOWN = frozenset(
@@ -114,6 +115,32 @@ def headers_of(envelope: Envelope) -> Headers:
         headers.append(("ce_traceparent", envelope.traceparent.encode()))
     headers.extend((f"ce_{name}", value.encode()) for name, value in sorted(envelope.extensions.items()))
     return headers
+
+
+def attributes_in(envelope: Envelope) -> dict[str, str]:
+    """The CloudEvents attributes of an envelope by name, as a structured event has them beside its data.
+
+    Raises:
+        ConfigurationError: An extension has a name that belongs to the data.
+    """
+    if clash := {"data", "data_base64"} & envelope.extensions.keys():
+        message = f"no CloudEvents attribute is called {min(clash)!r}; name the extension otherwise"
+        raise ConfigurationError(message)
+    attributes = {
+        "specversion": SPECVERSION.decode(),
+        "id": envelope.id,
+        "source": envelope.source,
+        "type": envelope.type,
+        "time": time_text(envelope.time),
+        "dataschema": envelope.dataschema,
+        "datacontenttype": CONTENT_TYPE.decode(),
+        "subject": envelope.subject,
+        "correlationid": envelope.correlation_id,
+        "causationid": envelope.causation_id,
+        "traceparent": envelope.traceparent,
+        **dict(sorted(envelope.extensions.items())),
+    }
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def attributes_of(headers: Iterable[tuple[str, bytes]], *, topic: str | None = None) -> dict[str, str]:

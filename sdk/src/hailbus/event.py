@@ -6,7 +6,7 @@ import re
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Event", "EventInfo", "Topic", "event_info", "is_event", "key_of"]
 
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
+ContentMode = Literal["binary", "structured"]
+"""How an event is laid out in its record: attributes as headers, or the whole event as one JSON document."""
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)+\Z")
 
@@ -33,6 +35,7 @@ class Topic:
         retention: How long records are kept, None for the broker's default.
         config: Further topic configuration in Kafka's own names, for example `{"max.message.bytes": "2097152"}`.
         description: One sentence for the catalogue and the AsyncAPI document.
+        content_mode: How CloudEvents are written to it where the publisher does not say; None leaves it to the service.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Topic:
     retention: timedelta | None = None
     config: Mapping[str, str] = field(default_factory=dict, hash=False)
     description: str = field(default="", compare=False)
+    content_mode: ContentMode | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not _TOPIC_NAME.match(self.name) or self.name in {".", ".."}:
@@ -53,6 +57,8 @@ class Topic:
         if self.cleanup_policy not in {"delete", "compact", "compact,delete"}:
             message = f"topic {self.name!r}: cleanup_policy is 'delete', 'compact' or 'compact,delete'"
             raise ConfigurationError(message)
+        if self.content_mode is not None:
+            checked_content_mode(self.content_mode)
         object.__setattr__(self, "config", MappingProxyType(dict(self.config)))
 
     def kafka_config(self) -> dict[str, str]:
@@ -70,6 +76,7 @@ class Topic:
             self.retention,
             dict(self.config),
             self.description,
+            self.content_mode,
         )
 
 
@@ -80,6 +87,7 @@ def _rebuild_topic(
     retention: timedelta | None,
     config: dict[str, str],
     description: str,
+    content_mode: ContentMode | None,
 ) -> Topic:
     return Topic(
         name,
@@ -88,7 +96,20 @@ def _rebuild_topic(
         retention=retention,
         config=config,
         description=description,
+        content_mode=content_mode,
     )
+
+
+def checked_content_mode(mode: ContentMode) -> ContentMode:
+    """The mode, if it is one.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if mode not in get_args(ContentMode):
+        message = f"content_mode={mode!r} is neither 'binary' nor 'structured'"
+        raise ConfigurationError(message)
+    return mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

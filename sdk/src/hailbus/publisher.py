@@ -16,12 +16,13 @@ from hailbus.codec import encode, envelope_for
 from hailbus.context import Context
 from hailbus.envelope import CONTENT_TYPE, SPECVERSION, Envelope, Headers, new_id, time_text
 from hailbus.errors import ConfigurationError, DeliveryError, DeliveryTimeoutError, MissingKeyError, NotInContractError
-from hailbus.event import Event, event_info, key_of
+from hailbus.event import ContentMode, Event, event_info, key_of
 from hailbus.transaction import current_transaction
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+    from hailbus.event import Topic
     from hailbus.outbox import Outbox
     from hailbus.tracing import Tracing
 
@@ -274,6 +275,7 @@ class _Fixed:
     event_type: tuple[str, bytes]
     schema: tuple[str, bytes]
     to_json: Callable[[Event], bytes]
+    mode: ContentMode
 
 
 _CONTENT_TYPE = ("content-type", CONTENT_TYPE)
@@ -296,6 +298,7 @@ class Publisher(Generic[E_contra]):
         bus: Callable[[], Bus],
         outbox: Callable[[], Outbox | None],
         tracing: Tracing | None = None,
+        content_mode: Callable[[Topic], ContentMode],
     ) -> None:
         self.events = tuple(events)
         """The event classes that this publisher declares."""
@@ -316,6 +319,7 @@ class Publisher(Generic[E_contra]):
                 event_type=("ce_type", info.type.encode()),
                 schema=("ce_dataschema", info.dataschema.encode()),
                 to_json=cls.__pydantic_serializer__.to_json,
+                mode=content_mode(info.topic),
             )
 
     def __call__(self) -> Publisher[E_contra]:
@@ -502,13 +506,19 @@ class Publisher(Generic[E_contra]):
         """Delete a key from a compacted topic: a record of the event's type without value.
 
         Raises:
-            ConfigurationError: The topic is not compacted.
+            ConfigurationError: The topic is not compacted, or the publisher writes it in structured mode.
         """
         if event not in self._fixed:
             raise NotInContractError(event=event, allowed=self.events)
         info = event_info(event)
         if "compact" not in info.topic.cleanup_policy:
             message = f"topic {info.topic.name!r} is not compacted, so a tombstone on it deletes nothing"
+            raise ConfigurationError(message)
+        if self._fixed[event].mode == "structured":
+            message = (
+                f"a structured CloudEvent is never a tombstone; delete keys of {info.topic.name!r} by a publisher of "
+                'its own: svc.publishes(..., content_mode="binary")'
+            )
             raise ConfigurationError(message)
         buffer = self._buffer()
         await buffer.until_room()
@@ -552,7 +562,7 @@ class Publisher(Generic[E_contra]):
                 cause=_envelope(cause),
                 traceparent=traceparent,
             )
-            key, value, all_headers = encode(event, envelope)
+            key, value, all_headers = encode(event, envelope, self._fixed[type(event)].mode)
             rows.append(
                 OutboxRow(
                     topic=event_info(event).topic.name,
@@ -602,9 +612,19 @@ class Publisher(Generic[E_contra]):
                 raise MissingKeyError(type=fixed.type, field=fixed.key_field)
             key = text.encode()
         event_id = id_ if id_ is not None else new_id()
-        all_headers = self._headers(
-            fixed, event_id, time, key, None if cause is None else _envelope(cause), traceparent
-        )
+        caused_by = None if cause is None else _envelope(cause)
+        if fixed.mode == "binary":
+            body, all_headers = fixed.to_json(event), self._headers(fixed, event_id, time, key, caused_by, traceparent)
+        else:
+            envelope = envelope_for(
+                event,
+                source=self._source,
+                id=event_id,
+                time=time if time is not None else self._clock(),
+                cause=caused_by,
+                traceparent=traceparent,
+            )
+            _, body, all_headers = encode(event, envelope, fixed.mode)
         if headers is not None:
             all_headers.extend(_checked(headers))
         count = buffer.producer.known_partition_count(fixed.topic)
@@ -614,7 +634,7 @@ class Publisher(Generic[E_contra]):
         elif not 0 <= partition < count:
             message = f"topic {fixed.topic!r} has partitions 0 to {count - 1}, not {partition}"
             raise ConfigurationError(message)
-        return partition, (key, fixed.to_json(event), all_headers), event_id
+        return partition, (key, body, all_headers), event_id
 
     def _headers(
         self,

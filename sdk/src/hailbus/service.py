@@ -18,7 +18,7 @@ from hailbus.context import Batch, Context
 from hailbus.dead_letter import dead_letter_topic, retry_topic
 from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce, ParkKey, Promise, RetryTopics, Verdict
 from hailbus.errors import ConfigurationError
-from hailbus.event import Event, Topic, event_info
+from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
 from hailbus.injection import injected
 from hailbus.publisher import PublishBuffer, Publisher, PublisherSettings
 from hailbus.subscriber import Subscriber, SubscriberSettings, Subscription
@@ -57,6 +57,12 @@ class HasTables(Protocol):
     async def create_tables(self) -> None:
         """Create them where they are missing."""
         ...
+
+
+class PublishesOptions(TypedDict, total=False):
+    """Keyword arguments of `Service.publishes`, for its overloads."""
+
+    content_mode: ContentMode | None
 
 
 class OnOptions(TypedDict, total=False):
@@ -107,6 +113,7 @@ class Service:
         publishing, subscribing: Bounds.
         tracing: Make OpenTelemetry spans `send <topic>` and `process <topic>`, by the global tracer provider.
         schemas: Put schema ids on what is published, and find events by them. See `hailbus.registry.Schemas`.
+        content_mode: `structured` for CloudEvents that are whole in the value, where topic and publisher do not say.
     """
 
     def __init__(
@@ -122,6 +129,7 @@ class Service:
         subscribing: SubscriberSettings | None = None,
         tracing: bool = False,
         schemas: Schemas | None = None,
+        content_mode: ContentMode = "binary",
     ) -> None:
         self.name = name
         self.source = source if source is not None else f"/{name}"
@@ -137,9 +145,11 @@ class Service:
 
             self._tracing = Tracing(client_id=name)
         self._schemas = schemas
+        self._content_mode = checked_content_mode(content_mode)
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
         """What stands in for which dependency of a handler, in tests; as in FastAPI."""
         self._published: list[type[Event]] = []
+        self._structured: set[type[Event]] = set()
         self._subscriptions: list[Subscription] = []
         self._outboxes: list[Outbox] = []
         self._tables: list[HasTables] = []
@@ -155,35 +165,89 @@ class Service:
     # base class, and then refuses the handler.
 
     @overload
-    def publishes(self, e0: type[A], /) -> Publisher[A]: ...
+    def publishes(self, e0: type[A], /, **options: Unpack[PublishesOptions]) -> Publisher[A]: ...
     @overload
-    def publishes(self, e0: type[A], e1: type[B], /) -> Publisher[A | B]: ...
-    @overload
-    def publishes(self, e0: type[A], e1: type[B], e2: type[C], /) -> Publisher[A | B | C]: ...
-    @overload
-    def publishes(self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], /) -> Publisher[A | B | C | D]: ...
+    def publishes(self, e0: type[A], e1: type[B], /, **options: Unpack[PublishesOptions]) -> Publisher[A | B]: ...
     @overload
     def publishes(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], /
+        self, e0: type[A], e1: type[B], e2: type[C], /, **options: Unpack[PublishesOptions]
+    ) -> Publisher[A | B | C]: ...
+    @overload
+    def publishes(
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], /, **options: Unpack[PublishesOptions]
+    ) -> Publisher[A | B | C | D]: ...
+    @overload
+    def publishes(
+        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], /, **options: Unpack[PublishesOptions]
     ) -> Publisher[A | B | C | D | E]: ...
     @overload
     def publishes(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], e5: type[F], /
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        /,
+        **options: Unpack[PublishesOptions],
     ) -> Publisher[A | B | C | D | E | F]: ...
     @overload
     def publishes(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], e5: type[F], e6: type[G], /
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        e6: type[G],
+        /,
+        **options: Unpack[PublishesOptions],
     ) -> Publisher[A | B | C | D | E | F | G]: ...
     @overload
     def publishes(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], e5: type[F], e6: type[G], e7: type[H], /
+        self,
+        e0: type[A],
+        e1: type[B],
+        e2: type[C],
+        e3: type[D],
+        e4: type[E],
+        e5: type[F],
+        e6: type[G],
+        e7: type[H],
+        /,
+        **options: Unpack[PublishesOptions],
     ) -> Publisher[A | B | C | D | E | F | G | H]: ...
     @overload
-    def publishes(self, *events: type[A]) -> Publisher[A]: ...
-    def publishes(self, *events: type[Any]) -> Publisher[Any]:
-        """Declare what this service publishes: `pub: Publisher[A | B] = svc.publishes(A, B)`."""
+    def publishes(self, *events: type[A], **options: Unpack[PublishesOptions]) -> Publisher[A]: ...
+    def publishes(self, *events: type[Any], content_mode: ContentMode | None = None) -> Publisher[Any]:
+        """Declare what this service publishes: `pub: Publisher[A | B] = svc.publishes(A, B)`.
+
+        Args:
+            events: Event classes.
+            content_mode: `binary` or `structured` CloudEvents; else as the topic says, else as the service does.
+
+        Raises:
+            ConfigurationError: Structured mode beside `Service(schemas=...)`: a schema id tells of a record's whole
+                value, and there that is not the event alone.
+        """
+
+        def mode_on(topic: Topic) -> ContentMode:
+            mode = checked_content_mode(content_mode or topic.content_mode or self._content_mode)
+            if mode == "structured" and self._schemas is not None:
+                message = (
+                    f"service {self.name} puts schema ids on events, which works in binary mode only; topic "
+                    f"{topic.name!r} "
+                    'is to be written in structured mode: give content_mode="binary", or leave out schemas='
+                )
+                raise ConfigurationError(message)
+            return mode
+
         for cls in events:
-            event_info(cls)
+            info = event_info(cls)
+            if mode_on(info.topic) == "structured":
+                self._structured.add(cls)
             if cls not in self._published:
                 self._published.append(cls)
         return Publisher(
@@ -194,6 +258,7 @@ class Service:
             bus=self._get_bus,
             outbox=lambda: self._outboxes[0] if self._outboxes else None,
             tracing=self._tracing,
+            content_mode=mode_on,
         )
 
     @overload
@@ -416,6 +481,11 @@ class Service:
     def published(self) -> tuple[type[Event], ...]:
         """What this service publishes."""
         return tuple(self._published)
+
+    @property
+    def structured(self) -> frozenset[type[Event]]:
+        """What of it is written as structured CloudEvents."""
+        return frozenset(self._structured)
 
     @property
     def catalogue(self) -> Catalogue:
