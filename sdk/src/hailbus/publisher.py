@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from hailbus._transport import Bus, Outgoing, Producer
@@ -20,6 +21,7 @@ from hailbus.event import ContentMode, Event, event_info, key_of
 from hailbus.transaction import current_transaction
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
     from hailbus.event import Topic
@@ -264,6 +266,11 @@ class PublishBuffer:
                     waiter.set_result(None)
 
 
+_Mark = tuple[str | None, str | None]
+"""Id and traceparent that an event is to get, where they are known before."""
+_NO_MARK: _Mark = (None, None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fixed:
     """What is the same for all events of one class from one service."""
@@ -360,37 +367,40 @@ class Publisher(Generic[E_contra]):
             DeliveryTimeoutError: No acknowledgement in time; the record may be in the log.
             DeliveryError: It was refused.
         """
-        if self._tracing is not None and traceparent is None:
-            if id is None:
-                id = new_id()  # noqa: A001 as the argument
-            if type(event) not in self._fixed:
-                raise NotInContractError(event=type(event), allowed=self.events)
-            with self._tracing.sending(event_info(event).topic.name, id, key_of(event)) as current:
-                # Without an OpenTelemetry SDK there is no span: then the cause's context goes on.
-                found = current if current is not None else getattr(_envelope(cause), "traceparent", None)
-                return await self.publish(
-                    event,
-                    id=id,
-                    time=time,
-                    cause=cause,
-                    headers=headers,
-                    partition=partition,
-                    traceparent=found or "",
-                    tx=tx,
-                    not_before=not_before,
-                    schedule_id=schedule_id,
-                )
-        traceparent = traceparent or None
+        tracing = self._tracing
+        if tracing is None or traceparent is not None:
+            return await self._publish(
+                event, id, time, cause, headers, partition, traceparent, tx, not_before, schedule_id
+            )
+        event_id = id if id is not None else new_id()
+        with tracing.sending(self._declared(event).topic, event_id, key_of(event)) as created:
+            found = tracing.traceparent(created, cause=_envelope(cause))
+            return await self._publish(
+                event, event_id, time, cause, headers, partition, found, tx, not_before, schedule_id
+            )
+
+    async def _publish(
+        self,
+        event: E_contra,
+        id_: str | None,
+        time: datetime | None,
+        cause: Context | Envelope | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        partition: int | None,
+        traceparent: str | None,
+        tx: AsyncSession | AsyncConnection | None,
+        not_before: datetime | None,
+        schedule_id: str | None,
+    ) -> Receipt:
         if tx is not None:
             receipts = await self._store(
                 tx,
                 [event],
-                id_=id,
+                marks=[(id_, traceparent)],
                 time=time,
                 cause=cause,
                 headers=headers,
                 partition=partition,
-                traceparent=traceparent,
                 not_before=not_before,
                 schedule_id=schedule_id,
             )
@@ -398,9 +408,7 @@ class Publisher(Generic[E_contra]):
         if not_before is not None or schedule_id is not None:
             message = "not_before and schedule_id need the outbox: give tx= as well"
             raise ConfigurationError(message)
-        future = await self.enqueue(
-            event, id=id, time=time, cause=cause, headers=headers, partition=partition, traceparent=traceparent
-        )
+        future = await self._enqueue(event, id_, time, cause, headers, partition, traceparent)
         return await future
 
     async def enqueue(
@@ -419,6 +427,30 @@ class Publisher(Generic[E_contra]):
         Events of one key that are enqueued one after the other are written in that order. Arguments and errors are
         those of `publish`; errors of delivery come out of the future.
         """
+        tracing = self._tracing
+        if tracing is None or traceparent is not None:
+            return await self._enqueue(event, id, time, cause, headers, partition, traceparent)
+        event_id = id if id is not None else new_id()
+        span = tracing.enqueued(self._declared(event).topic, event_id, key_of(event))
+        found = tracing.traceparent(span.get_span_context(), cause=_envelope(cause))
+        try:
+            future = await self._enqueue(event, event_id, time, cause, headers, partition, found)
+        except BaseException as error:
+            tracing.ended(span, error)
+            raise
+        future.add_done_callback(lambda done: tracing.ended(span, None if done.cancelled() else done.exception()))
+        return future
+
+    async def _enqueue(
+        self,
+        event: E_contra,
+        id_: str | None,
+        time: datetime | None,
+        cause: Context | Envelope | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        partition: int | None,
+        traceparent: str | None,
+    ) -> asyncio.Future[Receipt]:
         buffer = self._buffer()
         if buffer.must_wait:
             await buffer.until_room()
@@ -426,7 +458,7 @@ class Publisher(Generic[E_contra]):
         if buffer.producer.known_partition_count(fixed.topic) is None:
             await buffer.producer.partition_count(fixed.topic)
         future: asyncio.Future[Receipt] = buffer.loop.create_future()
-        place, record, event_id = self._record(event, fixed, id, time, cause, headers, partition, traceparent, buffer)
+        place, record, event_id = self._record(event, fixed, id_, time, cause, headers, partition, traceparent, buffer)
         transaction = current_transaction.get()
         if transaction is not None:
             transaction.add(fixed.topic, place, record)
@@ -451,8 +483,33 @@ class Publisher(Generic[E_contra]):
         Raises:
             DeliveryError: The first that failed, when all are decided; the others may have been written.
         """
+        if self._tracing is None:
+            return await self._publish_many(events, repeat(_NO_MARK), time, cause, headers, tx)
+        events = list(events)
+        topics: dict[str, None] = {}
+        marks: list[_Mark] = []
+        created: list[SpanContext] = []
+        for event in events:
+            topic = self._declared(event).topic
+            event_id = new_id()
+            context = self._tracing.created(topic, event_id, key_of(event))
+            topics[topic] = None
+            created.append(context)
+            marks.append((event_id, self._tracing.traceparent(context, cause=_envelope(cause))))
+        with self._tracing.sending_batch(topics, created):
+            return await self._publish_many(events, marks, time, cause, headers, tx)
+
+    async def _publish_many(
+        self,
+        events: Iterable[E_contra],
+        marks: Iterable[_Mark],
+        time: datetime | None,
+        cause: Context | Envelope | None,
+        headers: Iterable[tuple[str, bytes]] | None,
+        tx: AsyncSession | AsyncConnection | None,
+    ) -> list[Receipt]:
         if tx is not None:
-            return await self._store(tx, events, time=time, cause=cause, headers=headers)
+            return await self._store(tx, events, marks=marks, time=time, cause=cause, headers=headers)
         buffer = self._buffer()
         receipts: list[Receipt | None] = []
         failures: list[DeliveryError] = []
@@ -474,14 +531,14 @@ class Publisher(Generic[E_contra]):
                 failures.append(error)
             finish()
 
-        for event in events:
+        for event, (id_, traceparent) in zip(events, marks, strict=False):  # endless marks where nobody traces
             if buffer.must_wait:
                 await buffer.until_room()
             fixed = self._declared(event)
             topic = fixed.topic
             if buffer.producer.known_partition_count(topic) is None:
                 await buffer.producer.partition_count(topic)
-            place, record, event_id = self._record(event, fixed, None, time, cause, headers, None, None, buffer)
+            place, record, event_id = self._record(event, fixed, id_, time, cause, headers, None, traceparent, buffer)
             if transaction is not None:
                 transaction.add(topic, place, record)
                 receipts.append(Receipt(event_id, topic, place, None))
@@ -536,12 +593,11 @@ class Publisher(Generic[E_contra]):
         tx: AsyncSession | AsyncConnection,
         events: Iterable[Event],
         *,
-        id_: str | None = None,
+        marks: Iterable[_Mark],
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: int | None = None,
-        traceparent: str | None = None,
         not_before: datetime | None = None,
         schedule_id: str | None = None,
     ) -> list[Receipt]:
@@ -551,7 +607,7 @@ class Publisher(Generic[E_contra]):
         now = self._clock()
         more = _checked(headers)
         rows = []
-        for event in events:
+        for event, (id_, traceparent) in zip(events, marks, strict=False):
             if type(event) not in self._fixed:
                 raise NotInContractError(event=type(event), allowed=self.events)
             envelope = envelope_for(

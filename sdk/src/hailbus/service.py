@@ -588,6 +588,7 @@ class Service:
                     clock=self._clock,
                     client_id=self.name,
                     schemas=self._schemas,
+                    tracing=self._tracing,
                 )
             )
         subscribers += [

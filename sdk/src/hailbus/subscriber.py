@@ -280,7 +280,7 @@ class Subscriber:
         self._clock = clock
         self._producer = producer
         self._client_id = client_id
-        self._tracing = tracing
+        self.tracing = tracing
         self._schemas = schemas
         self._random = random.Random(seed)
         self._at_most_once = isinstance(subscriptions[0].delivery, AtMostOnce)
@@ -805,7 +805,7 @@ class Subscriber:
         """Handle a chunk's records in order, each right here unless its key is busy or something must come first."""
         lanes = self._lanes
         records, names, prefix, partition = chunk.records, chunk.names, chunk.prefix, chunk.partition
-        is_plain = partition.topic not in self._retries and self._tracing is None
+        is_plain = partition.topic not in self._retries and self.tracing is None
         stats, group, usual = self.stats, self.group, self._usual
         self._running[task] = partition
         try:
@@ -925,8 +925,8 @@ class Subscriber:
             return None
         verdict: Verdict | None
         try:
-            if self._tracing is not None:
-                with self._tracing.processing(ctx):
+            if self.tracing is not None:
+                with self.tracing.processing(ctx):
                     verdict = await self._call(route, event, ctx)
             elif route.inbox is None:
                 verdict = await route.handler(event, ctx)
@@ -1465,7 +1465,6 @@ class _BatchRunner:
         subscriber = self._subscriber
         subscription = self._subscription
         delivery = subscription.delivery
-        assert subscription.batch_handler is not None
         while True:
             live, deliveries = await self._decoded(batch)
             if not deliveries:
@@ -1476,7 +1475,7 @@ class _BatchRunner:
                         fresh = await delivery.inbox.claim(tx, deliveries)
                         new = _first_of_each(deliveries, fresh)
                         if new:
-                            verdicts = await subscription.batch_handler(Batch(new, tx=tx))
+                            verdicts = await self._call(Batch(new, tx=tx))
                             if verdicts is not None and any(isinstance(v, (Retry, Park)) for v in verdicts):
                                 message = (
                                     f"{subscription.name} gave Retry or Park under EffectivelyOnce, where a batch is "
@@ -1485,7 +1484,7 @@ class _BatchRunner:
                                 raise ConfigurationError(message)
                     verdicts = None
                 else:
-                    verdicts = await subscription.batch_handler(Batch(deliveries))
+                    verdicts = await self._call(Batch(deliveries))
                 if verdicts is not None and len(verdicts) != len(deliveries):
                     message = f"{subscription.name} gave {len(verdicts)} verdicts for {len(deliveries)} events"
                     raise ConfigurationError(message)
@@ -1529,6 +1528,14 @@ class _BatchRunner:
                 return
             await self._apply(live, verdicts)
             return
+
+    async def _call(self, batch: Batch[Event]) -> Sequence[Verdict] | None:
+        handler, tracing = self._subscription.batch_handler, self._subscriber.tracing
+        assert handler is not None
+        if tracing is None:
+            return await handler(batch)
+        with tracing.processing_batch([item.ctx for item in batch.items], group=self._subscriber.group):
+            return await handler(batch)
 
     async def _apply(self, live: Sequence[_Item], verdicts: Sequence[Verdict]) -> None:
         subscriber = self._subscriber

@@ -36,6 +36,7 @@ from hailbus.transaction import Transaction, current_transaction
 
 if TYPE_CHECKING:
     from hailbus.registry.schemas import Schemas
+    from hailbus.tracing import Tracing
 
 __all__ = ["TransactionalSubscriber"]
 
@@ -56,6 +57,7 @@ class TransactionalSubscriber:
         clock: Clock,
         client_id: str,
         schemas: Schemas | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.group = group
         self.subscriptions = tuple(subscriptions)
@@ -67,6 +69,7 @@ class TransactionalSubscriber:
         self._clock = clock
         self._client_id = client_id
         self._schemas = schemas
+        self._tracing = tracing
         self._random = random.Random()
         self._by_class: dict[type[Event], Subscription] = {}
         for subscription in subscriptions:
@@ -201,7 +204,9 @@ class TransactionalSubscriber:
         mark = transaction.mark()
         token = current_transaction.set(transaction)
         try:
-            verdict = await subscription.handler(event, Context(record, attempt=attempt, group=self.group))
+            ctx = Context(record, attempt=attempt, group=self.group)
+            with self._tracing.processing(ctx) if self._tracing is not None else contextlib.nullcontext():
+                verdict = await subscription.handler(event, ctx)
             if isinstance(verdict, Retry):
                 message = f"{subscription.name} asks to retry"
                 raise _RetryAskedError(message)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import httpx
-import pytest
 from fastapi import Depends, FastAPI
-from hailbus import AtLeastOnce, Backoff, Context, Event, Publisher, Service, SubscriberSettings, Topic
-from hailbus.dead_letter import dead_letter_topic
+from hailbus import Context, Event, Publisher, Service, SubscriberSettings, Topic
 from hailbus.testing import MemoryBus, VirtualClock, run_virtual
-from hailbus.tracing import Tracing, context_of, traceparent_of
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 ORDERS = Topic("orders.v1", partitions=2)
 
@@ -99,71 +92,3 @@ def test_unhealthy_when_events_wait_and_nothing_settles() -> None:
             assert svc.unhealthy_reasons == []
 
     run_virtual(main())
-
-
-@dataclass
-class Span(NonRecordingSpan):
-    name: str
-    context: SpanContext
-    attributes: dict[str, Any]
-    links: list[Any]
-    ended: list[str] = field(default_factory=list)
-
-    def get_span_context(self) -> SpanContext:
-        return self.context
-
-    def set_attribute(self, key: str, value: Any) -> None:
-        self.attributes[key] = value
-
-
-class Tracer:
-    """Stands for the OpenTelemetry SDK's tracer: numbers its spans and keeps them."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    @contextmanager
-    def start_as_current_span(self, name: str, *, attributes: Any, links: Any = (), **_: Any) -> Iterator[Span]:
-        number = len(self.spans) + 1
-        context = SpanContext(number, number, is_remote=False, trace_flags=TraceFlags(1))
-        span = Span(name, context, dict(attributes), list(links))
-        self.spans.append(span)
-        with use_span(span):
-            yield span
-
-
-async def test_spans_link_to_the_producer_through_retry_and_dead_letter(bus: MemoryBus) -> None:
-    tracer = Tracer()
-    svc = Service("shop", tracing=True, subscribing=SubscriberSettings(commit_interval=timedelta(milliseconds=5)))
-    svc._tracing = Tracing(client_id="shop", tracer=tracer)  # type: ignore[arg-type]  # a stand-in
-    pub = svc.publishes(OrderPlaced, OrderPaid)
-
-    @svc.on(OrderPlaced, delivery=AtLeastOnce(retry=Backoff(first=timedelta(milliseconds=1), attempts=2)))
-    async def placed(event: OrderPlaced, ctx: Context) -> None:
-        raise ValueError("no")
-
-    async with bus.run(svc) as t:
-        await pub.publish(OrderPlaced(order_id="a"), id="x")
-        await t.settle()
-    send, *process = tracer.spans
-    assert send.name == "send orders.v1"
-    assert [span.name for span in process] == ["process orders.v1"] * 2
-    for span in process:
-        assert [link.context.span_id for link in span.links] == [send.context.span_id]
-        assert span.attributes["messaging.message.id"] == "x"
-        assert span.attributes["messaging.consumer.group.name"] == "shop"
-        assert span.attributes["error.type"] == "ValueError"
-    (letter,) = bus.records(dead_letter_topic(ORDERS, "shop"))
-    assert dict(letter.headers)["ce_traceparent"] == (traceparent_of(send.context) or "").encode()
-
-
-@pytest.mark.parametrize("text", [None, "", "garbage", "00-xyz-abc-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
-def test_broken_traceparents_are_ignored(text: str | None) -> None:
-    assert context_of(text) is None
-
-
-def test_traceparent_round_trip() -> None:
-    text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    found = context_of(text)
-    assert found is not None
-    assert traceparent_of(found) == text
