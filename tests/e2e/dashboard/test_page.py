@@ -147,6 +147,16 @@ async def test_a_ride_moves_and_a_click_shows_its_records() -> None:
         await expect(tab.locator("#ride-about")).to_contain_text("Midtown Center → ")
 
 
+async def test_a_page_opened_after_the_last_ride_says_so() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium:
+        await tell.ride("early", until="completed")
+        async with visit(chromium, url) as first:
+            await shows(first, "#l-completed", "1")
+        async with visit(chromium, url) as tab:
+            await shows(tab, "#rides li", "none since this page was opened")
+
+
 async def test_the_keyboard_reaches_a_ride_and_comes_back() -> None:
     bus = MemoryBus()
     async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:

@@ -229,6 +229,8 @@ export function showRides(state, open) {
         element("li", {}, element("button", { type: "button", "data-ride": id, on: { click: () => open(id) } },
           element("span", { class: "phase" }), element("span", { class: "way" })))),
     );
+  } else if (!state.latest.length && state.slow?.ledger.requested) {
+    list.querySelector(".note").textContent = "none since this page was opened";
   }
   for (const button of list.querySelectorAll("button")) {
     const { ride: id } = button.dataset;
