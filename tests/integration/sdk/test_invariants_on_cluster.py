@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -137,8 +138,7 @@ async def test_kills_and_rebalances_break_no_promise(cluster: Cluster, until: Un
         await nothing_is_committed_beyond_what_is_settled()
         await members[2].start(bus)  # a rebalance while handlers run
         await publish(range(COUNT // 2, COUNT))
-        await until(lambda: all(subscriber.assignment for each in members for subscriber in each.subscribers))
-        cluster.kill()
+        cluster.kill()  # while the third one joins, and perhaps before it knows the topic's partitions
         await asyncio.to_thread(cluster.start)
         await members[0].stop()
         await nothing_is_committed_beyond_what_is_settled()
@@ -166,6 +166,8 @@ async def test_kills_and_rebalances_break_no_promise(cluster: Cluster, until: Un
         done = {letter.place for letter in await queue.drop(waiting)}
         assert done == waiting
         assert await queue.replay() == []  # dealt with: a replay changes nothing
+    gc.collect()  # what aiokafka forgot, while the loop can still close it
+    await asyncio.sleep(0)
     for numbers in observed.order.values():
         firsts = list(dict.fromkeys(numbers))
         assert firsts == sorted(firsts)  # order of a key, repetitions aside

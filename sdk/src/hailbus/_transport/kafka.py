@@ -469,6 +469,7 @@ class KafkaConsumer:
 
     async def poll(self, *, timeout_s: float, max_records: int) -> Mapping[TopicPartition, Sequence[Received]]:
         client = self._client
+        self._learn_topics()
         partitions: list[Any] = []
         if self._paused:
             partitions = [tp for tp in client.assignment() if tp not in self._paused]
@@ -494,6 +495,16 @@ class KafkaConsumer:
             await asyncio.sleep(RETRY_BACKOFF_S)
             return {}
         return records
+
+    def _learn_topics(self) -> None:
+        """Ask for the topics' metadata when the client has none.
+
+        The client sends a request for metadata that was lost with a broker again after `metadata_max_age_ms` only. If
+        this member leads its group meanwhile, nobody is given partitions. What the answer brings makes it rejoin.
+        """
+        if self._group is not None and not all(self._client.partitions_for_topic(topic) for topic in self._topics):
+            # At most one request at a time; nobody waits for it here.
+            self._client._client.force_metadata_update()  # noqa: SLF001 it has no public way
 
     def pause(self, partition: TopicPartition) -> None:
         # Not the client's own pause: that one throws away what it has fetched ahead.
