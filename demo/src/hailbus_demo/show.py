@@ -15,6 +15,8 @@ from rich.text import Text
 from hailbus_demo.figures import Figures
 
 PLAIN_EVERY_S = 5.0
+STILL_EVERY_S = 60.0
+"""A plain line that says the same as the last one is printed this seldom: it shows that the demo is alive."""
 LIVE_EVERY_S = 1.0
 
 
@@ -57,6 +59,7 @@ class Screen:
             self._live = None
 
     async def _refresh(self) -> None:
+        shown, shown_at = "", 0.0
         while True:
             figures = self.figures
             if figures is not None:
@@ -67,7 +70,10 @@ class Screen:
                         self._live.start()
                     self._live.update(self._table(state), refresh=True)
                 else:
-                    self.console.print(plain_line(state), soft_wrap=True, highlight=False, markup=False)
+                    line, now = plain_line(state), time.monotonic()
+                    if line != shown or now - shown_at >= STILL_EVERY_S:
+                        shown, shown_at = line, now
+                        self.console.print(line, soft_wrap=True, highlight=False, markup=False)
             await asyncio.sleep(LIVE_EVERY_S if self.console.is_terminal else PLAIN_EVERY_S)
 
     def _table(self, state: dict[str, Any]) -> Group:
