@@ -136,6 +136,8 @@ def test_publish_tail_doctor(hailbus: Command, module: str, topic: str) -> None:
     found = json.loads(hailbus("tail", module, "--start", "earliest", "--until-end", "--json"))
     assert (found["type"], found["id"], found["data"]) == ("order.placed", "x", {"order_id": "a", "amount": 3})
     assert f"topic {topic}" in hailbus("doctor", "--service", f"{module}:svc")
+    answers = [json.loads(line) for line in hailbus("doctor", "--service", f"{module}:svc", "--json").splitlines()]
+    assert {"what": f"topic {topic}", "found": "3 partitions, declared 3", "ok": True} in answers
 
 
 def test_dead_letters_are_listed_replayed_once_and_audited(
@@ -177,8 +179,11 @@ def test_dead_letters_are_listed_replayed_once_and_audited(
     edited = hailbus("dlq", "edit", queue, letter["place"], "--set", "amount=100", "--set", "order_id=k")
     assert edited == f"Edited the letter at {letter['place']} of {queue}; `hailbus dlq replay` publishes it.\n"
     assert json.loads(hailbus("dlq", "show", queue, letter["place"]))["value"] == '{"order_id":"k","amount":100}'
+    refused = hailbus("dlq", "edit", queue, letter["place"], "--set", "amount=100", "--set", "order_id=k", "--json")
+    assert json.loads(refused) == {"queue": queue, "place": letter["place"], "edited": False}
     assert hailbus("dlq", "replay", queue, letter["place"]) == f"Replayed 1 dead letters of {queue}.\n"
     assert hailbus("dlq", "replay", queue, "--all") == f"Replayed 0 dead letters of {queue}.\n"
+    assert json.loads(hailbus("dlq", "drop", queue, letter["place"], "--json")) == {"queue": queue, "dropped": []}
     fixed = True
     asyncio.run(run(3, publish=False))
     assert seen[-1] == ("id-1", 100)

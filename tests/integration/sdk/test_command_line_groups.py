@@ -146,6 +146,23 @@ def test_a_group_is_described_moved_and_forgotten(hailbus: Command, cluster: Clu
     assert listed[group]["type"].lower() == "classic"
 
 
+def test_groups_are_listed_by_their_states(hailbus: Command, topic: str) -> None:
+    group = f"group-{topic}"
+    hailbus("produce", "--topic", topic, stdin="x\n")
+    hailbus("consume", "--topic", topic, "--from-beginning", "--group", group, "--max-messages", "1")
+
+    def listed(states: str) -> set[tuple[str, str]]:
+        return {(row["group"], row["state"]) for row in hailbus.rows("groups", "--list", "--state", states)}
+
+    assert (group, "Empty") in listed("stable,Empty")
+    assert {state for _, state in listed("Stable, Dead")} <= {"Stable", "Dead"}
+    assert group in hailbus("groups", "--list", "--state", "Empty")
+    assert "no group state is called 'Emty'; there are PreparingRebalance" in hailbus(
+        "groups", "--list", "--state", "Emty", code=2
+    )
+    assert "'Empty' belongs to no option" in hailbus("groups", "--list", "Empty", code=2)
+
+
 def test_offsets_are_reset_and_deleted(hailbus: Command, topic: str) -> None:
     group = f"group-{topic}"
     hailbus("produce", "--topic", topic, "--partition", "0", stdin="1\n2\n3\n")

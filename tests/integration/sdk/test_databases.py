@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hailbus import (
+    Backoff,
     ClusterAdmin,
     Context,
     Event,
@@ -25,6 +26,7 @@ from hailbus.codec import envelope_for
 from hailbus.database import create_engine
 from hailbus.idempotency import AnswerBook, StoredAnswer
 from hailbus.outbox import outbox_table
+from hailbus.state_machine import State, StateMachine, Step
 from hailbus.testing import MemoryBus
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
@@ -33,12 +35,23 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from tests.integration.conftest import PostgreSQL, eventually
 
 ORDERS = Topic("orders.v1", partitions=3)
+PAYMENTS = Topic("payments.v1", partitions=3)
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
 class OrderPlaced(Event, topic=ORDERS, key="order_id", type="order.placed"):
     order_id: str
     number: int = 0
+
+
+class PaymentReceived(Event, topic=PAYMENTS, key="payment_id", type="payment.received"):
+    payment_id: str
+    order_id: str
+
+
+class Counted(State):
+    orders: int
+    payments: int
 
 
 class OrderLapsed(Event, topic=ORDERS, key="order_id", type="order.lapsed"):
@@ -386,3 +399,52 @@ async def test_large_results_counts_and_broken_statements(engine: AsyncEngine) -
         await connection.rollback()
     async with engine.connect() as connection:
         assert await connection.scalar(text("SELECT count(*) FROM numbers")) == 2_000
+
+
+async def test_processes_take_every_event_once_while_two_members_move_them(engine: AsyncEngine, bus: MemoryBus) -> None:
+    """The events of one process come from two topics, so that members meet on its row."""
+    outbox = Outbox(engine)
+    calls = 0
+
+    def member() -> tuple[Service, StateMachine]:
+        machine = StateMachine(
+            "counting",
+            inbox=Inbox(engine, "counting"),
+            outbox=outbox,
+            retry=Backoff(first=timedelta(milliseconds=1), max=timedelta(milliseconds=20), attempts=50),
+        )
+
+        @machine.starts(OrderPlaced)
+        async def begin(event: OrderPlaced, step: Step) -> Counted:
+            return Counted(orders=1, payments=0)
+
+        @machine.on(Counted, OrderPlaced)
+        async def order(state: Counted, event: OrderPlaced, step: Step) -> Counted:
+            nonlocal calls
+            calls += 1
+            return Counted(orders=state.orders + 1, payments=state.payments)
+
+        @machine.on(Counted, PaymentReceived, by=lambda event: event.order_id)
+        async def payment(state: Counted, event: PaymentReceived, step: Step) -> Counted:
+            nonlocal calls
+            calls += 1
+            return Counted(orders=state.orders, payments=state.payments + 1)
+
+        svc = Service("shop")
+        machine.attach(svc)
+        return svc, machine
+
+    orders = [f"o{number}" for number in range(4)]
+    (one, machine), (other, _) = member(), member()
+    async with bus.run(one, other) as t:
+        await t.given(*(OrderPlaced(order_id=order) for order in orders))
+        await t.settle()
+        for number in range(5):
+            await t.given(*(OrderPlaced(order_id=order) for order in orders))
+            await t.given(*(PaymentReceived(payment_id=f"{order}-{number}", order_id=order) for order in orders))
+        await t.redeliver_last()
+        await t.settle(timeout_s=30)
+    async with engine.connect() as connection:
+        found = [await machine.state(connection, order) for order in orders]
+    assert found == [Counted(orders=6, payments=5)] * 4
+    assert calls >= 40  # more, when two met and one was rolled back

@@ -20,7 +20,7 @@ from hailbus.catalogue import Catalogue
 from hailbus.errors import ConfigurationError, HailbusError
 from hailbus.event import Event, is_event
 
-__all__ = ["Bootstrap", "Json", "bus_at", "catalogue_named", "load", "out", "run", "table"]
+__all__ = ["Bootstrap", "Json", "bus_at", "catalogue_named", "done", "load", "out", "run", "table"]
 
 T = TypeVar("T")
 
@@ -112,6 +112,14 @@ def event_named(name: str) -> type[Event]:
 def out(document: object) -> None:
     """One JSON document on one line."""
     typer.echo(json.dumps(document, default=str, ensure_ascii=False))
+
+
+def done(sentence: str, json: bool, **facts: object) -> None:
+    """What a command has done: a sentence, or with `--json` the facts."""
+    if json:
+        out(facts)
+    else:
+        typer.echo(sentence)
 
 
 def table(columns: list[str], rows: list[list[object]]) -> None:

@@ -18,11 +18,15 @@ from hailbus.errors import ConfigurationError
 
 __all__ = ["groups"]
 
+_STATES = ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling")
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 
 
 def groups(
     bootstrap_server: Bootstrap,
+    states: Annotated[
+        str | None, typer.Argument(help="After --list --state: only groups in these states, like Stable,Empty.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Ids of all groups; with --state, their states too.")] = False,
     describe: Annotated[bool, typer.Option("--describe", help="Offsets and lag; see the views below.")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Forget groups without members, with offsets.")] = False,
@@ -58,8 +62,11 @@ def groups(
             list=list_, describe=describe, delete=delete, delete_offsets=delete_offsets, reset_offsets=reset_offsets
         )
         async with admin_at(bootstrap_server) as admin:
+            if states is not None and not (action == "list" and state):
+                message = f"{states!r} belongs to no option; states are given as --list --state Stable,Empty"
+                raise ConfigurationError(message)
             if action == "list":
-                await _list(admin, json=json, with_state=state)
+                await _list(admin, json=json, with_state=state, states=_states(states))
                 return
             if all_groups and group:
                 message = "give --group or --all-groups, not both"
@@ -149,12 +156,24 @@ def _places(topics: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[
     return places
 
 
-async def _list(admin: KafkaAdmin, *, json: bool, with_state: bool) -> None:
+def _states(text: str | None) -> list[str]:
+    """The states that somebody named, in any case; none when nobody did."""
+    if text is None:
+        return []
+    names = {state.lower(): state for state in _STATES}
+    wanted = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in wanted if name.lower() not in names]:
+        message = f"no group state is called {unknown[0]!r}; there are {', '.join(_STATES)}"
+        raise ConfigurationError(message)
+    return [names[name.lower()] for name in wanted]
+
+
+async def _list(admin: KafkaAdmin, *, json: bool, with_state: bool, states: Sequence[str]) -> None:
     if not json and not with_state:
         for name in await admin.groups():
             typer.echo(name)
         return
-    found = await admin.list_groups()
+    found = await admin.list_groups(states=states)
     if json:
         for entry in found:
             out({"group": entry.group, "type": entry.kind, "protocol": entry.protocol_type, "state": entry.state})

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from hailbus.admin import ClusterAdmin
-from hailbus.cli.common import Bootstrap, Json, bus_at, out, run, table
+from hailbus.cli.common import Bootstrap, Json, bus_at, done, out, run, table
 from hailbus.database import create_engine
 from hailbus.dead_letter_queue import DeadLetterQueue, with_fields
 from hailbus.errors import ConfigurationError
@@ -93,6 +93,7 @@ def dlq_edit(
         list[str] | None, typer.Option("--set", help="PATH=VALUE: a field by its dotted path, a JSON value or a text.")
     ] = None,
     value_file: Annotated[Path | None, typer.Option("--value-file", help="The whole corrected value.")] = None,
+    json: Json = False,
 ) -> None:
     """Correct the value of a letter that waits; a later replay publishes it so. Without options, in $EDITOR."""
 
@@ -110,10 +111,11 @@ def dlq_edit(
             letter = await letters.letter(place)
             value = with_fields(letter.value, _changes(set_)) if set_ else _in_editor(letter.value)
             if value == letter.value:
-                typer.echo(f"Nothing changed in the letter at {place}.")
+                done(f"Nothing changed in the letter at {place}.", json, queue=queue, place=place, edited=False)
                 return
         await letters.edit(place, value)
-        typer.echo(f"Edited the letter at {place} of {queue}; `hailbus dlq replay` publishes it.")
+        sentence = f"Edited the letter at {place} of {queue}; `hailbus dlq replay` publishes it."
+        done(sentence, json, queue=queue, place=place, edited=True)
 
     run(main())
 
@@ -142,14 +144,14 @@ def _in_editor(value: bytes | None) -> bytes:
         file = Path(folder) / "letter.json"
         file.write_text(text, "utf-8", "surrogateescape")
         try:
-            done = subprocess.run([*shlex.split(editor), str(file)], check=False)
+            ended = subprocess.run([*shlex.split(editor), str(file)], check=False)
         except OSError as error:
             message = (
                 f"the editor {editor!r} does not start: {error.strerror}; set EDITOR, or give --set or --value-file"
             )
             raise ConfigurationError(message) from error
-        if done.returncode:
-            message = f"the editor {editor!r} ended with {done.returncode}; nothing was changed"
+        if ended.returncode:
+            message = f"the editor {editor!r} ended with {ended.returncode}; nothing was changed"
             raise ConfigurationError(message)
         edited = file.read_text("utf-8", "surrogateescape")
     if edited == text:
@@ -169,6 +171,7 @@ def dlq_replay(
     all_: Annotated[bool, typer.Option("--all", help="Every letter that waits.")] = False,
     value_file: Annotated[Path | None, typer.Option("--value-file", help="A corrected value for one letter.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Those replayed or dropped before, too.")] = False,
+    json: Json = False,
 ) -> None:
     """Publish dead letters to where they came from. The event ids stay, so a second replay changes nothing."""
 
@@ -180,19 +183,22 @@ def dlq_replay(
             message = f"there is no file {value_file}"
             raise ConfigurationError(message)
         value = value_file.read_bytes() if value_file is not None else None
-        done = await DeadLetterQueue(bus_at(bootstrap_server), queue).replay(places or None, value=value, force=force)
-        typer.echo(f"Replayed {len(done)} dead letters of {queue}.")
+        letters = DeadLetterQueue(bus_at(bootstrap_server), queue)
+        replayed = [letter.place for letter in await letters.replay(places or None, value=value, force=force)]
+        done(f"Replayed {len(replayed)} dead letters of {queue}.", json, queue=queue, replayed=replayed)
 
     run(main())
 
 
 @dlq.command("drop")
-def dlq_drop(bootstrap_server: Bootstrap, queue: Queue, places: Annotated[list[str], typer.Argument()]) -> None:
+def dlq_drop(
+    bootstrap_server: Bootstrap, queue: Queue, places: Annotated[list[str], typer.Argument()], json: Json = False
+) -> None:
     """Mark dead letters as dealt with, without publishing them."""
 
     async def main() -> None:
-        done = await DeadLetterQueue(bus_at(bootstrap_server), queue).drop(places)
-        typer.echo(f"Dropped {len(done)} dead letters of {queue}.")
+        dropped = [letter.place for letter in await DeadLetterQueue(bus_at(bootstrap_server), queue).drop(places)]
+        done(f"Dropped {len(dropped)} dead letters of {queue}.", json, queue=queue, dropped=dropped)
 
     run(main())
 
@@ -251,7 +257,12 @@ def parked_show(database: Database, group: Consumer, topic: str, key: str) -> No
 
 
 @parked.command("edit")
-def parked_edit(database: Database, position: int, value_file: Annotated[Path, typer.Option("--value-file")]) -> None:
+def parked_edit(
+    database: Database,
+    position: int,
+    value_file: Annotated[Path, typer.Option("--value-file")],
+    json: Json = False,
+) -> None:
     """Replace the value of a waiting record."""
 
     async def main() -> None:
@@ -259,18 +270,18 @@ def parked_edit(database: Database, position: int, value_file: Annotated[Path, t
             message = f"there is no file {value_file}"
             raise ConfigurationError(message)
         engine = create_engine(database)
-        done = await ParkingLot(engine).edit(position, value_file.read_bytes())
+        found = await ParkingLot(engine).edit(position, value_file.read_bytes())
         await engine.dispose()
-        if not done:
+        if not found:
             message = f"no record waits at position {position}; `hailbus parked show` shows positions"
             raise ConfigurationError(message)
-        typer.echo(f"Edited the record at position {position}.")
+        done(f"Edited the record at position {position}.", json, position=position, edited=True)
 
     run(main())
 
 
 @parked.command("release")
-def parked_release(database: Database, group: Consumer, topic: str, key: str) -> None:
+def parked_release(database: Database, group: Consumer, topic: str, key: str, json: Json = False) -> None:
     """Let the running service handle the waiting records of a key, in order."""
 
     async def main() -> None:
@@ -280,19 +291,19 @@ def parked_release(database: Database, group: Consumer, topic: str, key: str) ->
         if not count:
             message = f"nothing is parked for key {key!r} of topic {topic!r} and group {group!r}"
             raise ConfigurationError(message)
-        typer.echo(f"Released {count} records of key {key}.")
+        done(f"Released {count} records of key {key}.", json, topic=topic, key=key, released_count=count)
 
     run(main())
 
 
 @parked.command("drop")
-def parked_drop(database: Database, positions: Annotated[list[int], typer.Argument()]) -> None:
+def parked_drop(database: Database, positions: Annotated[list[int], typer.Argument()], json: Json = False) -> None:
     """Drop waiting records by position; later ones of the key stay parked until released."""
 
     async def main() -> None:
         engine = create_engine(database)
         count = await ParkingLot(engine).remove(positions)
         await engine.dispose()
-        typer.echo(f"Dropped {count} records.")
+        done(f"Dropped {count} records.", json, dropped_count=count)
 
     run(main())

@@ -171,6 +171,7 @@ def publish(
 def doctor(
     bootstrap_server: Bootstrap,
     service: Annotated[str | None, typer.Option("--service", help="package.module:service to check as well.")] = None,
+    json: Json = False,
 ) -> None:
     """Check the cluster, and whether a service's topics and settings fit it. Exit code 1 when something is wrong."""
 
@@ -209,7 +210,11 @@ def doctor(
                             ends = sum((await admin.end_offsets([topic])).values())
                             starts = sum((await admin.start_offsets([topic])).values())
                             note(f"dead letters in {topic.name}", ends - starts)
-        table(["", "WHAT", "FOUND"], rows)
+        if json:
+            for state, what, answer in rows:
+                out({"what": what, "found": answer, "ok": state == "ok"})
+        else:
+            table(["", "WHAT", "FOUND"], rows)
         return sum(row[0] != "ok" for row in rows)
 
     if run(main()):
