@@ -283,6 +283,28 @@ def test_a_static_member_returns_without_a_rebalance() -> None:
     assert list(coordinator.group().members) == [answer.member_id]
 
 
+def test_a_static_member_returns_without_a_rebalance_with_another_generation_in_its_subscription() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a1", instance="driver-1")
+    first = coordinator.joined("a1").member_id
+    coordinator.sync("s", first, 1, {first: b"all"})
+    protocols = [JoinGroupRequestProtocol(name="range", metadata=b"subscription, never in a generation")]
+    coordinator.join("a2", instance="driver-1", protocols=protocols)
+    second = coordinator.joined("a2")
+    assert (second.generation_id, second.members[0].metadata) == (1, protocols[0].metadata)
+    coordinator.sync("s2", second.member_id, 1)
+    assert coordinator.synced("s2").assignment == b"all"
+
+
+def test_a_static_member_that_returns_with_another_protocol_causes_a_rebalance() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a1", instance="driver-1")
+    first = coordinator.joined("a1").member_id
+    coordinator.sync("s", first, 1, {first: b"all"})
+    coordinator.join("a2", instance="driver-1", protocols=[JoinGroupRequestProtocol(name="sticky", metadata=b"")])
+    assert (coordinator.joined("a2").generation_id, coordinator.joined("a2").protocol_name) == (2, "sticky")
+
+
 def test_a_fenced_static_member_is_told_so() -> None:
     coordinator = Coordinator()
     coordinator.join("a1", instance="driver-1")

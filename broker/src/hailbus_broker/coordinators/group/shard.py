@@ -406,10 +406,8 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             group.leader = new.member_id
         self._touch(group, new, now_ms)
         if group.state is ClassicState.STABLE:
-            same = group.select_protocol() == selected_before and old.metadata(selected_before) == new.metadata(
-                selected_before
-            )
-            if same:
+            # As in Apache Kafka its subscription may differ: consumers write their last generation into it (KIP-792).
+            if group.select_protocol() == selected_before:
                 # Nobody else has to know, but a restart must find the new id.
                 out.records.append(
                     self._group_record(
@@ -429,7 +427,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             self._maybe_rebalance(
                 group,
                 RebalanceCause.STATIC_MEMBER_RETURNED,
-                f"static member {new.group_instance_id} came back with another subscription",
+                f"static member {new.group_instance_id} came back with other protocols",
                 now_ms,
                 out,
             )
