@@ -1,7 +1,8 @@
-"""The examples that newcomers copy: README and quickstart run as written."""
+"""The examples that newcomers copy run as written; one that cannot says so in its first line."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -74,6 +75,86 @@ def test_http_service_runs(cluster: Cluster, tmp_path: Path) -> None:
         finally:
             bike.terminate()
         assert bike.wait(timeout=30) == 0
+
+
+# What a guide's examples take for granted: the shop of the quickstart, and what the text around them names.
+SHOP = """
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+from hailbus import *
+from hailbus.database import create_engine
+from hailbus.testing import MemoryBus
+from hailbus.testing.plugin import NeedsRecorder
+
+ORDERS = Topic("orders.v1", partitions=3)
+
+class OrderPlacedV1(Event, topic=ORDERS, key="order_id", type="order.placed"):
+    order_id: str
+    amount: int
+
+class OrderPlaced(Event, topic=ORDERS, key="order_id", type="order.placed", version=2):
+    order_id: str
+    amount_cents: int
+
+class OrderPaid(Event, topic=ORDERS, key="order_id", type="order.paid"):
+    order_id: str
+
+def total_cents(orders: list[OrderPlaced]) -> int:
+    return sum(order.amount_cents for order in orders)
+
+svc = Service("till")
+paid: Publisher[OrderPaid] = svc.publishes(OrderPaid)
+"""
+BEFORE = {
+    "coming-from": """
+import collections
+import faust
+from ride_events import CATALOGUE
+from ride_events.rides import RideCompleted, RideRequested
+
+app = faust.App("surge", broker="kafka://127.0.0.1:9092")
+counts = collections.Counter()
+""",
+    "consuming": """
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+sessions = async_sessionmaker(create_engine("sqlite:///till.db"))
+fake_session = object
+""",
+    "failures": """
+from fastapi import FastAPI
+
+app, bus = FastAPI(), MemoryBus()
+""",
+    "testing": """
+@svc.on(OrderPlaced)
+async def take_money(event: OrderPlaced, ctx: Context) -> None:
+    await paid.publish(OrderPaid(order_id=event.order_id), cause=ctx)
+""",
+}
+RUN_ABOVE = {"http-services": [0], "quickstart": [0, 1], "registry": [0], "state-machines": [0, 1]}
+"""Those that are programs or tests, and run as such; the registry's beside the tests of the registry."""
+EXAMPLES = [
+    pytest.param(guide.stem, block, id=f"{guide.stem}-{index}")
+    for guide in sorted((ROOT / "docs" / "sdk").glob("*.md"))
+    for index, block in enumerate(blocks(f"docs/sdk/{guide.name}", "python"))
+    if index not in RUN_ABOVE.get(guide.stem, []) and "not run here" not in block.partition("\n")[0]
+]
+
+
+@pytest.mark.parametrize(("guide", "example"), EXAMPLES)
+async def test_example_of_a_guide_runs(
+    guide: str, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": f"example_of_{guide}"}
+    for part in (SHOP, BEFORE.get(guide, ""), example):
+        # Examples await at their top level, as in a notebook.
+        code = compile(part, f"{guide}.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        running = eval(code, names)  # noqa: S307 our own pages
+        if running is not None:
+            await running
 
 
 def test_guides_exist_where_the_readme_says() -> None:
