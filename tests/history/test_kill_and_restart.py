@@ -376,7 +376,11 @@ class Workload:
 
     @staticmethod
     def finish(producer: Any, result: Any) -> None:
-        """Wait for a step of a transaction with a limit, which the methods of kafka-python do not have."""
+        """Wait for a step of a transaction with a limit, which the methods of kafka-python do not have.
+
+        It forgets a step whose connection turns out to be broken before the request is sent, with any broker: nobody
+        sends it again, and its result never comes.
+        """
         producer._sender.wakeup()
         if not result.wait(timeout_ms=15_000):
             raise kafka.errors.KafkaTimeoutError("a step of the transaction was not answered")
