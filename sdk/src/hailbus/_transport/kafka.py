@@ -825,7 +825,9 @@ class KafkaAdmin:
 
     @_answered
     async def committed(self, group: str) -> Mapping[TopicPartition, int]:
-        found = await self._client.list_consumer_group_offsets(group)
+        # Found by us, who wait: a cluster without its first group has no coordinator for a moment.
+        node = await self.group_coordinator(group)
+        found = await self._client.list_consumer_group_offsets(group, group_coordinator_id=node)
         return {TopicPartition(*tp): answer.offset for tp, answer in found.items() if answer.offset >= 0}
 
     # ---------------------------------------------------------------------------------------- for the command line
