@@ -1,4 +1,4 @@
-"""A client that books whole rides over HTTP, many at once: `python load.py http://HOST:PORT --rides 2000`."""
+"""A client that books whole rides over HTTP, many at once: `python load.py HOST:PORT --rides 2000`."""
 
 import argparse
 import asyncio
