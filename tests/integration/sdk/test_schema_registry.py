@@ -37,17 +37,19 @@ class Cluster(Protocol):
 class Server:
     """`hailbus registry serve` in a process of its own."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
+    def __init__(self, bootstrap: str, topic: str, log: Path) -> None:
         command = [str(Path(sys.executable).with_name("hailbus")), "registry", "serve", "--listen"]
-        self._process = subprocess.Popen(
-            [*command, f"127.0.0.1:{free_port()}", "--bootstrap-server", bootstrap, "--topic", topic],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        # Into a file: a pipe that nobody reads would hold up the server as soon as it is full.
+        with log.open("a") as stderr:
+            self._process = subprocess.Popen(
+                [*command, f"127.0.0.1:{free_port()}", "--bootstrap-server", bootstrap, "--topic", topic],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line.startswith("listening="), self._process.communicate()
+        assert line.startswith("listening="), log.read_text()
         self.url = "http://" + line.strip().removeprefix("listening=")
 
     def kill(self) -> None:
@@ -65,12 +67,12 @@ Serve = Callable[[], Server]
 
 
 @pytest.fixture
-def serve(cluster: Cluster) -> Iterator[Serve]:
+def serve(cluster: Cluster, tmp_path: Path) -> Iterator[Serve]:
     topic = f"_schemas-{random.randrange(10**9)}"
     running: list[Server] = []
 
     def start() -> Server:
-        running.append(Server(cluster.bootstrap, topic))
+        running.append(Server(cluster.bootstrap, topic, tmp_path / "registry.log"))
         return running[-1]
 
     yield start

@@ -45,6 +45,7 @@ class SchemaLog:
         self._timeout_s = timeout_s
         self._admin: Admin | None = None
         self._producer: Producer | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
         self._position = 0
         self._own_end = -1
         """Where the topic ended when this server last held the id."""
@@ -71,7 +72,8 @@ class SchemaLog:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
-        await self._let_go()
+        self._let_go()
+        await asyncio.gather(*self._leaving)
         if self._admin is not None:
             await self._admin.stop()
 
@@ -103,23 +105,23 @@ class SchemaLog:
                         return await self._write_once(decide)
                     except ProducerFencedError:
                         log.info("writer_fenced: another server has written to %s", self._place.topic)
-                        await self._let_go()
+                        self._let_go()
                     except DeliveryError as error:
                         log.warning("write_failed: %s", error)
-                        await self._let_go()
+                        self._let_go()
                         await asyncio.sleep(0.1)
         except TimeoutError as error:
-            await self._let_go()
+            self._let_go()
             message = f"The store did not take the change within {self._timeout_s:g} s; it may have been written"
             raise RefusedError(50002, message) from error
         except (HailbusError, OSError) as error:
-            await self._let_go()
+            self._let_go()
             raise RefusedError(50001, f"The store failed: {error}") from error
 
     async def _write_once(self, decide: Callable[[RegistryState], Decision[AnswerT]]) -> AnswerT:
         await self._catch_up()
         if self._position != self._own_end:
-            await self._let_go()  # another server has written, so it has the id now
+            self._let_go()  # another server has written, so it has the id now
         if self._producer is None:
             producer = self._bus.producer(client_id=CLIENT_ID, transactional_id=f"{self._place.topic}-writer")
             await producer.start()
@@ -134,11 +136,17 @@ class SchemaLog:
         self._own_end = self._position
         return decision.answer
 
-    async def _let_go(self) -> None:
+    def _let_go(self) -> None:
+        """Give up the producer. Its end may wait for a cluster that is away, so no answer waits for it."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            with contextlib.suppress(HailbusError, OSError, TimeoutError):
-                await producer.stop()
+            leaving = asyncio.create_task(self._end(producer))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+
+    async def _end(self, producer: Producer) -> None:
+        with contextlib.suppress(HailbusError, OSError, TimeoutError):
+            await producer.stop()
 
     async def _catch_up(self) -> None:
         assert self._admin is not None

@@ -317,7 +317,11 @@ public class Conformance {
                 new AlterConfigOp(new ConfigEntry("retention.ms", "777"), AlterConfigOp.OpType.SET),
                 new AlterConfigOp(new ConfigEntry("cleanup.policy", "delete"), AlterConfigOp.OpType.APPEND)))).all().get();
             Map<String, ConfigEntry> configs = new HashMap<>();
-            admin.describeConfigs(List.of(resource)).all().get().get(resource).entries().forEach(e -> configs.put(e.name(), e));
+            // Apache Kafka answers a change before the broker that is asked next has heard of it.
+            long deadline = System.nanoTime() + 20_000_000_000L;
+            do {
+                admin.describeConfigs(List.of(resource)).all().get().get(resource).entries().forEach(e -> configs.put(e.name(), e));
+            } while (!configs.get("retention.ms").value().equals("777") && System.nanoTime() < deadline);
             same("retention.ms", configs.get("retention.ms").value(), "777");
             same("its source", configs.get("retention.ms").source(), ConfigEntry.ConfigSource.DYNAMIC_TOPIC_CONFIG);
             same("cleanup.policy", configs.get("cleanup.policy").value(), "compact,delete");
