@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -17,18 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import free_port
+
 STARTED_IN_S = 60.0
-
-
-def free_port() -> int:
-    """A port below the ephemeral range: while the broker is down, a client that connects again and again to a port in
-    that range may be given the same port as its own, and then talks to itself and keeps the broker from coming back."""
-    chance = random.Random()
-    while True:
-        port = chance.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def _answers(port: int) -> bool:
