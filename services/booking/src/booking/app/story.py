@@ -1,10 +1,12 @@
 """The events that tell of a ride and its driver: used by several use cases, written once."""
 
 import uuid
+from collections.abc import Callable
+from functools import partial
 
 from ride_events import LatLng, Money
 from ride_events.drivers import DriverBecameBusy, DriverBecameFree
-from ride_events.payments import PaymentAuthorised, PaymentCaptured, PaymentRefunded
+from ride_events.payments import PaymentAuthorised, PaymentCaptured, PaymentEvent, PaymentRefunded
 from ride_events.rides import RideMatched
 
 from booking.app.ports import Work
@@ -39,60 +41,23 @@ def marked(said: bool | None, *things: Ride | Driver | None) -> bool:
 
 def tell_authorised(work: Work, ride: Ride) -> None:
     """Tell that the quoted fare is reserved."""
-    payment_id = derived_id("payment", ride.ride_id)
-    work.record(
-        PaymentAuthorised(
-            ride_id=ride.ride_id,
-            payment_id=payment_id,
-            rider_id=ride.rider_id,
-            seq=1,
-            simulated=ride.simulated,
-            amount=money(ride.authorised_minor),
-        ),
-        aggregate=payment_id,
-        seq=1,
-        at=ride.updated_at,
-        story=ride.quote_id,
-    )
+    _tell_payment(work, ride, partial(PaymentAuthorised, seq=1, amount=money(ride.authorised_minor)))
 
 
 def tell_captured(work: Work, ride: Ride) -> None:
     """Tell that the rider was charged the final fare."""
-    payment_id = derived_id("payment", ride.ride_id)
-    work.record(
-        PaymentCaptured(
-            ride_id=ride.ride_id,
-            payment_id=payment_id,
-            rider_id=ride.rider_id,
-            seq=2,
-            simulated=ride.simulated,
-            amount=money(ride.fare_minor),
-        ),
-        aggregate=payment_id,
-        seq=2,
-        at=ride.updated_at,
-        story=ride.quote_id,
-    )
+    _tell_payment(work, ride, partial(PaymentCaptured, seq=2, amount=money(ride.fare_minor)))
 
 
 def tell_refunded(work: Work, ride: Ride, reason: str) -> None:
     """Tell that what was reserved went back."""
+    _tell_payment(work, ride, partial(PaymentRefunded, seq=2, amount=money(ride.authorised_minor), reason=reason))
+
+
+def _tell_payment(work: Work, ride: Ride, told: Callable[..., PaymentEvent]) -> None:
     payment_id = derived_id("payment", ride.ride_id)
-    work.record(
-        PaymentRefunded(
-            ride_id=ride.ride_id,
-            payment_id=payment_id,
-            rider_id=ride.rider_id,
-            seq=2,
-            simulated=ride.simulated,
-            amount=money(ride.authorised_minor),
-            reason=reason,
-        ),
-        aggregate=payment_id,
-        seq=2,
-        at=ride.updated_at,
-        story=ride.quote_id,
-    )
+    event = told(ride_id=ride.ride_id, payment_id=payment_id, rider_id=ride.rider_id, simulated=ride.simulated)
+    work.record(event, aggregate=payment_id, seq=event.seq, at=ride.updated_at, story=ride.quote_id)
 
 
 def tell_matched(work: Work, ride: Ride, driver: Driver) -> None:
