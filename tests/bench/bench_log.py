@@ -74,7 +74,7 @@ def main() -> None:
             )
             waiting = iter(batches(producer_id=producer_id))
             figures[f"{name}, with crc and write"] = lowest_us(
-                lambda log=log, waiting=waiting: log.append(next(waiting), now_ms=1)  # type: ignore[misc]
+                lambda log=log, waiting=waiting: log.append(next(waiting), now_ms=1)  # type: ignore[misc]  # mypy infers no lambda with defaults
             )
         log.advance_high_watermark(log.log_end_offset)
         end = log.log_end_offset

@@ -49,7 +49,7 @@ class Client:
     async def quote(self, **more: object) -> Any:
         at = more.pop("at", None)
         body = {"rider_id": "r1", "pickup": PICKUP, "dropoff": DROPOFF, **more}
-        return await self.post("/quotes", body, at=at)  # type: ignore[arg-type]
+        return await self.post("/quotes", body, at=at)  # type: ignore[arg-type]  # a dict of JSON
 
     async def ride(self, *, at: str | None = None, **more: object) -> Any:
         quote = await self.quote(at=at, **more)

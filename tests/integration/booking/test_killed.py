@@ -105,7 +105,7 @@ async def check_log(broker: Broker, engine: AsyncEngine) -> dict[str, list[str]]
             continue
         logged[envelope.id] = envelope.type
         if envelope.type.startswith("ride."):
-            found[delivery.event.ride_id][delivery.event.seq] = envelope.type  # type: ignore[attr-defined]
+            found[delivery.event.ride_id][delivery.event.seq] = envelope.type  # type: ignore[attr-defined]  # a RideEvent
     assert logged == stored  # none lost, none invented
     async with engine.connect() as connection:
         rows = (await connection.execute(text("SELECT ride_id, seq, state FROM booking_rides"))).all()

@@ -35,7 +35,7 @@ def broker(directory: Path, *, file_bytes: int | None = None) -> Iterator[str]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            preexec_fn=limit,  # noqa: PLW1509
+            preexec_fn=limit,  # noqa: PLW1509 no thread runs yet, and a limit has no other way in
         ) as process,
     ):
         assert process.stdout is not None

@@ -202,7 +202,7 @@ async def test_killed_at_any_moment_it_counts_each_event_once(broker: Broker, wo
     async with producer(broker.bootstrap) as client:
         telling = asyncio.create_task(tell(client, told, per_second=len(told) / 20))
         for share in (0.1, 0.3, 0.5):
-            await until(lambda share=share: len(worker.inbox()) > share * len(ids), timeout_s=60, what="the inbox")  # type: ignore[misc]
+            await until(lambda share=share: len(worker.inbox()) > share * len(ids), timeout_s=60, what="the inbox")  # type: ignore[misc]  # mypy infers no lambda with defaults
             worker.kill()
             worker.start()
         await until(lambda: len(worker.inbox()) > 0.6 * len(ids), timeout_s=60, what="the inbox")

@@ -241,10 +241,10 @@ def check_books(stored: Stored) -> None:
         ids.add(item.id)
         kind = event_info(item.event).type
         if kind.startswith("payment."):
-            payments[getattr(item.event, "ride_id")].append(kind)  # noqa: B009 events of one kind have it
+            payments[getattr(item.event, "ride_id")].append(kind)  # noqa: B009 mypy knows no seq on Event events of one kind have it
         else:
             subject = getattr(item.event, event_info(item.event).key_field or "")
-            seqs[f"{kind.partition('.')[0]}/{subject}"].append(getattr(item.event, "seq"))  # noqa: B009
+            seqs[f"{kind.partition('.')[0]}/{subject}"].append(getattr(item.event, "seq"))  # noqa: B009 mypy knows no seq on Event
     for ride in stored.rides.values():
         assert seqs[f"ride/{ride.ride_id}"] == list(range(1, ride.seq + 1))
         expected = {

@@ -69,7 +69,7 @@ class Coordinator:
             "protocol_type": "consumer",
             "protocols": [JoinGroupRequestProtocol(name="range", metadata=b"subscription")],
         }
-        request = JoinGroupRequest(**(values | changes))  # type: ignore[arg-type]
+        request = JoinGroupRequest(**(values | changes))  # type: ignore[arg-type]  # values of many types
         self.run(
             self.shard.join(
                 request,
@@ -108,7 +108,7 @@ class Coordinator:
         token = object()
         request = HeartbeatRequest(group_id=GROUP, generation_id=generation, member_id=member_id)
         self.run(self.shard.heartbeat(request, token, now_ms=self.now_ms))
-        code: int = self.answers.pop(token).error_code  # type: ignore[attr-defined]
+        code: int = self.answers.pop(token).error_code  # type: ignore[attr-defined]  # a Message of a known kind
         return code
 
     def leave(self, member_id: str, instance: str | None = None) -> int:
@@ -116,7 +116,7 @@ class Coordinator:
         members = [MemberIdentity(member_id=member_id, group_instance_id=instance)]
         request = LeaveGroupRequest(group_id=GROUP, members=members)
         self.run(self.shard.leave(request, members, token, now_ms=self.now_ms))
-        code: int = self.answers.pop(token).members[0].error_code  # type: ignore[attr-defined]
+        code: int = self.answers.pop(token).members[0].error_code  # type: ignore[attr-defined]  # a Message of a known kind
         return code
 
     def commit(self, offset: int, *, generation: int = -1, member_id: str = "") -> int:
@@ -355,7 +355,7 @@ def test_joins_that_are_refused(changes: dict[str, object], code: ErrorCode) -> 
     coordinator = Coordinator()
     member_id = changes.pop("member_id", "")
     assert isinstance(member_id, str)
-    coordinator.join("j", member_id, **changes)  # type: ignore[arg-type]  # none of them is `instance`
+    coordinator.join("j", member_id, **changes)  # type: ignore[arg-type]  # values of many types  # none of them is `instance`
     assert coordinator.joined("j").error_code == code
 
 

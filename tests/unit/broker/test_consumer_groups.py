@@ -88,7 +88,7 @@ class Member:
         }
         if self.epoch == 0:
             values |= self.first
-        request = ConsumerGroupHeartbeatRequest(**(values | changes))  # type: ignore[arg-type]
+        request = ConsumerGroupHeartbeatRequest(**(values | changes))  # type: ignore[arg-type]  # values of many types
         (answer,) = self.coordinator.run(
             self.coordinator.shard.consumer_heartbeat(
                 request,

@@ -31,7 +31,7 @@ def rejects(path: Path) -> list[dict[str, str]]:
 
 def test_own_pickups_are_spread_inside_their_minute_the_same_way_each_time(tmp_path: Path) -> None:
     path = tmp_path / "rides.parquet"
-    times = [datetime(2014, 5, 1, 0, minute) for minute in (0, 0, 0, 1, 1, 2)]  # noqa: DTZ001
+    times = [datetime(2014, 5, 1, 0, minute) for minute in (0, 0, 0, 1, 1, 2)]  # noqa: DTZ001 wall time, as in the files
     pq.write_table(
         pa.table(
             {
@@ -60,8 +60,8 @@ def test_own_trips_keep_their_length_and_places(tmp_path: Path) -> None:
         pa.table(
             {
                 "trip_id": [0],
-                "pickup_time": pa.array([datetime(2022, 1, 1, 0, 0, 17)], pa.timestamp("ms")),  # noqa: DTZ001
-                "dropoff_time": pa.array([datetime(2022, 1, 1, 0, 10, 49)], pa.timestamp("ms")),  # noqa: DTZ001
+                "pickup_time": pa.array([datetime(2022, 1, 1, 0, 0, 17)], pa.timestamp("ms")),  # noqa: DTZ001 wall time, as in the files
+                "dropoff_time": pa.array([datetime(2022, 1, 1, 0, 10, 49)], pa.timestamp("ms")),  # noqa: DTZ001 wall time, as in the files
                 "pu_zone": [95], "do_zone": [130], "passengers": [3], "distance_mi": [2.29], "fare_usd": [10.0],
                 "total_usd": [11.3], "pu_lat": [40.7171], "pu_lon": [-73.84671],
                 "do_lat": [40.7026], "do_lon": [-73.8021],
@@ -136,9 +136,9 @@ def test_high_volume_parquet(tmp_path: Path) -> None:
             {
                 "hvfhs_license_num": ["HV0003"],
                 "dispatching_base_num": ["B02764"],
-                "request_datetime": pa.array([datetime(2023, 1, 1, 0, 18, 6)], pa.timestamp("us")),  # noqa: DTZ001
-                "pickup_datetime": pa.array([datetime(2023, 1, 1, 0, 19, 38)], pa.timestamp("us")),  # noqa: DTZ001
-                "dropoff_datetime": pa.array([datetime(2023, 1, 1, 0, 48, 7)], pa.timestamp("us")),  # noqa: DTZ001
+                "request_datetime": pa.array([datetime(2023, 1, 1, 0, 18, 6)], pa.timestamp("us")),  # noqa: DTZ001 wall time, as in the files
+                "pickup_datetime": pa.array([datetime(2023, 1, 1, 0, 19, 38)], pa.timestamp("us")),  # noqa: DTZ001 wall time, as in the files
+                "dropoff_datetime": pa.array([datetime(2023, 1, 1, 0, 48, 7)], pa.timestamp("us")),  # noqa: DTZ001 wall time, as in the files
                 "PULocationID": [48], "DOLocationID": [68], "trip_miles": [0.94], "trip_time": [1709],
             }
         ),

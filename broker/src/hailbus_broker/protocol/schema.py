@@ -268,7 +268,7 @@ def _compile_init(cls: type[Struct]) -> None:
         [*lines, "    self.unknown_tags = unknown_tags", ""]
     )
     exec(source, names)  # noqa: S102 - our own text: field names of a definition
-    cls.__init__ = names["__init__"]  # type: ignore[method-assign, assignment]
+    cls.__init__ = names["__init__"]  # type: ignore[method-assign, assignment]  # what exec has just made
 
 
 class Message(Struct):

@@ -15,7 +15,7 @@ async def return_bike(work: Work, *, hire_id: str, place: Place, distance_m: int
     bike = await work.bike(hire.bike_id)
     await work.put_bike(bike.stand_at(place))
     assert hire.started_at is not None and hire.returned_at is not None  # noqa: PT018 both follow from the return
-    assert hire.duration_s is not None and hire.fare_minor is not None  # noqa: PT018
+    assert hire.duration_s is not None and hire.fare_minor is not None  # noqa: PT018 both follow from the return
     await work.record(
         BikeReturned(
             hire_id=hire.hire_id,
