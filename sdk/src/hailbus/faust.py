@@ -63,7 +63,7 @@ def record_of(event: Any) -> FaustRecord:  # Any: a faust Event; faust is untype
         topic=message.topic,
         partition=message.partition,
         offset=message.offset,
-        timestamp=int((message.timestamp or 0) * 1000),
+        timestamp=round((message.timestamp or 0) * 1000),  # faust has seconds
         timestamp_type=message.timestamp_type or 0,
         key=message.key,
         value=message.value,

@@ -284,27 +284,11 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                 heappush(self._timers, (group.pending[member.member_id], group.group_id, member.member_id))
                 raise _RefusedError(ErrorCode.MEMBER_ID_REQUIRED, member_id=member.member_id)
             else:
-                self._add(
-                    group,
-                    member,
-                    token,
-                    request,
-                    f"a new member {member.member_id} joined; its reason: {reason}",
-                    now_ms,
-                    out,
-                )
+                self._add(group, member, token, request, now_ms, out)
             return
         if request.member_id in group.pending:
             del group.pending[request.member_id]
-            self._add(
-                group,
-                member,
-                token,
-                request,
-                f"a new member {member.member_id} joined; its reason: {reason}",
-                now_ms,
-                out,
-            )
+            self._add(group, member, token, request, now_ms, out)
             return
         known = self._known_member(group, request.member_id, request.group_instance_id)
         self._rejoin(group, known, member, token, reason, now_ms, out)
@@ -328,7 +312,6 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         member: Member,
         token: object,
         request: JoinGroupRequest,
-        reason: str,
         now_ms: int,
         out: Outcome,
     ) -> None:
@@ -339,6 +322,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         group.add(member)
         group.has_newcomers = True
         self._touch(group, member, now_ms, timeout_ms=NEW_MEMBER_JOIN_TIMEOUT_MS)
+        reason = f"a new member {member.member_id} joined; its reason: {request.reason or 'not given'}"
         self._maybe_rebalance(group, RebalanceCause.MEMBER_JOINED, reason, now_ms, out)
 
     def _rejoin(

@@ -16,7 +16,7 @@ from hailbus_broker.protocol.definitions.describe_configs_response import (
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hailbus_broker.protocol.definitions.describe_configs_request import DescribeConfigsRequest
     from hailbus_broker.runtime.node import Node
@@ -172,21 +172,35 @@ async def incremental_alter_configs(dispatcher: Dispatcher, _: Request, message:
     )
 
     node = dispatcher.node
+
+    def changes_of(resource: Any) -> dict[str, str | None]:  # Any: as the request
+        names = [entry.name for entry in resource.configs]
+        if len(set(names)) != len(names):
+            raise ApiError(ErrorCode.INVALID_REQUEST, "A config is named twice.")
+        return {
+            entry.name: _changed(node, resource.resource_type, resource.resource_name, entry)
+            for entry in resource.configs
+        }
+
+    return IncrementalAlterConfigsResponse(
+        responses=await _altered(node, message, AlterConfigsResourceResponse, changes_of)
+    )
+
+
+async def _altered(
+    node: Node,
+    message: Any,  # one of two requests
+    answer: type[Any],  # of its resources
+    changes_of: Callable[[Any], dict[str, str | None]],
+) -> list[Any]:
+    """Change each resource for itself, and answer for each when its records are in the metadata log."""
     results = []
     pending = []
     for resource in message.resources:
-        result = AlterConfigsResourceResponse(
-            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
-        )
+        result = answer(resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None)
         results.append(result)
         try:
-            names = [entry.name for entry in resource.configs]
-            if len(set(names)) != len(names):
-                raise ApiError(ErrorCode.INVALID_REQUEST, "A config is named twice.")
-            changes = {
-                entry.name: _changed(node, resource.resource_type, resource.resource_name, entry)
-                for entry in resource.configs
-            }
+            changes = changes_of(resource)
             records = node.controller.alter_configs(
                 _resource_type(resource.resource_type), resource.resource_name, changes
             )
@@ -197,7 +211,7 @@ async def incremental_alter_configs(dispatcher: Dispatcher, _: Request, message:
             pending.append(node.write_metadata(records))
     for done in pending:
         await done
-    return IncrementalAlterConfigsResponse(responses=results)
+    return results
 
 
 def _resource_type(number: int) -> ResourceType:
@@ -245,29 +259,17 @@ async def alter_configs(dispatcher: Dispatcher, _: Request, message: Any) -> Any
     )
 
     node = dispatcher.node
-    results = []
-    pending = []
-    for resource in message.resources:
-        result = AlterConfigsResourceResponse(
-            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
-        )
-        results.append(result)
-        try:
-            kind = _resource_type(resource.resource_type)
-            changes: dict[str, str | None] = dict.fromkeys(node.image.configs(kind, resource.resource_name))
-            for entry in resource.configs:
-                if entry.value is None:
-                    raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {entry.name}")
-                changes[entry.name] = entry.value
-            records = node.controller.alter_configs(kind, resource.resource_name, changes)
-        except ApiError as error:
-            result.error_code, result.error_message = error.code, error.message
-            continue
-        if not message.validate_only:
-            pending.append(node.write_metadata(records))
-    for done in pending:
-        await done
-    return AlterConfigsResponse(responses=results)
+
+    def changes_of(resource: Any) -> dict[str, str | None]:  # Any: as the request
+        kind = _resource_type(resource.resource_type)
+        changes: dict[str, str | None] = dict.fromkeys(node.image.configs(kind, resource.resource_name))
+        for entry in resource.configs:
+            if entry.value is None:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {entry.name}")
+            changes[entry.name] = entry.value
+        return changes
+
+    return AlterConfigsResponse(responses=await _altered(node, message, AlterConfigsResourceResponse, changes_of))
 
 
 def list_config_resources(dispatcher: Dispatcher, request: Request, message: Any) -> Any:

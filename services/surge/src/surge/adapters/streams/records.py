@@ -1,9 +1,6 @@
 """Records as the SDK reads them, facts as the city counts them, and the city's answers as events."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Self
 from uuid import UUID, uuid5
 
 from hailbus import Envelope, Event, event_info
@@ -27,34 +24,6 @@ from surge.domain.windows import Fact, Quoted, Requested, Seen
 SOURCE = "/surge"
 IDS = UUID("6f0a3c1e-5b0e-5d2a-9d55-3f2f5c7f9a10")
 """Ids of published events are derived from this and what the event says: published again, it keeps its id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record as `hailbus` expects it."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    timestamp_type: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
-
-    @classmethod
-    def of(cls, message: Any) -> Self:  # Any: faust has no types
-        """Take over a faust message; its timestamp is in seconds."""
-        return cls(
-            message.topic,
-            message.partition,
-            message.offset,
-            round(message.timestamp * 1000),
-            message.timestamp_type or 0,
-            message.key,
-            message.value,
-            message.headers or (),
-        )
 
 
 def milliseconds(moment: datetime) -> int:

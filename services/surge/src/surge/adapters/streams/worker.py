@@ -29,13 +29,14 @@ from hailbus import Catalogue, ClusterAdmin, Context, ContractError, Inbox, Topi
 from hailbus._transport import Received
 from hailbus.codec import decode
 from hailbus.dead_letter import dead_letter, dead_letter_topic
+from hailbus.faust import record_of
 from mode.services import WaitResults
 from ride_events.drivers import DRIVER_LOCATIONS, DRIVERS
 from ride_events.pricing import FORECASTS, SURGE
 from ride_events.quotes import QUOTES
 from ride_events.rides import RIDES
 
-from surge.adapters.streams.records import Record, fact_of, forecast_event, milliseconds, moment_of, price_event
+from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, moment_of, price_event
 from surge.adapters.streams.skipped import SkippedRecords
 from surge.app.city import KEPT_SLOTS, City
 from surge.app.errors import WorkerError
@@ -361,7 +362,7 @@ class SurgeWorker:
         """The records of a batch, with those that were passed over on the way."""
         records: list[Received] = []
         for event in events:
-            record = Record.of(event.message)
+            record = record_of(event)
             tp = (record.topic, record.partition)
             expected = self._next_offsets.get(tp, record.offset)
             if record.offset > expected:
