@@ -195,7 +195,7 @@ class LogDirectory:
         return self.logs
 
     def create(self, where: TopicPartition, topic_id: UUID, config: LogConfig, *, now_ms: int) -> PartitionLog:
-        """Make a partition's directory, with the id of its topic, and open its log.
+        """Make a partition's directory, with the id of its topic, and open its log; lasting after `sync_names`.
 
         Raises:
             StorageError: The machine failed, or the partition is there with another topic id.
@@ -211,8 +211,15 @@ class LogDirectory:
             self._disk.write_whole(
                 f"{directory}/{PARTITION_METADATA}", f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode()
             )
-            self._disk.sync_directory(self.path)
         return self._open_log(where, config, now_ms)
+
+    def sync_names(self) -> None:
+        """Make the names of new partitions last; to be called after `create`, before anybody is told of them.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        self._disk.sync_directory(self.path)
 
     def _open_log(self, where: TopicPartition, config: LogConfig, now_ms: int) -> PartitionLog:
         directory = f"{self.path}/{where}"

@@ -6,6 +6,7 @@ import fcntl
 import os
 import resource
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -168,21 +169,25 @@ class DataDirectory:
         Raises:
             StorageError: The machine failed.
         """
+        partitions = [TopicPartition(topic, index) for index in indexes]
+        missing = [where for where in partitions if where not in self.logs.logs]
 
-        def make(index: int) -> PartitionLog:
-            where = TopicPartition(topic, index)
-            found = self.logs.logs.get(where)
-            if found is None:
-                found = self.logs.create(where, UUID(bytes=topic_id), config, now_ms=now_ms)
-                found.advance_high_watermark(found.log_end_offset)
+        def make(where: TopicPartition) -> None:
+            made = self.logs.create(where, UUID(bytes=topic_id), config, now_ms=now_ms)
+            made.advance_high_watermark(made.log_end_offset)
+
+        if len(missing) < PARALLEL_FROM:
+            for where in missing:
+                make(where)
+        else:  # each waits for the disk several times, and a disk takes many such waits at once
+            with ThreadPoolExecutor(PARALLEL_COUNT) as threads:
+                deque(threads.map(make, missing), maxlen=0)  # raises what was raised
+        if missing:
+            self.logs.sync_names()
+        logs = [self.logs.logs[where] for where in partitions]
+        for found in logs:
             found.config = config
-            return found
-
-        if len(indexes) < PARALLEL_FROM:
-            return [make(index) for index in indexes]
-        # Each new one waits for the disk several times, and a disk takes many such waits at once.
-        with ThreadPoolExecutor(PARALLEL_COUNT) as threads:
-            return list(threads.map(make, indexes))
+        return logs
 
     def delete(self, topic: str, index: int) -> str:
         """Take a partition away; what is returned is a folder for `Disk.remove_tree`."""
