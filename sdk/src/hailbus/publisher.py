@@ -62,17 +62,17 @@ class PublisherSettings:
     """
 
     delivery_timeout: timedelta = timedelta(seconds=120)
-    max_buffered_records: int = 50_000
+    max_buffered_records: int = 10_000
     max_buffered_bytes: int = 64 * 1024 * 1024
     max_batch_records: int = 2_000
 
 
-Settled = Callable[[Any, int, int, DeliveryError | None], None]  # Any: the token given to `PublishBuffer.add`
-"""Told token, partition, offset and error of one record."""
+Settled = Callable[[Any, "Receipt | DeliveryError"], None]  # Any: the token given to `PublishBuffer.add`
+"""Told the token of one record and what became of it."""
 
-_Pending = tuple[Outgoing, Settled, Any, float, int]
-"""A record, whom to tell with which token, until when it may take, and its size in bytes. A bare tuple: there is one
-per event."""
+_Pending = tuple[Outgoing, str, Settled, Any, float, int]
+"""A record, the event's id, whom to tell with which token, until when it may take, and its size in bytes. A bare tuple:
+there is one per event, and the garbage collector looks at each object of all that wait."""
 
 
 class PublishBuffer:
@@ -172,7 +172,7 @@ class PublishBuffer:
             self._idle.append(waiter)
             await waiter
 
-    def add(self, topic: str, partition: int, record: Outgoing, settled: Settled, token: object) -> None:
+    def add(self, topic: str, partition: int, record: Outgoing, event_id: str, settled: Settled, token: object) -> None:
         """Take one record. `settled` is called once, from the event loop, with the token."""
         place = (topic, partition)
         value = record[1]
@@ -180,7 +180,7 @@ class PublishBuffer:
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues[place] = deque()
-        queue.append((record, settled, token, self.loop.time() + self._timeout_s, size_bytes))
+        queue.append((record, event_id, settled, token, self.loop.time() + self._timeout_s, size_bytes))
         self._buffered_records += 1
         self._buffered_bytes += size_bytes
         self._streak += 1
@@ -196,19 +196,14 @@ class PublishBuffer:
             while queue:
                 batch = [queue.popleft() for _ in range(min(len(queue), most))]
                 try:
-                    left_s = batch[0][3] - self.loop.time()
+                    left_s = batch[0][4] - self.loop.time()
                     async with asyncio.timeout(max(left_s, 0.0)):
                         offsets = await self.producer.send(topic, partition, [pending[0] for pending in batch])
                 except TimeoutError:
-                    self._fail(
-                        batch,
-                        partition,
-                        DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s),
-                    )
+                    self._fail(batch, DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s))
                 except asyncio.CancelledError:
                     self._fail(
                         (*batch, *queue),
-                        partition,
                         DeliveryError("publishing was cancelled", topic=topic, partition=partition, retriable=True),
                     )
                     raise
@@ -217,41 +212,40 @@ class PublishBuffer:
                         # One bad record must not take its neighbours along: each goes alone, in order.
                         await self._one_by_one(place, batch)
                     else:
-                        self._fail(batch, partition, error)
+                        self._fail(batch, error)
                 except Exception as error:  # noqa: BLE001 a defect must reach the callers, not hang them
                     failure = DeliveryError(f"publishing failed: {error!r}", topic=topic, partition=partition)
                     failure.__cause__ = error
-                    self._fail(batch, partition, failure)
+                    self._fail(batch, failure)
                 else:
-                    for (_, settled, token, _, _), offset in zip(batch, offsets, strict=True):
-                        settled(token, partition, offset, None)
+                    for (_, event_id, settled, token, _, _), offset in zip(batch, offsets, strict=True):
+                        settled(token, Receipt(event_id, topic, partition, offset))
                 self._leave(batch)
         finally:
             del self._pumps[place]
 
     @staticmethod
-    def _fail(batch: Sequence[_Pending], partition: int, error: DeliveryError) -> None:
-        for _, settled, token, _, _ in batch:
-            settled(token, partition, -1, error)
+    def _fail(batch: Sequence[_Pending], error: DeliveryError) -> None:
+        for _, _, settled, token, _, _ in batch:
+            settled(token, error)
 
     async def _one_by_one(self, place: tuple[str, int], batch: Sequence[_Pending]) -> None:
         topic, partition = place
         for pending in batch:
-            record, settled, token, deadline_s, _ = pending
+            record, event_id, settled, token, deadline_s, _ = pending
             try:
                 async with asyncio.timeout(max(deadline_s - self.loop.time(), 0.0)):
                     offsets = await self.producer.send(topic, partition, [record])
             except TimeoutError:
-                timed_out = DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s)
-                self._fail([pending], partition, timed_out)
+                settled(token, DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s))
             except DeliveryError as failure:
-                self._fail([pending], partition, failure)
+                settled(token, failure)
             else:
-                settled(token, partition, offsets[0], None)
+                settled(token, Receipt(event_id, topic, partition, offsets[0]))
 
     def _leave(self, batch: Sequence[_Pending]) -> None:
         self._buffered_records -= len(batch)
-        self._buffered_bytes -= sum([pending[4] for pending in batch])
+        self._buffered_bytes -= sum([pending[5] for pending in batch])
         while self._room and not self.full:
             waiter = self._room.popleft()
             if not waiter.done():
@@ -464,7 +458,7 @@ class Publisher(Generic[E_contra]):
             transaction.add(fixed.topic, place, record)
             future.set_result(Receipt(event_id, fixed.topic, place, None))
         else:
-            buffer.add(fixed.topic, place, record, _settle_future, (future, event_id, fixed.topic))
+            buffer.add(fixed.topic, place, record, event_id, _settle_future, future)
         return future
 
     async def publish_many(
@@ -523,12 +517,11 @@ class Publisher(Generic[E_contra]):
             if waiting == 0 and not done.done():
                 done.set_result(None)
 
-        def settled(token: tuple[int, str, str], partition: int, offset: int, error: DeliveryError | None) -> None:
-            index, event_id, topic = token
-            if error is None:
-                receipts[index] = Receipt(event_id, topic, partition, offset)
+        def settled(index: int, outcome: Receipt | DeliveryError) -> None:
+            if isinstance(outcome, Receipt):
+                receipts[index] = outcome
             else:
-                failures.append(error)
+                failures.append(outcome)
             finish()
 
         for event, (id_, traceparent) in zip(events, marks, strict=False):  # endless marks where nobody traces
@@ -545,7 +538,7 @@ class Publisher(Generic[E_contra]):
                 continue
             receipts.append(None)
             waiting += 1
-            buffer.add(topic, place, record, settled, (len(receipts) - 1, event_id, topic))
+            buffer.add(topic, place, record, event_id, settled, len(receipts) - 1)
         finish()
         await done
         if failures:
@@ -585,7 +578,7 @@ class Publisher(Generic[E_contra]):
         topic = info.topic.name
         place = self._bus().partitioner(topic, raw, await buffer.producer.partition_count(topic))
         future: asyncio.Future[Receipt] = buffer.loop.create_future()
-        buffer.add(topic, place, (raw, None, headers), _settle_future, (future, event_id, topic))
+        buffer.add(topic, place, (raw, None, headers), event_id, _settle_future, future)
         return await future
 
     async def _store(
@@ -722,16 +715,13 @@ class Publisher(Generic[E_contra]):
         return headers
 
 
-def _settle_future(
-    token: tuple[asyncio.Future[Receipt], str, str], partition: int, offset: int, error: DeliveryError | None
-) -> None:
-    future, event_id, topic = token
+def _settle_future(future: asyncio.Future[Receipt], outcome: Receipt | DeliveryError) -> None:
     if future.done():  # its caller has given up
         return
-    if error is None:
-        future.set_result(Receipt(event_id, topic, partition, offset))
+    if isinstance(outcome, Receipt):
+        future.set_result(outcome)
     else:
-        future.set_exception(error)
+        future.set_exception(outcome)
 
 
 def _envelope(cause: Context | Envelope | None) -> Envelope | None:
