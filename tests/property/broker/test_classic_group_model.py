@@ -1,4 +1,7 @@
-"""The classic group coordinator, driven at random by clients that die and come late; it restarts, too."""
+"""The classic group coordinator, driven at random by clients that die and come late; it restarts, too.
+
+Requests come late as well: from a generation that is over, or in the name of a member that is gone.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ class Client:
     number: int
     member_id: str = ""
     generation: int = -1
+    life: int = 0
+    """Of the coordinator, when it told the generation."""
     leader: str = ""
     members: list[str] = field(default_factory=list)
     share: bytes | None = None
@@ -64,7 +69,8 @@ class World:
         self.token_count = 0
         # A generation is durable once its leader has assigned shares; else it is counted again after a restart.
         self.leaders: dict[tuple[int, int], str] = {}
-        self.assigned: dict[tuple[int, str], dict[str, bytes]] = {}
+        self.memberships: list[tuple[str, int]] = []  # each member id with each generation it was told, the newest last
+        self.assigned: dict[tuple[int, str], tuple[int, dict[str, bytes]]] = {}
         self.committed: int | None = None
         self.next_offset = 0
         self.highest_generation = 0
@@ -95,8 +101,12 @@ class World:
             return
         if answer.error_code:
             return
-        assert answer.generation_id >= client.generation, "a member's generation fell"
+        if client.share is not None or client.life == self.coordinator.life:
+            assert answer.generation_id >= client.generation, "a member's generation fell"
+        client.life = self.coordinator.life
         client.member_id, client.generation, client.share = answer.member_id, answer.generation_id, None
+        if (answer.member_id, answer.generation_id) not in self.memberships:
+            self.memberships.append((answer.member_id, answer.generation_id))
         client.must_join = False
         client.leader = answer.leader
         client.members = [member.member_id for member in answer.members]
@@ -110,7 +120,7 @@ class World:
             self.take_error(client, answer.error_code)
         else:
             share = bytes(answer.assignment)
-            expected = self.assigned[client.generation, client.leader].get(client.member_id, b"")
+            expected = self.assigned[client.generation, client.leader][1].get(client.member_id, b"")
             assert share == expected, "a share that the leader of this generation did not give"
             client.share = share
 
@@ -134,8 +144,10 @@ class World:
                         member: bytes(range(index, PARTITIONS, len(client.members)))
                         for index, member in enumerate(sorted(client.members))
                     }
-                    # A leader that repeats itself says the same again.
-                    shares = self.assigned.setdefault((client.generation, client.leader), shares)
+                    # A leader that repeats itself says the same again, unless the generation is counted again.
+                    life, said = self.assigned.get((client.generation, client.leader), (-1, shares))
+                    shares = said if life == client.life else shares
+                    self.assigned[client.generation, client.leader] = client.life, shares
                 client.waits_for = self.token("sync")
                 coordinator.sync(client.waits_for, client.member_id, client.generation, shares)
             case "beat" if client.generation >= 0:
@@ -146,6 +158,9 @@ class World:
                 if code == 0:
                     assert client.generation == coordinator.group().generation, "a stale generation committed"
                     self.committed = self.next_offset
+            case "late requests":
+                for member_id, generation in self.memberships:
+                    self.come_late(member_id, generation)
             case "leave" if client.member_id:
                 coordinator.leave(client.member_id)
                 client.forget()
@@ -163,6 +178,26 @@ class World:
                 self.restart()
         self.take_answers()
         self.check()
+
+    def come_late(self, member_id: str, generation: int) -> None:
+        """Requests of a membership that is over are refused, each of them, and change nothing."""
+        coordinator = self.coordinator
+        group = coordinator.shard.groups.get(GROUP)
+        members = {} if group is None else group.members
+        if group is not None and member_id in members and generation == group.generation:
+            return  # not over
+        code = ErrorCode.UNKNOWN_MEMBER_ID if member_id not in members else ErrorCode.ILLEGAL_GENERATION
+        writes, answers = len(coordinator.records), set(coordinator.answers)
+        assert coordinator.beat(member_id, generation) == code, "a late heartbeat"
+        token = self.token("late sync")
+        coordinator.sync(token, member_id, generation, {member_id: bytes(range(PARTITIONS))})
+        assert coordinator.answers.pop(token).error_code == code, "a late sync"  # type: ignore[attr-defined]  # it is a SyncGroupResponse
+        unheard = ErrorCode.ILLEGAL_GENERATION if group is None else code
+        assert coordinator.commit(-7, generation=generation, member_id=member_id) == unheard, "a late commit"
+        in_transaction = coordinator.commit_in_transaction(-7, generation=generation, member_id=member_id)
+        assert in_transaction == unheard, "a late commit in a transaction"
+        assert len(coordinator.records) == writes
+        assert set(coordinator.answers) == answers, "somebody was answered because of a late request"
 
     def restart(self) -> None:
         """The broker starts again: who waited for an answer gets none, and asks again."""
@@ -209,6 +244,7 @@ STEPS = [
     "sync",
     "beat",
     "lose an answer",
+    "late requests",
     "lose an answer",
     "leave",
     "die",

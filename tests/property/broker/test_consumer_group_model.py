@@ -1,7 +1,11 @@
-"""The consumer protocol's coordinator (KIP-848), driven at random: answers get lost, members die, it restarts."""
+"""The consumer protocol's coordinator (KIP-848), driven at random: answers get lost, members die, it restarts.
+
+Requests come late as well: with an epoch that is over, or in the name of a member that is gone.
+"""
 
 from __future__ import annotations
 
+from hailbus_broker.coordinators.group.consumer import ConsumerMember
 from hailbus_broker.protocol.errors import ErrorCode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +24,10 @@ class World:
         self.name_count = 0
         self.members = [self.new_member() for _ in range(3)]
         self.group_epoch = 0
+        self.memberships: list[tuple[str, int]] = []  # each member with each epoch it was given, the newest last
+        self.lost_in_a_row: dict[str, int] = {}
+        self.committed: int | None = None
+        self.next_offset = 0
 
     def new_member(self) -> Member:
         self.name_count += 1
@@ -33,9 +41,17 @@ class World:
             case "beat, and the answer is lost":
                 epoch, owned, told = member.epoch, member.owned, member.told
                 answer = member.beat()
+                self.note(member.name, answer.member_epoch)
                 member.epoch, member.owned, member.told = epoch, owned, told
+                member.must_say_all = True
+                self.lost_in_a_row[member.name] = self.lost_in_a_row.get(member.name, 0) + 1
                 if answer.error_code:
                     self.members[number] = self.new_member()
+            case "commit" if member.epoch > 0:
+                self.commit(member)
+            case "late requests":
+                for name_then, epoch_then in self.memberships:
+                    self.come_late(name_then, epoch_then)
             case "leave" if member.epoch > 0:
                 member.beat(member_epoch=-1, topic_partitions=[])
                 self.members[number] = self.new_member()
@@ -49,13 +65,65 @@ class World:
 
     def beat(self, number: int) -> None:
         member = self.members[number]
+        is_known = self.known(member.name) is not None
         answer = member.beat()
+        if is_known and self.lost_in_a_row.pop(member.name, 0) <= 1:
+            assert answer.error_code == 0, "a single answer that was lost is no reason to fence"
         if answer.error_code:
             # Fenced: what it owned is given up, and it joins again under a new name, as a process that restarts does.
             assert answer.error_code in {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH}, answer
             self.members[number] = self.new_member()
+        self.note(member.name, answer.member_epoch)
+
+    def note(self, name: str, epoch: int) -> None:
+        """A member was given an epoch, whether it learns of it or not."""
+        if epoch > 0 and (name, epoch) not in self.memberships:
+            self.memberships.append((name, epoch))
+
+    def known(self, name: str) -> ConsumerMember | None:
+        """A member as the coordinator has it."""
+        group = self.coordinator.shard.consumer_groups.get(GROUP)
+        return None if group is None else group.members.get(name)
+
+    def offsets_code(self, name: str, epoch: int) -> ErrorCode:
+        """What a member's commit and fetch of offsets are answered with."""
+        known = self.known(name)
+        if known is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if known.member_epoch == epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    def commit(self, member: Member) -> None:
+        """A member commits, with the epoch that it believes to have."""
+        self.next_offset += 1
+        code = self.coordinator.commit(self.next_offset, member.name, member.epoch)
+        assert code == self.offsets_code(member.name, member.epoch)
+        assert code == self.coordinator.fetch(member.name, member.epoch)
+        if code == ErrorCode.NONE:
+            self.committed = self.next_offset
+
+    def come_late(self, name: str, epoch: int) -> None:
+        """Requests of a membership that is over are refused, each of them, and change nothing."""
+        code = self.offsets_code(name, epoch)
+        if code == ErrorCode.NONE:
+            return  # not over
+        coordinator = self.coordinator
+        writes = len(coordinator.records)
+        assert coordinator.commit(-7, name, epoch) == code, "a late commit"
+        assert coordinator.fetch(name, epoch) == code, "a late fetch of offsets"
+        in_transaction = ErrorCode.ILLEGAL_GENERATION if code == ErrorCode.STALE_MEMBER_EPOCH else code
+        assert coordinator.commit_in_transaction(name, epoch) == in_transaction, "a late commit in a transaction"
+        late = Member(coordinator, name)
+        late.epoch = epoch
+        known = self.known(name)
+        # With the epoch before the present one it may be heard: if it says what it has, and has no more than that.
+        is_last = known is not None and epoch == known.previous_member_epoch
+        answer = late.beat(topic_partitions=None if is_last else [])
+        fenced = ErrorCode.FENCED_MEMBER_EPOCH if code == ErrorCode.STALE_MEMBER_EPOCH else code
+        assert answer.error_code == fenced, "a late heartbeat"
+        assert len(coordinator.records) == writes
 
     def check(self) -> None:
+        assert self.coordinator.committed() == self.committed, "a committed offset is another"
         group = self.coordinator.shard.consumer_groups.get(GROUP)
         if group is None:
             return
@@ -82,7 +150,16 @@ class World:
         raise AssertionError([(member.name, member.epoch, member.owned) for member in self.members])
 
 
-STEPS = ["beat", "beat", "beat", "beat, and the answer is lost", "leave", "die", "wait", "restart"]
+STEPS = [
+    *["beat"] * 4,
+    *["beat, and the answer is lost"] * 2,
+    "commit",
+    "late requests",
+    "leave",
+    "die",
+    "wait",
+    "restart",
+]
 
 
 @settings(max_examples=200, deadline=None)

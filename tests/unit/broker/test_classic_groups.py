@@ -18,6 +18,8 @@ from hailbus_broker.protocol.definitions.leave_group_request import LeaveGroupRe
 from hailbus_broker.protocol.definitions.offset_commit_response import OffsetCommitResponse
 from hailbus_broker.protocol.definitions.sync_group_request import SyncGroupRequest, SyncGroupRequestAssignment
 from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupResponse
+from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
+from hailbus_broker.protocol.definitions.txn_offset_commit_response import TxnOffsetCommitResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import Message
 
@@ -128,6 +130,26 @@ class Coordinator:
         answer = self.answers.pop(token)
         assert isinstance(answer, OffsetCommitResponse)
         return answer.topics[0].partitions[0].error_code
+
+    def commit_in_transaction(self, offset: int, *, generation: int = -1, member_id: str = "") -> int:
+        """Leave an offset with the transaction of producer 9; it counts when that commits."""
+        token = object()
+        entry = OffsetToCommit(topic="t", topic_id=bytes(16), partition=0, offset=offset, leader_epoch=0, metadata="")
+        request = TxnOffsetCommitRequest(
+            group_id=GROUP, producer_id=9, producer_epoch=0, generation_id=generation, member_id=member_id
+        )
+        outcome = self.shard.commit_in_transaction(request, [entry], token, now_ms=self.now_ms)
+        assert outcome.producer == (9, 0)
+        for record in outcome.records:
+            self.shard.replay(record.encode_key(), record.encode_value(), now_ms=self.now_ms, producer_id=9)
+        ((_, answer),) = outcome.replies
+        assert isinstance(answer, TxnOffsetCommitResponse)
+        return answer.topics[0].partitions[0].error_code
+
+    def committed(self) -> int | None:
+        """The group's offset."""
+        found = self.shard.committed(GROUP, "t", 0)
+        return None if found is None else found.offset
 
     def group(self) -> ClassicGroup:
         return self.shard.groups[GROUP]
@@ -263,7 +285,77 @@ def test_what_is_not_of_this_generation_is_fenced(member: str, generation: int, 
     coordinator, first, _ = stable_pair()
     member_id = first if member == "first" else member
     assert coordinator.beat(member_id, generation) == code
+    coordinator.sync("late", member_id, generation, {first: b"other"})
+    assert coordinator.synced("late").error_code == code
     assert coordinator.commit(5, generation=generation, member_id=member_id) == code
+    assert coordinator.commit_in_transaction(5, generation=generation, member_id=member_id) == code
+    assert not coordinator.shard.is_unstable(GROUP, "t", 0)
+    assert coordinator.committed() is None
+
+
+def test_a_leaders_shares_are_for_its_generation_only() -> None:
+    coordinator, first, second = stable_pair()
+    coordinator.join("a3", first)
+    coordinator.join("b3", second, protocols=[JoinGroupRequestProtocol(name="range", metadata=b"more")])
+    assert coordinator.joined("a3").generation_id == 3
+    coordinator.sync("late", first, 2, {first: b"all"})
+    assert coordinator.synced("late").error_code == ErrorCode.ILLEGAL_GENERATION
+    assert coordinator.group().state is ClassicState.COMPLETING_REBALANCE
+    coordinator.sync("a", first, 3, {first: b"one", second: b"two"})
+    assert coordinator.synced("a").assignment == b"one"
+
+
+@pytest.mark.parametrize(
+    ("generation", "names_member", "code"),
+    [
+        (2, True, ErrorCode.NONE),
+        (2, False, ErrorCode.UNKNOWN_MEMBER_ID),
+        (-1, True, ErrorCode.ILLEGAL_GENERATION),
+        (1, True, ErrorCode.ILLEGAL_GENERATION),
+    ],
+)
+def test_a_commit_names_the_member_and_its_generation(generation: int, names_member: bool, code: ErrorCode) -> None:
+    coordinator, first, _ = stable_pair()
+    member_id = first if names_member else ""
+    assert coordinator.commit_in_transaction(4, generation=generation, member_id=member_id) == code
+    assert coordinator.shard.is_unstable(GROUP, "t", 0) == (code == ErrorCode.NONE)
+    assert coordinator.commit(5, generation=generation, member_id=member_id) == code
+    assert coordinator.committed() == (None if code else 5)
+
+
+def test_a_generation_commits_until_the_next_one_begins() -> None:
+    coordinator, first, second = stable_pair()
+    coordinator.join("a3", first)
+    # It has been told to rejoin, and commits what it has done so far.
+    assert coordinator.commit(5, generation=2, member_id=second) == ErrorCode.NONE
+    coordinator.join("b3", second)
+    assert coordinator.joined("b3").generation_id == 3
+    assert coordinator.commit(6, generation=2, member_id=second) == ErrorCode.ILLEGAL_GENERATION
+    # It belongs to the new generation, and has no share of it yet.
+    assert coordinator.commit(7, generation=3, member_id=second) == ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.committed() == 5
+
+
+def test_a_generation_is_refused_where_there_is_no_group_or_nobody_in_it() -> None:
+    coordinator = Coordinator()
+    assert coordinator.commit(1, generation=2, member_id="gone") == ErrorCode.ILLEGAL_GENERATION
+    coordinator, first, second = stable_pair()
+    coordinator.leave(first)
+    coordinator.leave(second)
+    generation = coordinator.group().generation
+    assert coordinator.commit(1, generation=generation, member_id=first) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.commit(1, generation=generation) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.committed() is None
+
+
+def test_who_commits_or_syncs_is_not_silent() -> None:
+    coordinator, first, second = stable_pair()
+    for number in range(4):
+        coordinator.advance(6_000)
+        assert coordinator.commit(number, generation=2, member_id=first) == ErrorCode.NONE
+        coordinator.sync(f"again {number}", second, 2)
+        assert coordinator.synced(f"again {number}").assignment == b"two"
+    assert list(coordinator.group().members) == [first, second]
 
 
 def test_a_static_member_returns_without_a_rebalance() -> None:
@@ -431,25 +523,12 @@ def test_offsets_of_a_transaction_count_when_it_commits() -> None:
     coordinator = Coordinator()
     coordinator.commit(1)
     for offset in (2, 3):
-        entry = OffsetToCommit(topic="t", topic_id=bytes(16), partition=0, offset=offset, leader_epoch=0, metadata="")
-        from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
-
-        request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, producer_epoch=0)
-        outcome = coordinator.shard.commit_in_transaction(request, [entry], object(), now_ms=coordinator.now_ms)
-        assert outcome.producer == (9, 0)
-        for record in outcome.records:
-            coordinator.shard.replay(
-                record.encode_key(), record.encode_value(), now_ms=coordinator.now_ms, producer_id=9
-            )
-        committed = coordinator.shard.committed(GROUP, "t", 0)
-        assert committed is not None
-        assert committed.offset == 1
+        assert coordinator.commit_in_transaction(offset) == ErrorCode.NONE
+        assert coordinator.committed() == 1
         assert coordinator.shard.is_unstable(GROUP, "t", 0)
         coordinator.shard.replay_end_transaction(9, is_commit=offset == 3)
         assert not coordinator.shard.is_unstable(GROUP, "t", 0)
-    committed = coordinator.shard.committed(GROUP, "t", 0)
-    assert committed is not None
-    assert committed.offset == 3
+    assert coordinator.committed() == 3
 
 
 def test_members_that_come_and_go_walk_every_edge_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

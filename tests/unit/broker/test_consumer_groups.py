@@ -9,6 +9,7 @@ from hailbus_broker.cluster.metadata.image import MetadataImage
 from hailbus_broker.coordinators.group.assignors import ASSIGNORS
 from hailbus_broker.coordinators.group.config import GroupConfig
 from hailbus_broker.coordinators.group.consumer import ConsumerGroup
+from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.coordinators.group.shard import GroupShard
 from hailbus_broker.coordinators.outcome import Outcome
 from hailbus_broker.protocol.definitions.consumer_group_heartbeat_request import (
@@ -16,9 +17,12 @@ from hailbus_broker.protocol.definitions.consumer_group_heartbeat_request import
     TopicPartitions,
 )
 from hailbus_broker.protocol.definitions.consumer_group_heartbeat_response import ConsumerGroupHeartbeatResponse
+from hailbus_broker.protocol.definitions.offset_commit_response import OffsetCommitResponse
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.topic_record import TopicRecord
-from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
+from hailbus_broker.protocol.definitions.txn_offset_commit_response import TxnOffsetCommitResponse
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 GROUP = "surge"
 RIDES = b"R" * 16
@@ -63,6 +67,36 @@ class Coordinator:
         self.now_ms += ms
         self.run(self.shard.tick(self.now_ms))
 
+    def commit(self, offset: int, member_id: str, epoch: int) -> int:
+        """OffsetCommit by a member; its error code."""
+        entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=offset, leader_epoch=0, metadata="")
+        (answer,) = self.run(self.shard.commit(GROUP, epoch, member_id, None, [entry], "token", now_ms=self.now_ms))
+        assert isinstance(answer, OffsetCommitResponse)
+        return answer.topics[0].partitions[0].error_code
+
+    def commit_in_transaction(self, member_id: str, epoch: int) -> int:
+        """The error code of TxnOffsetCommit by a member; what it left is not looked at."""
+        entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=0, leader_epoch=0, metadata="")
+        request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, generation_id=epoch, member_id=member_id)
+        outcome = self.shard.commit_in_transaction(request, [entry], "token", now_ms=self.now_ms)
+        ((_, answer),) = outcome.replies
+        assert isinstance(answer, TxnOffsetCommitResponse)
+        assert bool(outcome.records) == (not answer.topics[0].partitions[0].error_code)
+        return answer.topics[0].partitions[0].error_code
+
+    def fetch(self, member_id: str | None, epoch: int) -> int:
+        """The error code of OffsetFetch by a member."""
+        try:
+            self.shard.check_fetch(GROUP, member_id, epoch)
+        except ApiError as refused:
+            return refused.code
+        return ErrorCode.NONE
+
+    def committed(self) -> int | None:
+        """The group's offset."""
+        found = self.shard.committed(GROUP, "rides", 0)
+        return None if found is None else found.offset
+
     def group(self) -> ConsumerGroup:
         return self.shard.consumer_groups[GROUP]
 
@@ -77,6 +111,8 @@ class Member:
         self.epoch = 0
         self.owned: dict[bytes, set[int]] = {}
         self.told: dict[bytes, set[int]] | None = None
+        self.must_say_all = False
+        """After a request without an answer: the next one says everything, and is told everything."""
 
     def beat(self, **changes: object) -> ConsumerGroupHeartbeatResponse:
         owned = [TopicPartitions(topic_id=topic, partitions=sorted(own)) for topic, own in sorted(self.owned.items())]
@@ -86,8 +122,9 @@ class Member:
             "member_epoch": self.epoch,
             "topic_partitions": owned if self.epoch else [],
         }
-        if self.epoch == 0:
+        if self.epoch == 0 or self.must_say_all:
             values |= self.first
+            self.must_say_all = False
         request = ConsumerGroupHeartbeatRequest(**(values | changes))  # type: ignore[arg-type]  # values of many types
         (answer,) = self.coordinator.run(
             self.coordinator.shard.consumer_heartbeat(
@@ -275,7 +312,80 @@ def test_epochs_fence() -> None:
     assert member.epoch == 2
     assert member.beat(member_epoch=1, topic_partitions=None).error_code == ErrorCode.FENCED_MEMBER_EPOCH
     # The answer that raised the epoch may have been lost: the epoch before it is good, with nothing but what it has.
+    everything = [TopicPartitions(topic_id=RIDES, partitions=[0, 1, 2])]
+    assert member.beat(member_epoch=1, topic_partitions=everything).error_code == ErrorCode.FENCED_MEMBER_EPOCH
     assert member.beat(member_epoch=1).error_code == 0
+    third = Member(coordinator, "c")
+    third.beat()
+    settle(member, other, third)
+    assert member.epoch == 3
+    assert member.beat(member_epoch=1, topic_partitions=[]).error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    assert Member(coordinator, "d").beat(member_epoch=3).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_heartbeat_that_changes_nothing_writes_nothing() -> None:
+    coordinator = Coordinator(image_with(rides=3))
+    first, second = Member(coordinator, "a"), Member(coordinator, "b")
+    first.beat()
+    second.beat()
+    assert second.has() == {}  # it waits for what the first one has
+    before, writes = coordinator.group().members["b"], len(coordinator.records)
+    assert second.beat().error_code == 0
+    assert coordinator.group().members["b"] == before
+    assert len(coordinator.records) == writes
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch", "code"),
+    [
+        ("a", 2, ErrorCode.NONE),
+        ("a", 1, ErrorCode.STALE_MEMBER_EPOCH),  # which a heartbeat may still have, and a commit not
+        ("a", 3, ErrorCode.STALE_MEMBER_EPOCH),
+        ("a", -1, ErrorCode.STALE_MEMBER_EPOCH),
+        ("", 2, ErrorCode.UNKNOWN_MEMBER_ID),
+        ("nobody", 2, ErrorCode.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_offsets_are_for_members_of_the_present_epoch(name: str, epoch: int, code: ErrorCode) -> None:
+    coordinator = Coordinator(image_with(rides=3))
+    first, second = Member(coordinator, "a"), Member(coordinator, "b")
+    first.beat()
+    second.beat()
+    settle(first, second)
+    assert first.epoch == 2
+    member = coordinator.group().members["a"]
+    assert member.previous_member_epoch == 1
+    assert coordinator.commit(5, name, epoch) == code
+    assert coordinator.committed() == (None if code else 5)
+    assert coordinator.fetch(name, epoch) == code
+    # Producers know only the classic protocol's word for it.
+    in_transaction = ErrorCode.ILLEGAL_GENERATION if code == ErrorCode.STALE_MEMBER_EPOCH else code
+    assert coordinator.commit_in_transaction(name, epoch) == in_transaction
+
+
+def test_offsets_of_a_member_that_has_yet_to_give_up() -> None:
+    coordinator = Coordinator(image_with(rides=3))
+    first, second = Member(coordinator, "a"), Member(coordinator, "b")
+    first.beat()
+    second.beat()
+    assert coordinator.group().group_epoch == 2
+    # The group has gone on; what it reads is still its own, and it commits with its own epoch.
+    assert first.epoch == 1
+    assert coordinator.commit(5, "a", 1) == ErrorCode.NONE
+    assert coordinator.commit(6, "a", 2) == ErrorCode.STALE_MEMBER_EPOCH
+    assert coordinator.committed() == 5
+
+
+def test_offsets_without_a_member() -> None:
+    coordinator = Coordinator(image_with(rides=3))
+    member = Member(coordinator, "a")
+    member.beat()
+    assert coordinator.commit(5, "", -1) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.fetch(None, -1) == ErrorCode.NONE  # an administrator looks
+    member.beat(member_epoch=-1, topic_partitions=[])
+    assert coordinator.commit(5, "a", 1) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert coordinator.commit(5, "", -1) == ErrorCode.NONE
+    assert coordinator.committed() == 5
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hailbus_broker.cluster.metadata.image import MetadataImage
 from hailbus_broker.coordinators.group.classic import ClassicState
 from hailbus_broker.coordinators.group.config import GroupConfig
 from hailbus_broker.coordinators.group.migration import read_assignment, write_assignment
+from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.coordinators.group.shard import GroupShard
 from hailbus_broker.coordinators.outcome import Outcome
 from hailbus_broker.protocol import codec
@@ -23,6 +24,7 @@ from hailbus_broker.protocol.definitions.heartbeat_response import HeartbeatResp
 from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest, JoinGroupRequestProtocol
 from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
 from hailbus_broker.protocol.definitions.leave_group_request import LeaveGroupRequest, MemberIdentity
+from hailbus_broker.protocol.definitions.offset_commit_response import OffsetCommitResponse
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.sync_group_request import SyncGroupRequest, SyncGroupRequestAssignment
 from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupResponse
@@ -147,6 +149,18 @@ class Classic:
         answer = self.world.answers.pop(token)
         assert isinstance(answer, HeartbeatResponse)
         return ErrorCode(answer.error_code)
+
+    def commit(self) -> ErrorCode:
+        entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=1, leader_epoch=0, metadata="")
+        token = object()
+        self.world.run(
+            self.world.shard.commit(
+                GROUP, self.generation, self.member_id, self.instance, [entry], token, now_ms=self.world.now_ms
+            )
+        )
+        answer = self.world.answers.pop(token)
+        assert isinstance(answer, OffsetCommitResponse)
+        return ErrorCode(answer.topics[0].partitions[0].error_code)
 
     def live(self) -> None:
         """One round of what a client does."""
@@ -357,11 +371,18 @@ def test_generations_are_checked() -> None:
     world = World()
     old, new = stable(world), Consumer(world, "new")
     new.beat()
-    old.generation += 7
-    assert old.beat() is ErrorCode.ILLEGAL_GENERATION
-    assert old.sync() is ErrorCode.ILLEGAL_GENERATION
-    old.generation -= 7
+    present = old.generation
+    for wrong in (present - 1, present + 7):
+        old.generation = wrong
+        assert old.beat() is ErrorCode.ILLEGAL_GENERATION
+        assert old.sync() is ErrorCode.ILLEGAL_GENERATION
+        assert old.commit() is ErrorCode.ILLEGAL_GENERATION
+    old.generation = present
+    assert old.commit() is ErrorCode.NONE
     assert old.sync() is ErrorCode.REBALANCE_IN_PROGRESS
     stranger = Classic(world)
     stranger.member_id, stranger.generation = "nobody", 1
     assert stranger.beat() is ErrorCode.UNKNOWN_MEMBER_ID
+    stranger.member_id, stranger.generation = new.member_id, new.epoch  # a member, and not of the classic protocol
+    assert stranger.beat() is ErrorCode.UNKNOWN_MEMBER_ID
+    assert stranger.sync() is ErrorCode.UNKNOWN_MEMBER_ID
