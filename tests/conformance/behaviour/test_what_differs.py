@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import struct
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
+import pytest
 from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import BatchView, RecordToWrite, build_batch
 from hailbus_broker.records.building import update_crc
 
 from tests.conformance.behaviour.test_topics import BROKER, configs
 from tests.conformance.behaviour.test_transactions import NewProducer, new_producer
-from tests.conformance.conftest import Cluster
+from tests.conformance.conftest import CLUSTERS, Cluster, has_leaders
 from tests.conformance.deviations import expected
-from tests.conformance.wire import Wire, batches, now_ms
+from tests.conformance.wire import Wire, batches, now_ms, values
+from tests.support import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["new_producer"]
 
@@ -70,3 +78,40 @@ def test_a_header_that_lies_about_the_newest_timestamp(cluster: Cluster, wire: W
     assert view.header.max_timestamp == expected(
         cluster, apache=now, ours=now - 1000, deviation="a-headers-timestamps-are-believed"
     )
+
+
+def value_at_start(cluster: Cluster, topic: str) -> bytes | None:
+    """The first record of a topic as a new connection reads it; None if nobody answers."""
+    with suppress(OSError):
+        wire = Wire(cluster.bootstrap)
+        try:
+            return values(wire.fetch(topic, 0, partition_max_bytes=1).records)[0]
+        finally:
+            wire.close()
+    return None
+
+
+@pytest.mark.parametrize("kind", ["hailbus", "apache"])
+def test_the_only_log_directory_fails(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HAILBUS_APACHE_BOOTSTRAP", raising=False)  # what breaks here is this test's own broker
+    with contextmanager(CLUSTERS[kind])(tmp_path) as cluster:
+        wire = Wire(cluster.bootstrap)
+        segments = [{"name": "segment.bytes", "value": "1048576"}]
+        wanted = {"name": "t", "num_partitions": 1, "replication_factor": 1, "configs": segments}
+        assert wire.call(ApiKey.CREATE_TOPICS, 5, topics=[wanted], timeout_ms=20_000).topics[0].error_code == 0
+        wait_for("t has a leader", lambda: has_leaders(wire, "t", 1))
+        wire.write("t", b"committed")
+        (partition,) = tmp_path.rglob("t-0")
+        partition.rename(tmp_path / "gone")  # what is open can be read and written, the next segment has no place
+        refused = None
+        with suppress(OSError):
+            for _ in range(5):
+                batch = build_batch([RecordToWrite(key=None, value=bytes(500_000), timestamp=now_ms())])
+                refused = wire.produce("t", batch).error_code
+        wire.close()
+        serves = expected(cluster, apache=False, ours=True, deviation="a-failed-disk-ends-writing-not-reading")
+        if serves:
+            assert refused == ErrorCode.KAFKA_STORAGE_ERROR
+            assert value_at_start(cluster, "t") == b"committed"
+        else:
+            wait_for("the broker has halted", lambda: value_at_start(cluster, "t") is None)
