@@ -44,6 +44,15 @@ class Polled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A partition as a list of what was appended: read from its start to where it ended when the reading began."""
+
+    process: str
+    partition: int
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
     """What a group's offset of a partition was set to, or found to be. `is_read` tells which."""
 
@@ -84,6 +93,10 @@ class History:
     """What was made of the records by copying them exactly once, read from start to end; values are the source's."""
     stored: Sequence[Stored] = ()
     """All batches of the log at the end, in order per partition."""
+    handed: Sequence[Polled] = ()
+    """What the members of a group that commits by itself were handed, in order of time over all of them."""
+    lists: Sequence[Listed] = ()
+    """Partitions that were read as a whole, in order per process."""
 
 
 def committed_sends(history: History) -> Iterator[Sent]:
@@ -172,12 +185,57 @@ def never_written(history: History) -> Iterator[str]:
             yield f"{poll.value} at {poll.partition}/{poll.offset}"
 
 
+def places(history: History) -> dict[tuple[int, int], int]:
+    """Return the place of each record of the final read among those of its partition."""
+    order: dict[int, set[int]] = defaultdict(set)
+    for poll in history.final:
+        order[poll.partition].add(poll.offset)
+    return {(p, offset): place for p, offsets in order.items() for place, offset in enumerate(sorted(offsets))}
+
+
+def vanished_reads(history: History) -> Iterator[str]:
+    """A value that was read, acked or not, and that the final read does not hold: it was shown before it was safe."""
+    final = {poll.value for poll in history.final}
+    for poll in history.polled:
+        if poll.value not in final:
+            yield f"{poll.value}, read by {poll.process} at {poll.partition}/{poll.offset}"
+
+
+def incompatible_order(history: History) -> Iterator[str]:
+    """A list that the next one of the same process, or the final one, does not begin with."""
+    final: dict[int, list[int]] = defaultdict(list)
+    for poll in history.final:
+        final[poll.partition].append(poll.value)
+    readers = sorted({(found.process, found.partition) for found in history.lists})
+    ends = [Listed(process=process, partition=number, values=tuple(final[number])) for process, number in readers]
+    before: dict[tuple[str, int], tuple[int, ...]] = {}
+    for found in (*history.lists, *ends):
+        known = before.get((found.process, found.partition), ())
+        for index, value in enumerate(known):
+            here = found.values[index] if index < len(found.values) else "its end"
+            if here != value:
+                yield f"{found.process}, partition {found.partition}: {here} stands where {value} stood before"
+                break
+        before[found.process, found.partition] = found.values
+
+
+def auto_commit_skips(history: History) -> Iterator[str]:
+    """A member of a group that began, or went on, behind records that no member of the group was ever handed."""
+    place = places(history)
+    done: dict[int, int] = defaultdict(int)
+    for poll in history.handed:
+        here = place.get((poll.partition, poll.offset))
+        if here is None:
+            continue
+        if here > done[poll.partition]:
+            where = f"{poll.process}, life {poll.life}, at {poll.partition}/{poll.offset}"
+            yield f"{where}: {here - done[poll.partition]} records before it were never handed over"
+        done[poll.partition] = max(done[poll.partition], here + 1)
+
+
 def poll_order(history: History) -> Iterator[str]:
     """A consumer that jumped back, or over a record of the final read; a subscribed one within a single poll."""
-    order: dict[int, list[int]] = defaultdict(list)
-    for poll in history.final:
-        order[poll.partition].append(poll.offset)
-    place = {(p, offset): i for p, offsets in order.items() for i, offset in enumerate(sorted(set(offsets)))}
+    place = places(history)
     last: dict[tuple[str, int, int, int], Polled] = {}
     for poll in history.polled:
         key = (poll.process, poll.life, poll.partition, poll.op if poll.is_subscribed else -1)
@@ -317,6 +375,9 @@ CHECKS = (
     aborted_reads,
     torn_transactions,
     never_written,
+    vanished_reads,
+    incompatible_order,
+    auto_commit_skips,
     poll_order,
     nonmonotonic_sends,
     precommitted_reads,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from .checker import CHECKS, Committed, End, History, Polled, Sent, Stored, consume_counts, violations
+from .checker import CHECKS, Committed, End, History, Listed, Polled, Sent, Stored, consume_counts, violations
 
 
 def sent(value: int, offset: int | None, **more: object) -> Sent:
@@ -17,9 +17,13 @@ def read(value: int, offset: int, *, process: str = "c", life: int = 0, **more: 
     return replace(base, **more)  # type: ignore[arg-type]  # the fields are named by each test
 
 
-def moved(value: int, offset: int, *, op: int = 3) -> Polled:
+def moved(value: int, offset: int, *, op: int = 3, process: str = "c", life: int = 0) -> Polled:
     """A record for a subscribed consumer, of its third poll."""
-    return read(value, offset, is_subscribed=True, op=op)
+    return read(value, offset, is_subscribed=True, op=op, process=process, life=life)
+
+
+def listed(*values: int, process: str = "l") -> Listed:
+    return Listed(process=process, partition=0, values=values)
 
 
 def commit(offset: int, *, is_read: bool = False, outcome: End = "ok") -> Committed:
@@ -53,6 +57,16 @@ SOUND = History(
         stored(4, 0, epoch=1),
         stored(5, -1, epoch=1, marker="abort"),
     ],
+    # The second life, and then the other member, resume where the last commit was: before what was handed over last.
+    handed=[
+        moved(10, 0, op=1),
+        moved(11, 1, op=2),
+        moved(11, 1, op=3, life=1),
+        moved(12, 2, op=3, life=1),
+        moved(12, 2, op=4, process="other"),
+        moved(20, 3, op=4, process="other"),
+    ],
+    lists=[listed(), listed(10, 11), listed(10, process="k"), listed(10, 11), listed(10, 11, 12)],
 )
 
 
@@ -82,6 +96,24 @@ def test_a_sound_history_has_no_violations() -> None:
             ),
         ),
         ("never_written", replace(SOUND, final=[*SOUND.final, read(99, 8)])),
+        ("vanished_reads", replace(SOUND, polled=[*SOUND.polled, moved(13, 9)])),
+        (
+            "vanished_reads",  # even if nobody was told that it is in the log
+            replace(SOUND, sent=[*SOUND.sent, sent(13, None)], polled=[*SOUND.polled, moved(13, 9)]),
+        ),
+        ("incompatible_order", replace(SOUND, lists=[listed(10, 12)])),
+        ("incompatible_order", replace(SOUND, lists=[listed(10, 11, 12, 20, 13)])),
+        ("incompatible_order", replace(SOUND, lists=[listed(10, 11, 12), listed(10, 11)])),
+        ("incompatible_order", replace(SOUND, lists=[listed(10, 12), listed(10, 11, 12)])),
+        # The first life began behind the first record.
+        ("auto_commit_skips", replace(SOUND, handed=[moved(11, 1)])),
+        # The next life resumes behind a record of which the one before only heard that it is there.
+        ("auto_commit_skips", replace(SOUND, handed=[moved(10, 0), moved(12, 2, life=1)])),
+        # The same where the partition moves to another member, and where one poll passes over a record.
+        ("auto_commit_skips", replace(SOUND, handed=[moved(10, 0), moved(12, 2, process="other")])),
+        ("auto_commit_skips", replace(SOUND, handed=[moved(10, 0), moved(12, 2)])),
+        # It is too late when a later life is handed the record after all.
+        ("auto_commit_skips", replace(SOUND, handed=[moved(10, 0), moved(12, 2, life=1), moved(11, 1, life=2)])),
         ("poll_order", replace(SOUND, polled=[read(11, 1), read(10, 0)])),
         ("poll_order", replace(SOUND, polled=[read(10, 0), read(12, 2)])),
         (

@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import functools
 import itertools
+import operator
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,11 +31,15 @@ from hailbus_broker.records import ControlType, read_control_type
 from tests.conformance.wire import Wire, batches
 from tests.support import free_port
 
-from .checker import Committed, End, History, Polled, Sent, Stored, consume_counts, violations
+from .checker import Committed, End, History, Listed, Polled, Sent, Stored, consume_counts, violations
 
 TOPIC = "history"
 COPY = "copy"
-PARTITIONS = 3
+AUTO = "auto-commit"
+PARTITIONS = 4
+LIST = PARTITIONS - 1
+"""The partition to which only transactions append: so short that it can be read as a whole again and again."""
+
 SETTINGS = [
     "--set=group.initial.rebalance.delay.ms=0",
     # A life of the broker is shorter than the shortest session by default: no dead member would ever be missed.
@@ -108,6 +113,8 @@ class Workload:
         self.sent: list[Sent] = []
         self.polled: list[Polled] = []
         self.offsets: list[Committed] = []
+        self.handed: list[tuple[int, Polled]] = []
+        self.lists: list[Listed] = []
         self.ops = itertools.count(1)
         self.crashes = 0
 
@@ -251,9 +258,10 @@ class Workload:
         ]
 
     def consume(self, name: str, life: int, until: dict[int, int] | None = None, *, topic: str = TOPIC) -> list[Polled]:
-        """Read all partitions from the start; with `until`, to these ends, else for a while."""
+        """Read from the start: the partitions in `until` to these ends, or all of them for a while."""
         consumer = self.reader(name)
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+        wanted = range(PARTITIONS) if until is None else until
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in wanted])
         got: list[Polled] = []
         deadline = time.monotonic() + 60
         while not self.stopped.is_set() if until is None else self.behind(consumer, topic, until):
@@ -275,6 +283,56 @@ class Workload:
             got = self.consume(name, life)
             with self.lock:
                 self.polled.extend(got)
+
+    def read_lists(self, name: str) -> None:
+        """Read one partition as a whole, each time by a new consumer: a list that only grows."""
+        for life in itertools.count():
+            if self.stopped.is_set():
+                return
+            with contextlib.suppress(KafkaException):  # the broker was killed before it told the end
+                got = self.consume(name, life, until=end_offsets(self.address, partitions=[LIST]))
+                with self.lock:
+                    self.polled.extend(got)
+                self.lists.append(Listed(process=name, partition=LIST, values=tuple(poll.value for poll in got)))
+                self.stopped.wait(len(got) / 2000)  # what is read is bounded by the time that there is
+
+    def commit_by_itself(self, name: str, chance: random.Random) -> None:
+        """Be a member of a group that commits by itself, as a process that is killed and started, again and again."""
+        command = [sys.executable, str(Path(__file__).with_name("auto_committer.py")), self.address, TOPIC, AUTO]
+        for life in itertools.count():
+            if self.stopped.is_set():
+                return
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+                end = threading.Timer(chance.uniform(2, 8), process.kill)
+                end.start()
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.endswith("\n"):  # else killed while it wrote: not polled again, so not committed
+                        self.take_handed(name, life, line)
+                end.cancel()
+            assert process.returncode == -signal.SIGKILL, f"{name} ended by itself: {process.returncode}"
+
+    def take_handed(self, name: str, life: int, line: str) -> None:
+        """Note what a process was handed by one poll."""
+        time_ns, *records = line.split()
+        op = next(self.ops)
+        got = []
+        for record in records:
+            partition, offset, value = map(int, record.split(":"))
+            got.append(
+                Polled(
+                    process=name,
+                    life=life,
+                    partition=partition,
+                    offset=offset,
+                    value=value,
+                    op=op,
+                    is_subscribed=True,
+                )
+            )
+        with self.lock:
+            self.polled.extend(got)
+            self.handed += [(int(time_ns), poll) for poll in got]
 
     def copy(self, name: str, chance: random.Random) -> None:
         """Copy the topic exactly once, as one of several members of a group; die now and then without a word.
@@ -439,10 +497,10 @@ def stored_batches(address: str) -> list[Stored]:
     return found
 
 
-def end_offsets(address: str, topic: str = TOPIC) -> dict[int, int]:
+def end_offsets(address: str, topic: str = TOPIC, partitions: Sequence[int] = range(PARTITIONS)) -> dict[int, int]:
     consumer = Consumer({"bootstrap.servers": address, "group.id": "ends", "log_level": 0})
     try:
-        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=30)[1] for p in range(PARTITIONS)}
+        return {p: consumer.get_watermark_offsets(TopicPartition(topic, p), timeout=30)[1] for p in partitions}
     finally:
         consumer.close()
 
@@ -472,11 +530,13 @@ def test_no_promise_is_broken_while_the_broker_is_killed(broker: Broker) -> None
         thread.start()
         return thread
 
-    threads = [guarded(work.produce, f"producer-{p}", p) for p in range(PARTITIONS)]
+    threads = [guarded(work.produce, f"producer-{p}", p) for p in range(PARTITIONS) if p != LIST]
     threads += [guarded(work.transact, f"transactions-{n}", random.Random(seed + n)) for n in (1, 2)]
     threads += [guarded(work.read_again_and_again, f"consumer-{n}") for n in (1, 2)]
     threads += [guarded(work.copy, f"copy-{n}", random.Random(seed + 10 + n)) for n in (1, 2)]
     threads += [guarded(work.commit_and_look, "offsets")]
+    threads += [guarded(work.read_lists, f"list-{n}") for n in (1, 2)]
+    threads += [guarded(work.commit_by_itself, f"{AUTO}-{n}", random.Random(seed + 20 + n)) for n in (1, 2)]
     ends = time.monotonic() + SECONDS
     while time.monotonic() < ends and not failures:
         threading.Event().wait(chance.uniform(0.5, 4))  # how long this life of the broker lasts
@@ -502,15 +562,23 @@ def test_no_promise_is_broken_while_the_broker_is_killed(broker: Broker) -> None
         offsets=work.offsets,
         copied=copied,
         stored=stored_batches(broker.address),
+        handed=[poll for _, poll in sorted(work.handed, key=operator.itemgetter(0))],
+        lists=work.lists,
     )
     counts = consume_counts(history)
+    longest = max((len(found.values) for found in work.lists), default=0)
+    resumed = {(poll.process, poll.life): poll.offset for poll in reversed(history.handed)}
     ended = {end: list(work.transactions.values()).count(end) for end in ("ok", "fail", "unknown")}
     print(
         f"HAILBUS_SEED={seed}: {broker.lives} lives, slowest start {broker.slowest_start_s:.2f} s,"
         f" {len(work.sent):,} sends, {len(work.polled):,} polls, transactions {ended}, {len(copied):,} copied with"
-        f" {work.crashes} crashes, {len(work.offsets):,} offsets committed or read, {len(history.stored):,} batches;"
+        f" {work.crashes} crashes, {len(work.offsets):,} offsets committed or read, {len(history.stored):,} batches,"
+        f" {len(work.handed):,} handed over to {len(resumed)} lives with auto-commit,"
+        f" {len(work.lists):,} reads of a list of {longest:,} values;"
         f" each value that was read, {min(counts)} to {max(counts)} times"
     )
     assert ended["ok"], "no transaction was committed: the history proves nothing"
     assert copied, "nothing was copied: the history does not prove exactly once"
+    assert work.lists, "no list was read as a whole"
+    assert any(life and offset for (_, life), offset in resumed.items()), "no life resumed where another had committed"
     assert violations(history) == {}, f"HAILBUS_SEED={seed} HAILBUS_HISTORY_SECONDS={SECONDS:.0f}"
