@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
 
     from hailbus.catalogue import Catalogue
 
-__all__ = ["Encoded", "RecordLike", "decode", "decode_value", "encode", "envelope_for", "read_envelope"]
+__all__ = [
+    "Encoded",
+    "RecordLike",
+    "decode",
+    "decode_value",
+    "encode",
+    "envelope_for",
+    "legible_attributes",
+    "read_envelope",
+]
 
 STRUCTURED_PREFIX = b"application/cloudevents"
 
@@ -137,6 +147,17 @@ def read_envelope(record: RecordLike) -> Envelope:
     )
 
 
+def legible_attributes(headers: Sequence[tuple[str, bytes]], value: bytes | None) -> dict[str, str]:
+    """The CloudEvents attributes of a record, in either mode, as far as they can be read: of a broken record, some."""
+    found = {name[3:]: (text or b"").decode("utf-8", "replace") for name, text in headers if name.startswith("ce_")}
+    if _claims_structured(headers) and value is not None:
+        with contextlib.suppress(ValueError):
+            document = json.loads(value)
+            if isinstance(document, dict):
+                found |= _attributes(document)
+    return found
+
+
 def decode(record: RecordLike, catalogue: Catalogue) -> tuple[Event, Envelope]:
     """The event, in its newest version, and the envelope of a record, with the version that was written.
 
@@ -180,24 +201,33 @@ def _reason(error: ValidationError) -> str:
     return (f"{place}: " if place else "") + first["msg"] + (f" (and {more} more)" if more else "")
 
 
-def _structured(record: RecordLike, headers: Sequence[tuple[str, bytes]]) -> tuple[Envelope, bytes] | None:
-    """Envelope and data of a structured-mode record, None when it is binary mode."""
+def _claims_structured(headers: Iterable[tuple[str, bytes]]) -> bool:
     for name, value in headers:
         if name == "content-type" and value is not None and value.startswith(STRUCTURED_PREFIX):
-            break
-    else:
+            return True
+    return False
+
+
+def _attributes(document: Mapping[str, object]) -> dict[str, str]:
+    """The attributes of a structured event, which stand beside its data."""
+    return {
+        # A boolean attribute is written `true`; null is the same as absent.
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in document.items()
+        if name not in {"data", "data_base64"} and value is not None
+    }
+
+
+def _structured(record: RecordLike, headers: Sequence[tuple[str, bytes]]) -> tuple[Envelope, bytes] | None:
+    """Envelope and data of a structured-mode record, None when it is binary mode."""
+    if not _claims_structured(headers):
         return None
     if record.value is None:
         # A structured event is never a tombstone: without a value there is nothing that says what it is.
         raise MissingHeaderError(header="ce_type", topic=record.topic)
     try:
         document = json.loads(record.value)
-        attributes = {
-            # A boolean attribute is written `true`; null is the same as absent.
-            name: value if isinstance(value, str) else json.dumps(value)
-            for name, value in document.items()
-            if name not in {"data", "data_base64"} and value is not None
-        }
+        attributes = _attributes(document)
         if "data_base64" in document:
             data = base64.b64decode(document["data_base64"], validate=True)
         else:

@@ -17,6 +17,7 @@ from typing import Any
 
 from hailbus._transport import Bus, Producer, Received
 from hailbus.clock import Clock, utc_now
+from hailbus.codec import legible_attributes
 from hailbus.dead_letter import ADDED, PREFIX, origin, original_headers
 from hailbus.envelope import Headers, time_text
 from hailbus.errors import ConfigurationError
@@ -65,11 +66,15 @@ class Letter:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the headers say, without their prefix."""
-        return {
+        """What is known of the failure, by header without prefix, and of the event, by attribute, as `ce_type`.
+
+        The attributes of a structured CloudEvent stand in its value: in the corrected one where there is one.
+        """
+        attributes = legible_attributes(self.record.headers, self.value)
+        return {f"ce_{name}": text for name, text in attributes.items()} | {
             name.removeprefix(PREFIX): value.decode("utf-8", "replace")
             for name, value in self.record.headers
-            if name.startswith((PREFIX, "ce_")) or name in ADDED
+            if name.startswith(PREFIX) or name in ADDED
         }
 
     def as_json(self, *, with_value: bool = False) -> dict[str, object]:

@@ -13,6 +13,7 @@ from hailbus import AtLeastOnce, Backoff, Context, Event, ParkingLot, ParkKey, S
 from hailbus.cli import app, letters
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
+from hailbus.event import ContentMode
 from hailbus.testing import MemoryBus
 from typer.testing import CliRunner
 
@@ -37,10 +38,16 @@ def dlq(action: str, *words: str, code: int = 0) -> str:
 
 
 @pytest.fixture
-def letter(monkeypatch: pytest.MonkeyPatch) -> str:
+def mode() -> ContentMode:
+    return "binary"
+
+
+@pytest.fixture
+def letter(monkeypatch: pytest.MonkeyPatch, mode: ContentMode) -> str:
     """The place of a dead letter whose amount is -5."""
     bus = MemoryBus()
-    svc = Service("shop")
+    svc = Service("shop", content_mode=mode)
+    orders = svc.publishes(OrderPlaced)
 
     @svc.on(OrderPlaced, delivery=AtLeastOnce(retry=ONCE))
     async def placed(event: OrderPlaced, ctx: Context) -> None:
@@ -48,7 +55,7 @@ def letter(monkeypatch: pytest.MonkeyPatch) -> str:
 
     async def fail() -> None:
         async with bus.run(svc) as t:
-            await t.given(OrderPlaced(order_id="o1", amount=-5))
+            await orders.publish(OrderPlaced(order_id="o1", amount=-5))
             await t.settle()
 
     asyncio.run(fail())
@@ -110,6 +117,13 @@ def test_visual_comes_before_editor(letter: str, tmp_path: Path, monkeypatch: py
     editor(monkeypatch, tmp_path, "sys.exit(3)")
     monkeypatch.setenv("VISUAL", "true")
     assert "Nothing changed" in dlq("edit", QUEUE, letter)
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_the_list_names_the_type_in_either_content_mode(letter: str) -> None:
+    _, row = dlq("list").splitlines()
+    assert row.split() == [QUEUE, letter, "waiting", "order.placed", "1", "negative"]
+    assert json.loads(dlq("show", QUEUE, letter))["ce_type"] == "order.placed"
 
 
 def test_replay_and_drop_tell_places_as_json(letter: str) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from hailbus import (
     AtLeastOnce,
     AtMostOnce,
@@ -35,6 +37,7 @@ from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
 from hailbus.dead_letter_queue import DeadLetterQueue
 from hailbus.delivery import Promise
+from hailbus.fastapi import dead_letter_router
 from hailbus.registry import SchemaRegistry, Schemas
 from hailbus.testing import MemoryBus
 
@@ -162,6 +165,43 @@ async def test_dead_letter_and_replay_keep_the_bytes(bus: MemoryBus) -> None:
     first, again = bus.records(ORDERS)
     assert replayed.record.value == first.value == again.value
     assert seen == ["e1"] * 3
+
+
+async def test_dead_letters_say_what_they_are_by_the_attributes_in_their_values(bus: MemoryBus) -> None:
+    svc = Service("till", content_mode="structured")
+    pub = svc.publishes(OrderPlaced)
+
+    @svc.on(OrderPlaced, delivery=AtLeastOnce(retry=Backoff(attempts=1)))
+    async def placed(event: OrderPlaced, ctx: Context) -> None:
+        raise ValueError("no")
+
+    queue = dead_letter_topic(ORDERS, "till")
+    broken = b'{"type":"order.pla'
+    app = FastAPI()
+    app.include_router(dead_letter_router(bus), prefix="/dlq")
+    async with bus.run(svc) as t:
+        await pub.publish(OrderPlaced(order_id="a"), id="e1")
+        producer = bus.producer(client_id="foreign")
+        for value in (broken, b"[1]", None):
+            await producer.send(ORDERS.name, 0, [(b"a", value, [CONTENT_TYPE])])
+        await t.settle()
+        letters = await DeadLetterQueue(bus, queue).letters()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x") as http:
+            listed = (await http.get(f"/dlq/{queue}")).text
+            shown = (await http.get(f"/dlq/{queue}/{letters[0].place}")).text
+        facts = {letter.value: letter.facts for letter in letters}
+        (whole,) = facts.keys() - {broken, b"[1]", None}
+        assert (facts[whole]["ce_type"], facts[whole]["ce_id"]) == ("order.placed", "e1")
+        assert (facts[whole]["ce_dataschema"], facts[whole]["sdk-attempt"]) == ("hailbus:order.placed/v2", "1")
+        for value in (broken, b"[1]", None):
+            assert "ce_type" not in facts[value], value
+            assert facts[value]["sdk-parked-by"] == "decoder"
+        assert listed.count("<td>order.placed</td>") == 1
+        assert listed.count("<td>?</td>") == 3
+        assert "<td>ce_type</td><td>order.placed</td>" in shown
+        (place,) = (letter.place for letter in letters if letter.value == broken)
+        await DeadLetterQueue(bus, queue).edit(place, b'{"type":"order.placed"}')
+        assert (await DeadLetterQueue(bus, queue).letter(place)).facts["ce_type"] == "order.placed"
 
 
 async def test_outbox_carries_them(bus: MemoryBus, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def _show(
             text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
         except ValueError:
             text = raw
-    facts = _table(["Header", "Value"], [[_text(name), _text(value)] for name, value in letter.facts.items()])
+    facts = _table(["Name", "Value"], [[_text(name), _text(value)] for name, value in letter.facts.items()])
     history = [[_text(entry.get(name, "")) for name in ("at", "by", "action", "to")] for entry in letter.history]
     parts = [f'<p>Status: <span class="status">{letter.status}</span></p>']
     if wrong is not None:
@@ -172,7 +172,7 @@ def _show(
         parts.append(f"<pre>{_text(text)}</pre>")
     if history:
         parts.append("<h2>History</h2>" + _table(["At", "By", "Action", "To"], history))
-    parts.append("<h2>Headers</h2>" + facts)
+    parts.append("<h2>Event and failure</h2>" + facts)
     up = f"{_base(request)}/{quote(queue)}"
     return _page(f"{queue} {letter.place}", "".join(parts), up=up, status_code=422 if wrong else 200)
 
