@@ -151,16 +151,27 @@ def test_groups_are_listed_by_their_states(hailbus: Command, topic: str) -> None
     hailbus("produce", "--topic", topic, stdin="x\n")
     hailbus("consume", "--topic", topic, "--from-beginning", "--group", group, "--max-messages", "1")
 
-    def listed(states: str) -> set[tuple[str, str]]:
-        return {(row["group"], row["state"]) for row in hailbus.rows("groups", "--list", "--state", states)}
+    def listed(*words: str) -> set[tuple[str, str]]:
+        return {(row["group"], row["state"]) for row in hailbus.rows("groups", "--list", *words)}
 
-    assert (group, "Empty") in listed("stable,Empty")
-    assert {state for _, state in listed("Stable, Dead")} <= {"Stable", "Dead"}
+    assert (group, "Empty") in listed("--state", "stable,Empty")
+    assert (group, "Empty") in listed("--state=stable,Empty")
+    assert (group, "Empty") in listed("--state")
+    assert {state for _, state in listed("--state", "Stable, Dead")} <= {"Stable", "Dead"}
+    assert {state for _, state in listed("--state=Stable")} <= {"Stable"}
+    assert (group, "Empty") in listed("--state", "Empty", "--type", "Classic")
+    assert group not in {name for name, _ in listed("--type=consumer")}
+    rows = [line.split() for line in hailbus("groups", "--state", "--list").splitlines()]
+    assert rows[0] == ["GROUP", "TYPE", "STATE"]
+    assert [group, "classic", "Empty"] in [[name, kind.lower(), state] for name, kind, state in rows[1:]]
     assert group in hailbus("groups", "--list", "--state", "Empty")
     assert "no group state is called 'Emty'; there are PreparingRebalance" in hailbus(
         "groups", "--list", "--state", "Emty", code=2
     )
-    assert "'Empty' belongs to no option" in hailbus("groups", "--list", "Empty", code=2)
+    assert "no group type is called 'share'; there are classic, consumer" in hailbus(
+        "groups", "--list", "--type=share", code=2
+    )
+    assert "--state alone is a view" in hailbus("groups", "--describe", "--group", group, "--state=Empty", code=2)
 
 
 def test_offsets_are_reset_and_deleted(hailbus: Command, topic: str) -> None:

@@ -14,13 +14,26 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
 from hailbus._transport.kafka import KafkaBus
 from hailbus.catalogue import Catalogue
 from hailbus.errors import ConfigurationError, HailbusError
 from hailbus.event import Event, is_event
 
-__all__ = ["Bootstrap", "Json", "bus_at", "catalogue_named", "done", "load", "out", "run", "table"]
+__all__ = [
+    "Bootstrap",
+    "Json",
+    "OptionalValues",
+    "bus_at",
+    "catalogue_named",
+    "done",
+    "event_named",
+    "load",
+    "out",
+    "run",
+    "table",
+]
 
 T = TypeVar("T")
 
@@ -35,6 +48,25 @@ Bootstrap = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one document per line.")]
+
+
+class OptionalValues(TyperCommand):
+    """A command with options that may stand alone, as Kafka's have: `--state`, `--state Stable` and `--state=Stable`.
+
+    Typer has flags and options with a value only. Those whose metavar is in brackets get an empty value here where they
+    stand alone: at the end, or before another option.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: of the library that Typer carries inside
+        """See `TyperCommand`."""
+        names = {name for option in self.params if (option.metavar or "").startswith("[") for name in option.opts}
+        given: list[str] = []
+        for index, arg in enumerate(args):
+            after = args[index + 1] if index + 1 < len(args) else "-"
+            if arg == "--":
+                break
+            given.append(f"{arg}=" if arg in names and after.startswith("-") else arg)
+        return super().parse_args(ctx, given + args[len(given) :])
 
 
 def bus_at(bootstrap: str, *, connect_timeout_s: float = 5.0) -> KafkaBus:

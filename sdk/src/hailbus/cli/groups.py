@@ -19,15 +19,15 @@ from hailbus.errors import ConfigurationError
 __all__ = ["groups"]
 
 _STATES = ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling")
+_TYPES = ("classic", "consumer")
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 
 
 def groups(
     bootstrap_server: Bootstrap,
-    states: Annotated[
-        str | None, typer.Argument(help="After --list --state: only groups in these states, like Stable,Empty.")
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Ids of all groups; with --state, their states too.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Ids of all groups; with --state or --type, those too, or only some groups.")
+    ] = False,
     describe: Annotated[bool, typer.Option("--describe", help="Offsets and lag; see the views below.")] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Forget groups without members, with offsets.")] = False,
     delete_offsets: Annotated[bool, typer.Option("--delete-offsets", help="Forget offsets of --topic.")] = False,
@@ -36,7 +36,18 @@ def groups(
     all_groups: Annotated[bool, typer.Option("--all-groups", help="Instead of --group.")] = False,
     offsets: Annotated[bool, typer.Option("--offsets", help="View: offsets and lag (the default).")] = False,
     members: Annotated[bool, typer.Option("--members", help="View: members and what they read.")] = False,
-    state: Annotated[bool, typer.Option("--state", help="View: state, coordinator, number of members.")] = False,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="[STATES]",
+            help="View: state, coordinator, number of members. With --list, alone or like Stable,Empty: only those.",
+        ),
+    ] = None,
+    type_: Annotated[
+        str | None,
+        typer.Option("--type", metavar="[TYPES]", help="With --list, alone or classic,consumer: only those."),
+    ] = None,
     rebalances: Annotated[
         bool, typer.Option("--rebalances", help="View: why the group was rebalanced; hailbus-broker tells.")
     ] = False,
@@ -62,24 +73,26 @@ def groups(
             list=list_, describe=describe, delete=delete, delete_offsets=delete_offsets, reset_offsets=reset_offsets
         )
         async with admin_at(bootstrap_server) as admin:
-            if states is not None and not (action == "list" and state):
-                message = f"{states!r} belongs to no option; states are given as --list --state Stable,Empty"
-                raise ConfigurationError(message)
             if action == "list":
-                await _list(admin, json=json, with_state=state, states=_states(states))
+                states = _chosen(state, _STATES, "group state")
+                types = _chosen(type_, _TYPES, "group type")
+                await _list(admin, json=json, names_only=state is None and type_ is None, states=states, types=types)
                 return
+            if state or type_ is not None:
+                message = "--type, and --state with a value, choose what --list shows; --state alone is a view"
+                raise ConfigurationError(message)
             if all_groups and group:
                 message = "give --group or --all-groups, not both"
                 raise ConfigurationError(message)
             names = await admin.groups() if all_groups else [needed(name, "--group") for name in group or [""]]
             if action == "describe":
-                if sum((offsets, members, state, rebalances)) > 1:
+                if sum((offsets, members, state is not None, rebalances)) > 1:
                     message = "give only one of --offsets, --members, --state and --rebalances"
                     raise ConfigurationError(message)
                 described = [await _existing(admin, name) for name in names]
                 if members:
                     _show_members(described, json=json)
-                elif state:
+                elif state is not None:
                     _show_states(described, json=json)
                 elif rebalances:
                     _show_rebalances(described, json=json)
@@ -156,24 +169,26 @@ def _places(topics: Sequence[str], counts: Mapping[str, Sequence[int]]) -> list[
     return places
 
 
-def _states(text: str | None) -> list[str]:
-    """The states that somebody named, in any case; none when nobody did."""
-    if text is None:
+def _chosen(text: str | None, known: Sequence[str], what: str) -> list[str]:
+    """What somebody named of what is known, in any case; nothing when nobody did."""
+    if not text:
         return []
-    names = {state.lower(): state for state in _STATES}
+    names = {name.lower(): name for name in known}
     wanted = [name.strip() for name in text.split(",")]
     if unknown := [name for name in wanted if name.lower() not in names]:
-        message = f"no group state is called {unknown[0]!r}; there are {', '.join(_STATES)}"
+        message = f"no {what} is called {unknown[0]!r}; there are {', '.join(known)}"
         raise ConfigurationError(message)
     return [names[name.lower()] for name in wanted]
 
 
-async def _list(admin: KafkaAdmin, *, json: bool, with_state: bool, states: Sequence[str]) -> None:
-    if not json and not with_state:
+async def _list(
+    admin: KafkaAdmin, *, json: bool, names_only: bool, states: Sequence[str], types: Sequence[str]
+) -> None:
+    if not json and names_only:
         for name in await admin.groups():
             typer.echo(name)
         return
-    found = await admin.list_groups(states=states)
+    found = await admin.list_groups(states=states, kinds=types)
     if json:
         for entry in found:
             out({"group": entry.group, "type": entry.kind, "protocol": entry.protocol_type, "state": entry.state})

@@ -14,7 +14,18 @@ from pydantic import ValidationError
 
 from hailbus.admin import ClusterAdmin
 from hailbus.cli import contracts, kafka
-from hailbus.cli.common import Bootstrap, Json, bus_at, catalogue_named, event_named, load, out, run, table
+from hailbus.cli.common import (
+    Bootstrap,
+    Json,
+    OptionalValues,
+    bus_at,
+    catalogue_named,
+    event_named,
+    load,
+    out,
+    run,
+    table,
+)
 from hailbus.cli.configs import configs
 from hailbus.cli.groups import groups
 from hailbus.cli.letters import dlq, parked
@@ -42,7 +53,7 @@ app.add_typer(needs, name="needs")
 app.command("topics")(kafka.topics)
 app.command("produce")(kafka.produce)
 app.command("consume")(kafka.consume)
-app.command("groups")(groups)
+app.command("groups", cls=OptionalValues)(groups)
 app.command("configs")(configs)
 app.command("check")(contracts.check)
 app.command("docs")(contracts.docs)
