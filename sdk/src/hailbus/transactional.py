@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["TransactionalSubscriber"]
 
 log = logging.getLogger("hailbus.transactional")
+ABORT_TIMEOUT_S = 5.0
 
 
 class TransactionalSubscriber:
@@ -394,7 +395,9 @@ class _Line:
             await asyncio.sleep(0.5)
             return False
         except BaseException:
-            with contextlib.suppress(DeliveryError):
-                await self._producer.abort()
+            # The coordinator aborts what is left open when its time is up, or when the next owner comes.
+            with contextlib.suppress(DeliveryError, TimeoutError):
+                async with asyncio.timeout(ABORT_TIMEOUT_S):
+                    await self._producer.abort()
             raise
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -10,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka.conn import AIOKafkaConnection
 
 from tests.support import free_port
 
@@ -157,6 +159,18 @@ async def until(condition: object, *, seconds: float = 30.0) -> None:
             if answer:
                 return
             await asyncio.sleep(0.02)
+
+
+def open_connections() -> list[AIOKafkaConnection]:
+    """Those that aiokafka has in this event loop."""
+    loop = asyncio.get_running_loop()
+    every = [found for found in gc.get_objects() if isinstance(found, AIOKafkaConnection)]
+    return [found for found in every if found.connected() and found._loop is loop]
+
+
+@pytest.fixture(name="open_connections")
+def open_connections_fixture() -> Callable[[], list[AIOKafkaConnection]]:
+    return open_connections
 
 
 @pytest.fixture(name="until")

@@ -372,7 +372,7 @@ class KafkaProducer:
             await step
         except (kafka_errors.ProducerFenced, kafka_errors.InvalidProducerEpoch) as error:
             raise ProducerFencedError(transactional_id=self._transactional_id or "") from error
-        except kafka_errors.KafkaError as error:
+        except (kafka_errors.KafkaError, AssertionError) as error:  # the latter: a commit on its way cannot be aborted
             raise translated(error, "", None) from error
 
 
@@ -387,6 +387,34 @@ def translated(error: Exception, topic: str, partition: int | None) -> DeliveryE
 
 
 # ------------------------------------------------------------------------------------------------------ consumer
+
+
+STOP_TIMEOUT_S = 10.0
+
+
+async def stop_consumer(client: Any) -> None:
+    """Stop a consumer of the client library, and close its connections even where that fails.
+
+    The library's own `stop` waits for answers of the coordinator as long as for any other request. And it is cut short,
+    by the `CancelledError` of a task of its own, while a fetch waits to try again, as when a broker is away: what is
+    left then goes on to connect for ever, and is found by the garbage collector when the loop has been closed.
+    """
+    stopping = asyncio.ensure_future(client.stop())
+    connections = client._client  # noqa: SLF001 the library has no public way to close only these
+    try:
+        await asyncio.wait({stopping}, timeout=STOP_TIMEOUT_S)
+        if not stopping.done():
+            log.warning("consumer_stop_timed_out: the broker does not answer, its connections are closed")
+            await connections.close()  # whoever waits for an answer there need not any longer
+            await asyncio.wait({stopping}, timeout=1.0)
+    finally:
+        stopping.cancel()
+        await asyncio.wait({stopping})
+        error = None if stopping.cancelled() else stopping.exception()
+        if error is not None:
+            log.warning("consumer_stop_failed: %r", error)
+        if error is not None or stopping.cancelled():
+            await connections.close()
 
 
 class _Listener(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
@@ -456,16 +484,11 @@ class KafkaConsumer:
                 partitions += [aiokafka.TopicPartition(topic, partition) for partition in sorted(found)]
             client.assign(partitions)
 
-        self._client = await connected(self._bus, self._make, begin, lambda c: c.stop())
+        self._client = await connected(self._bus, self._make, begin, stop_consumer)
 
     async def stop(self) -> None:
-        if self._client is None:
-            return
-        try:
-            async with asyncio.timeout(10.0):
-                await self._client.stop()
-        except (TimeoutError, kafka_errors.KafkaError) as error:
-            log.warning("consumer_stop_failed: %r", error)
+        if self._client is not None:
+            await stop_consumer(self._client)
 
     async def poll(self, *, timeout_s: float, max_records: int) -> Mapping[TopicPartition, Sequence[Received]]:
         client = self._client
@@ -691,7 +714,7 @@ class KafkaAdmin:
 
     async def stop(self) -> None:
         if self._reader is not None:
-            await self._reader.stop()
+            await stop_consumer(self._reader)
         if self._client is not None:
             await self._client.close()
 
@@ -790,7 +813,7 @@ class KafkaAdmin:
                 self._bus,
                 lambda: aiokafka.AIOKafkaConsumer(**self._bus.common(self._client_id), group_id=None),
                 lambda c: c.start(),
-                lambda c: c.stop(),
+                stop_consumer,
             )
         return self._reader
 
@@ -1022,7 +1045,7 @@ class KafkaAdmin:
             consumer.assign(list(partitions))
             await consumer.commit(partitions)
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
 
     @_answered
     async def groups(self) -> Sequence[str]:
