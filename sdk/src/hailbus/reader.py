@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from datetime import datetime
 from typing import Any, Literal, TypeVar, overload
 
@@ -28,7 +28,7 @@ async def record_reader(
     start: Literal["earliest", "latest"] | datetime = "latest",
     until_end: bool = False,
     client_id: str = "hailbus-reader",
-) -> AsyncIterator[Received]:
+) -> AsyncGenerator[Received, None]:
     """Raw records of all partitions of some topics, in order per partition, for ever or until today's end.
 
     Survives a broker that goes away and comes back.
@@ -90,7 +90,7 @@ def bus_reader(
     until_end: bool = ...,
     on_error: Literal["skip", "raise"] = ...,
     client_id: str = ...,
-) -> AsyncIterator[Delivery[E]]: ...
+) -> AsyncGenerator[Delivery[E], None]: ...
 @overload
 def bus_reader(
     bus: Bus,
@@ -99,7 +99,7 @@ def bus_reader(
     until_end: bool = ...,
     on_error: Literal["skip", "raise"] = ...,
     client_id: str = ...,
-) -> AsyncIterator[Delivery[Event]]: ...
+) -> AsyncGenerator[Delivery[Event], None]: ...
 async def bus_reader(
     bus: Bus,
     *events: type[Any] | Catalogue,
@@ -107,8 +107,8 @@ async def bus_reader(
     until_end: bool = False,
     on_error: Literal["skip", "raise"] = "skip",
     client_id: str = "hailbus-reader",
-) -> AsyncIterator[Delivery[Any]]:
-    """Typed events without a group, for `async for`.
+) -> AsyncGenerator[Delivery[Any], None]:
+    """Typed events without a group, for `async for`; one that does not read to the end closes it (`aclosing`).
 
     Other types on the same topics and tombstones are passed over. See `record_reader` for `start` and `until_end`.
 
