@@ -17,6 +17,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer
 from hailbus.cli import app
+from hailbus_broker.testing import ApiKey, ErrorCode, Fault, ThreadedBroker
 from typer.testing import CliRunner
 
 
@@ -172,6 +173,25 @@ def test_groups_are_listed_by_their_states(hailbus: Command, topic: str) -> None
         "groups", "--list", "--type=share", code=2
     )
     assert "--state alone is a view" in hailbus("groups", "--describe", "--group", group, "--state=Empty", code=2)
+
+
+@pytest.mark.parametrize(
+    "error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS], ids=lambda e: e.name
+)
+def test_a_coordinator_that_has_just_moved_is_asked_again(error: ErrorCode) -> None:
+    with ThreadedBroker() as broker:
+        command = Command(broker.bootstrap)
+        command("topics", "--create", "--topic", "rides", "--partitions", "1")
+        command("produce", "--topic", "rides", stdin="x\n")
+        command("consume", "--topic", "rides", "--from-beginning", "--group", "surge", "--max-messages", "1")
+        apis = (ApiKey.DESCRIBE_GROUPS, ApiKey.OFFSET_FETCH, ApiKey.OFFSET_DELETE, ApiKey.DELETE_GROUPS)
+        faults = [broker.fail(Fault(api=api, error=error, times=2)) for api in apis]
+        (row,) = command.rows("groups", "--describe", "--group", "surge")
+        assert (row["current_offset"], row["lag"]) == (1, 0)
+        command("groups", "--delete-offsets", "--group", "surge", "--topic", "rides")
+        command("groups", "--delete", "--group", "surge")
+        assert command("groups", "--list") == ""
+        assert [fault.hit_count for fault in faults] == [2, 2, 2, 2]
 
 
 def test_offsets_are_reset_and_deleted(hailbus: Command, topic: str) -> None:

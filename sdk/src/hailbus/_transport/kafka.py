@@ -21,6 +21,7 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.protocol.commit import OffsetFetchRequest
 
 from hailbus._transport import (
     Outgoing,
@@ -563,6 +564,8 @@ class KafkaConsumer:
 
 TOPIC_ALREADY_EXISTS = 36
 GROUP_ID_NOT_FOUND = 69
+COORDINATOR_MOVES = frozenset({14, 15, 16})
+"""Loading, not available, not this one: each passes."""
 REBALANCES_TAG = 10_000
 ConfigKind = Literal["topic", "broker", "group"]
 CONFIG_KINDS: Mapping[ConfigKind, int] = {"topic": 2, "broker": 4, "group": 32}
@@ -848,10 +851,19 @@ class KafkaAdmin:
 
     @_answered
     async def committed(self, group: str) -> Mapping[TopicPartition, int]:
-        # Found by us, who wait: a cluster without its first group has no coordinator for a moment.
-        node = await self.group_coordinator(group)
-        found = await self._client.list_consumer_group_offsets(group, group_coordinator_id=node)
-        return {TopicPartition(*tp): answer.offset for tp, answer in found.items() if answer.offset >= 0}
+        # The client library takes an answer that is only an error for a group without offsets.
+        answer, _ = await self._ask_coordinator(
+            group, OffsetFetchRequest(group, None), lambda answer: answer.error_code
+        )
+        codes = [answer.error_code, *(code for _, found in answer.topics for *_, code in found)]
+        for code in filter(None, codes):
+            raise kafka_errors.for_code(code)(f"the offsets of group {group!r} cannot be read")
+        return {
+            TopicPartition(topic, partition): offset
+            for topic, found in answer.topics
+            for partition, offset, *_ in found
+            if offset >= 0
+        }
 
     # ---------------------------------------------------------------------------------------- for the command line
 
@@ -897,8 +909,10 @@ class KafkaAdmin:
     @_answered
     async def describe_group(self, group: str) -> GroupDescription:
         """State and members of a group of either protocol; state `Dead` when there is none."""
-        node = await self.group_coordinator(group)
-        (found,) = (await self.ask(admin_requests.describe_groups(group), node)).groups
+        answer, node = await self._ask_coordinator(
+            group, admin_requests.describe_groups(group), lambda answer: answer.groups[0][0]
+        )
+        (found,) = answer.groups
         code, _, state, _, assignor, members, _, tags = found
         if state == "Dead" or code == GROUP_ID_NOT_FOUND:
             with contextlib.suppress(ConfigurationError):  # a broker from before the consumer protocol
@@ -969,7 +983,9 @@ class KafkaAdmin:
     @_answered
     async def delete_group(self, group: str) -> None:
         """Forget a group without members, and its offsets. Raises `ConfigurationError`."""
-        answer = await self.ask(admin_requests.delete_groups(group), await self.group_coordinator(group))
+        answer, _ = await self._ask_coordinator(
+            group, admin_requests.delete_groups(group), lambda answer: answer.results[0][1]
+        )
         for name, code, _ in answer.results:
             refused(code, f"group {name!r} cannot be deleted")
 
@@ -979,7 +995,9 @@ class KafkaAdmin:
         topics: dict[str, list[int]] = {}
         for topic, partition in places:
             topics.setdefault(topic, []).append(partition)
-        answer = await self.ask(admin_requests.offset_delete(group, topics), await self.group_coordinator(group))
+        answer, _ = await self._ask_coordinator(
+            group, admin_requests.offset_delete(group, topics), lambda answer: answer.error_code
+        )
         refused(answer.error_code, f"offsets of group {group!r} cannot be deleted")
         for topic, results in answer.topics:
             for partition, code in results:
@@ -1011,6 +1029,18 @@ class KafkaAdmin:
                 if not error.retriable or time.monotonic() > deadline_s:
                     raise self._unreachable(error) from error
                 await asyncio.sleep(RETRY_BACKOFF_S)
+
+    async def _ask_coordinator(
+        self, group: str, request: admin_requests.AdminRequest, code_of: Callable[[Any], int]
+    ) -> tuple[Any, int]:
+        """A group's coordinator's answer, and who that is; asks again while there is a new one, or it has to load."""
+        deadline_s = time.monotonic() + self._bus.request_timeout_ms / 1000
+        while True:
+            node = await self.group_coordinator(group)
+            answer = await self.ask(request, node)
+            if code_of(answer) not in COORDINATOR_MOVES or time.monotonic() > deadline_s:
+                return answer, node
+            await asyncio.sleep(RETRY_BACKOFF_S)
 
     async def ask(self, request: admin_requests.AdminRequest, node: int | None = None) -> Any:
         """Send a request that the client library does not have to one broker, or to any.
