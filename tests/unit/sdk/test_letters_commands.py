@@ -59,7 +59,7 @@ def letter(monkeypatch: pytest.MonkeyPatch, mode: ContentMode) -> str:
             await t.settle()
 
     asyncio.run(fail())
-    monkeypatch.setattr(letters, "bus_at", lambda _: bus)
+    monkeypatch.setattr(letters, "bus_at", lambda _, **__: bus)
     monkeypatch.delenv("VISUAL", raising=False)
     return "0@0"
 

@@ -26,12 +26,22 @@ __all__ = ["dlq", "parked"]
 dlq = typer.Typer(help="Dead letters: list, show, edit, replay, drop.", no_args_is_help=True)
 parked = typer.Typer(help="Parked keys: list, show, edit, release, drop.", no_args_is_help=True)
 
+TRANSACTION_TIMEOUT_S = 60.0
 Queue = Annotated[str, typer.Argument(help="The dead letter topic, <topic>.<group>-dlt.")]
 Places = Annotated[list[str] | None, typer.Argument(help="<partition>@<offset>, as `list` shows them.")]
 Database = Annotated[
     str, typer.Option("--database", envvar="HAILBUS_DATABASE_URL", help="URL of the service's database.")
 ]
 Consumer = Annotated[str, typer.Option("--group", help="The consumer group.")]
+
+
+async def _queue(bootstrap: str, name: str) -> DeadLetterQueue:
+    """The letters of a queue, to be changed, on a cluster that answers.
+
+    It may still take long to begin a transaction: for the first one of a cluster the broker makes a topic.
+    """
+    async with ClusterAdmin(bus_at(bootstrap)):
+        return DeadLetterQueue(bus_at(bootstrap, connect_timeout_s=TRANSACTION_TIMEOUT_S), name)
 
 
 @dlq.command("ls", hidden=True)
@@ -101,7 +111,7 @@ def dlq_edit(
         if set_ and value_file is not None:
             message = "--set and --value-file exclude each other"
             raise ConfigurationError(message)
-        letters = DeadLetterQueue(bus_at(bootstrap_server), queue)
+        letters = await _queue(bootstrap_server, queue)
         if value_file is not None:
             if not value_file.is_file():
                 message = f"there is no file {value_file}"
@@ -183,7 +193,7 @@ def dlq_replay(
             message = f"there is no file {value_file}"
             raise ConfigurationError(message)
         value = value_file.read_bytes() if value_file is not None else None
-        letters = DeadLetterQueue(bus_at(bootstrap_server), queue)
+        letters = await _queue(bootstrap_server, queue)
         replayed = [letter.place for letter in await letters.replay(places or None, value=value, force=force)]
         done(f"Replayed {len(replayed)} dead letters of {queue}.", json, queue=queue, replayed=replayed)
 
@@ -197,7 +207,8 @@ def dlq_drop(
     """Mark dead letters as dealt with, without publishing them."""
 
     async def main() -> None:
-        dropped = [letter.place for letter in await DeadLetterQueue(bus_at(bootstrap_server), queue).drop(places)]
+        letters = await _queue(bootstrap_server, queue)
+        dropped = [letter.place for letter in await letters.drop(places)]
         done(f"Dropped {len(dropped)} dead letters of {queue}.", json, queue=queue, dropped=dropped)
 
     run(main())
