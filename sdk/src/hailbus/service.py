@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -51,6 +52,17 @@ Handles = Callable[[EventHandler[A]], EventHandler[A]]
 HandlesBatches = Callable[[EventBatchHandler[A]], EventBatchHandler[A]]
 
 
+@contextmanager
+def services_made() -> Iterator[list[Service]]:
+    """The services that are made in this context, by whatever code and wherever they end up."""
+    made: list[Service] = []
+    token = _MADE.set(made)
+    try:
+        yield made
+    finally:
+        _MADE.reset(token)
+
+
 class HasTables(Protocol):
     """Something that keeps tables in the service's database."""
 
@@ -82,6 +94,7 @@ class OnBatchOptions(OnOptions, total=False):
 
 
 DEFAULT_DELIVERY = AtLeastOnce()
+_MADE: ContextVar[list[Service] | None] = ContextVar("_MADE", default=None)
 FLUSH_TIMEOUT_S = 15.0
 DEAD_LETTER_RETENTION = timedelta(days=30)
 
@@ -159,6 +172,8 @@ class Service:
         self._running_bus: Bus | None = None
         self._stop_wanted: asyncio.Event | None = None
         self._started = asyncio.Event()
+        if (made := _MADE.get()) is not None:
+            made.append(self)
 
     # -------------------------------------------------------------------------------------------- declaring
     # One overload per number of events: from `*events: type[E]` alone pyright infers the union, mypy only the common

@@ -5,15 +5,16 @@ import datetime as dt
 from typing import Any
 
 import pytest
-from hailbus import Event
+from hailbus import Event, event_info
 from hailbus.settings import read_settings
 from mode import Service
 from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported, DriverWentOffline, DriverWentOnline
 from ride_events.quotes import QuoteExpired
-from surge.adapters.streams.records import fact_of, milliseconds, moment_of, price_event
+from surge.adapters.streams.declared import create_service
+from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, moment_of, price_event
 from surge.adapters.streams.worker import EagerConsumer, Intake
-from surge.app.city import PriceChange
+from surge.app.city import CellForecast, PriceChange
 from surge.config import Settings
 from surge.domain.windows import Seen
 
@@ -51,6 +52,17 @@ def test_the_same_change_is_published_under_the_same_id() -> None:
     assert headers["ce_type"] == b"surge.updated"
     assert headers["ce_time"] == b"1970-01-01T00:07:00Z"
     assert first.key == CELL.encode()
+
+
+def test_what_the_worker_publishes_is_declared() -> None:
+    change = PriceChange(
+        cell=CELL, multiplier=1.2, version=7, window_end_ms=420_000, demand=3.0, supply=1.0, valid_until_ms=720_000
+    )
+    forecast = CellForecast(cell=CELL, horizon_min=15, mean=1.0, p10=0.0, p50=1.0, p90=2.0, issued_at_ms=420_000)
+    headers = [dict(encoded.headers) for encoded in (price_event(change), forecast_event(forecast))]
+    service = create_service()
+    assert [found["ce_type"].decode() for found in headers] == [event_info(cls).type for cls in service.published]
+    assert {found["ce_source"].decode() for found in headers} == {service.source}
 
 
 def test_times_survive_the_way_through_milliseconds() -> None:

@@ -136,7 +136,10 @@ def check(
 
 
 def docs(
-    names: Annotated[list[str], typer.Argument(help="Services and catalogues: package.module:name …")],
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Services, catalogues, and functions that make services or apps: package.module:name …"),
+    ],
     title: Annotated[str, typer.Option("--title")] = "Events",
     version: Annotated[str, typer.Option("--version")] = "1.0.0",
     html: Annotated[Path | None, typer.Option("--html", help="Write an offline HTML page to this file.")] = None,
@@ -145,13 +148,28 @@ def docs(
     registry: Annotated[str | None, typer.Option("--registry", help="URL of the schema registry to show.")] = None,
     needs: Annotated[Path | None, typer.Option("--needs", help="Folder of what consumers need, for the page.")] = None,
 ) -> None:
-    """Print the AsyncAPI 3.0 document of services, or write it and an HTML page: the catalogue of events."""
+    """Print the AsyncAPI 3.0 document of services, or write it and an HTML page: the catalogue of events.
+
+    A function, as for uvicorn's --factory, is called, and its services are not started. Settings that it takes are read
+    from the environment.
+    """
     from hailbus.asyncapi import asyncapi, catalogue_page
+    from hailbus.cli.factories import is_factory, services_made_by
     from hailbus.needs import read_needs
 
     try:
-        services = [found for name in names if isinstance(found := load(name), Service)]
-        catalogue = Catalogue.of(*(catalogue_named(name) for name in names))
+        services: list[Service] = []
+        catalogues: list[Catalogue] = []
+        for name in names:
+            named = load(name)
+            if is_factory(named):
+                made = services_made_by(named, name)
+            else:
+                made = [named] if isinstance(named, Service) else []
+                catalogues.append(catalogue_named(name))
+            services += made
+            catalogues += [service.catalogue for service in made]
+        catalogue = Catalogue.of(*catalogues)
         found = asyncapi(
             services, title=title, version=version, catalogue=catalogue, servers=server or (), registry=registry
         )

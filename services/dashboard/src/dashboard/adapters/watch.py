@@ -118,7 +118,7 @@ class Watch:
                     await asyncio.sleep(_PAUSE_S if is_live else 0)
                     slice_began = time.monotonic()
         finally:
-            await records.aclose()  # type: ignore[attr-defined]  # an async generator behind its interface
+            await records.aclose()
 
     async def poll(self) -> None:
         """Ask for the groups' positions every two seconds, for ever."""
