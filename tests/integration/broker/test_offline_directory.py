@@ -134,7 +134,7 @@ async def test_a_failed_read_is_one_partitions_answer_and_ends_writing(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "fault", [("create", "wide-5/00000000000000000000.log"), ("replace", "wide-3/partition.metadata")]
+    "fault", [("create", "wide-5/00000000000000000000.log"), ("create", "wide-3/partition.metadata")]
 )
 async def test_a_disk_that_is_full_while_a_topic_is_created_leaves_no_topic(
     tmp_path: Path, fault: tuple[str, str]

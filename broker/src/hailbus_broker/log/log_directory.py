@@ -192,34 +192,46 @@ class LogDirectory:
             self._open_log(where, configs[where.topic], now_ms)
 
         deque(for_each(open_one, found), maxlen=0)  # runs it, and raises what was raised
+        if not self.was_clean:
+            self._disk.sync_directory(self.path)  # for partitions whose first sync never came
         return self.logs
 
     def create(self, where: TopicPartition, topic_id: UUID, config: LogConfig, *, now_ms: int) -> PartitionLog:
-        """Make a partition's directory, with the id of its topic, and open its log; lasting after `sync_names`.
+        """Make a partition's directory, with the id of its topic, and open its log.
+
+        Nothing is synced: the log's first sync makes it last, and what a crash takes before that was empty.
 
         Raises:
             StorageError: The machine failed, or the partition is there with another topic id.
         """
         directory = f"{self.path}/{where}"
         self._disk.make_directory(directory)
-        found = self._read_topic_id(directory)
+        found = self._read_topic_id(directory, may_be_torn=True)
         if found is not None and found != topic_id:
             raise StorageError(
                 f"the directory belongs to topic id {encode_uuid(found)}, not {encode_uuid(topic_id)}", path=directory
             )
         if found is None:
-            self._disk.write_whole(
-                f"{directory}/{PARTITION_METADATA}", f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode()
-            )
-        return self._open_log(where, config, now_ms)
+            self._write_topic_id(directory, topic_id)
+        log = self._open_log(where, config, now_ms)
+        log.sync_first(f"{directory}/{PARTITION_METADATA}")
+        return log
 
-    def sync_names(self) -> None:
-        """Make the names of new partitions last; to be called after `create`, before anybody is told of them.
+    def identify(self, where: TopicPartition, topic_id: UUID) -> None:
+        """Write down the topic id of an open partition, of which a crash has taken it.
 
         Raises:
             StorageError: The machine failed.
         """
-        self._disk.sync_directory(self.path)
+        directory = f"{self.path}/{where}"
+        self._write_topic_id(directory, topic_id)
+        self.logs[where].sync_first(f"{directory}/{PARTITION_METADATA}")
+        self.topic_ids[where] = topic_id
+
+    def _write_topic_id(self, directory: str, topic_id: UUID) -> None:
+        path = f"{directory}/{PARTITION_METADATA}"
+        self._disk.remove(path)  # one that a crash has cut off
+        self._disk.open(path, create=True).append(f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode())
 
     def _open_log(self, where: TopicPartition, config: LogConfig, now_ms: int) -> PartitionLog:
         directory = f"{self.path}/{where}"
@@ -234,12 +246,14 @@ class LogDirectory:
             tail_cache=self.tail_cache,
         )
         self.logs[where] = log
-        topic_id = self._read_topic_id(directory)
+        topic_id = self._read_topic_id(directory, may_be_torn=not self.was_clean or not log.log_end_offset)
         if topic_id is not None:
             self.topic_ids[where] = topic_id
+            if not self.was_clean:
+                log.sync_first(f"{directory}/{PARTITION_METADATA}")
         return log
 
-    def _read_topic_id(self, directory: str) -> UUID | None:
+    def _read_topic_id(self, directory: str, *, may_be_torn: bool) -> UUID | None:
         path = f"{directory}/{PARTITION_METADATA}"
         data = self._disk.read_bytes(path)
         if data is None:
@@ -248,6 +262,8 @@ class LogDirectory:
             fields = dict(line.split(": ", 1) for line in data.decode().splitlines() if line)
             return decode_uuid(fields["topic_id"])
         except (ValueError, KeyError) as error:
+            if may_be_torn:
+                return None  # a crash before its first sync: whoever knows the id writes it again
             raise StorageError("the file does not say a topic id", path=path) from error
 
     def delete(self, where: TopicPartition, *, unique: str) -> str:

@@ -92,19 +92,21 @@ class PendingSync:
     `run` it in any thread, then give it to `PartitionLog.finish_sync` in the log's own.
     """
 
-    __slots__ = ("_directory", "_disk", "_epochs", "_files", "end_offset")
+    __slots__ = ("_directories", "_disk", "_epochs", "_files", "_paths", "end_offset")
 
     def __init__(
         self,
         disk: Disk,
         files: tuple[File, ...],
-        directory: str | None,
+        paths: tuple[str, ...],
+        directories: tuple[str, ...],
         epochs: tuple[str, bytes] | None,
         end_offset: Offset,
     ) -> None:
         self._disk: Final = disk
         self._files: Final = files
-        self._directory: Final = directory
+        self._paths: Final = paths
+        self._directories: Final = directories
         self._epochs: Final = epochs
         self.end_offset: Final = end_offset
 
@@ -116,10 +118,12 @@ class PendingSync:
         """
         for file in self._files:
             file.sync()
+        for path in self._paths:
+            self._disk.open(path).sync()
         if self._epochs is not None:
-            self._disk.write_whole(*self._epochs)  # syncs the directory, too
-        elif self._directory is not None:
-            self._disk.sync_directory(self._directory)
+            self._disk.write_whole(*self._epochs)
+        for directory in self._directories:
+            self._disk.sync_directory(directory)
 
 
 class PendingRemoval:
@@ -197,6 +201,9 @@ class PartitionLog:
         self._tail: deque[CachedBatch] = deque()
         self._tail_cache: Final = tail_cache
         self._dirty_files: set[File] = set()
+        self._first_directories: set[str] = set()
+        self._first_paths: set[str] = set()
+        """What the first sync takes along: it need not last before there is something in the log."""
         self._is_directory_dirty = False
         self._are_epochs_dirty = False
         self._snapshot_offset: Offset = -1
@@ -259,7 +266,10 @@ class PartitionLog:
             recovery=recovered.report,
             tail_cache=tail_cache or TailCache(0),
         )
+        if recovered.is_new:
+            log._first_directories = {directory, directory.rpartition("/")[0]}
         if not clean:
+            log._first_directories.add(directory)
             # After SIGKILL the data is in the page cache, not necessarily on the disk: the first sync brings it
             # there, and only then may anything be acknowledged again that depends on it.
             log.synced_end_offset = min(recovery_point, log.log_end_offset)
@@ -613,13 +623,19 @@ class PartitionLog:
         pending = PendingSync(
             self._disk,
             tuple(self._dirty_files),
-            self.directory if self._is_directory_dirty else None,
+            tuple(self._first_paths),
+            tuple(self._first_directories | ({self.directory} if self._is_directory_dirty else set())),
             (self.leader_epochs.path, self.leader_epochs.to_bytes()) if self._are_epochs_dirty else None,
             self.log_end_offset,
         )
         self._dirty_files.clear()
         self._is_directory_dirty = self._are_epochs_dirty = False
+        self._first_paths, self._first_directories = set(), set()
         return pending
+
+    def sync_first(self, path: str) -> None:
+        """Let the next sync take a file along, which somebody else has written."""
+        self._first_paths.add(path)
 
     def finish_sync(self, pending: PendingSync, error: StorageError | None = None) -> Offset:
         """Account for a sync that has been run.

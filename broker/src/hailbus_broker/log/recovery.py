@@ -88,6 +88,8 @@ class RecoveredLog:
     producer_state: ProducerState
     leader_epochs: LeaderEpochs
     report: RecoveryReport
+    is_new: bool = False
+    """No name of it has been synced yet."""
 
 
 def recover(
@@ -113,7 +115,6 @@ def recover(
     epochs = LeaderEpochs.load(disk, directory)
     if not base_offsets:
         segment = Segment(disk, directory, log_start_offset, is_new=True, created_ms=now_ms)
-        disk.sync_directory(directory)
         return RecoveredLog(
             segments=[segment],
             log_start_offset=log_start_offset,
@@ -121,6 +122,7 @@ def recover(
             producer_state=ProducerState(),
             leader_epochs=epochs,
             report=report,
+            is_new=True,
         )
     segments = [Segment(disk, directory, base_offset) for base_offset in base_offsets]
     log_end_offset = _check_segments(disk, segments, config, epochs, report, names, clean, recovery_point)

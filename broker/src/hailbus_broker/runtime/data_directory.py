@@ -6,7 +6,6 @@ import fcntl
 import os
 import resource
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 log = get_logger()
 
 METADATA_DIRECTORY: Final = "__cluster_metadata-0"
-PARALLEL_FROM: Final = 4
 PARALLEL_COUNT: Final = 16
 
 
@@ -169,24 +167,17 @@ class DataDirectory:
         Raises:
             StorageError: The machine failed.
         """
-        partitions = [TopicPartition(topic, index) for index in indexes]
-        missing = [where for where in partitions if where not in self.logs.logs]
-
-        def make(where: TopicPartition) -> None:
-            made = self.logs.create(where, UUID(bytes=topic_id), config, now_ms=now_ms)
-            made.advance_high_watermark(made.log_end_offset)
-
-        if len(missing) < PARALLEL_FROM:
-            for where in missing:
-                make(where)
-        else:  # each waits for the disk several times, and a disk takes many such waits at once
-            with ThreadPoolExecutor(PARALLEL_COUNT) as threads:
-                deque(threads.map(make, missing), maxlen=0)  # raises what was raised
-        if missing:
-            self.logs.sync_names()
-        logs = [self.logs.logs[where] for where in partitions]
-        for found in logs:
+        logs = []
+        for index in indexes:
+            where = TopicPartition(topic, index)
+            found = self.logs.logs.get(where)
+            if found is None:
+                found = self.logs.create(where, UUID(bytes=topic_id), config, now_ms=now_ms)
+                found.advance_high_watermark(found.log_end_offset)
+            elif where not in self.logs.topic_ids:
+                self.logs.identify(where, UUID(bytes=topic_id))
             found.config = config
+            logs.append(found)
         return logs
 
     def delete(self, topic: str, index: int) -> str:

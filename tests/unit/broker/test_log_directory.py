@@ -1,0 +1,134 @@
+"""A directory of partitions, on a disk in memory: what lasts, and from when on."""
+
+from __future__ import annotations
+
+import random
+from uuid import UUID
+
+import pytest
+from hailbus_broker.log import Isolation, LogConfig, LogDirectory, MetaProperties, StorageError, TopicPartition
+from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
+from hailbus_broker.testing.simulated_disk import SimulatedCrashError, SimulatedDisk
+
+WHERE = TopicPartition("rides", 0)
+TOPIC_ID = UUID(int=7)
+CONFIG = LogConfig()
+
+
+def open_directory(disk: SimulatedDisk) -> LogDirectory:
+    meta = MetaProperties(cluster_id="c" * 22, node_id=1, directory_id=UUID(int=5))
+    logs = LogDirectory.open(disk, "data", new_meta=meta)
+    logs.load(lambda _: CONFIG, now_ms=0)
+    return logs
+
+
+def values_in(logs: LogDirectory) -> list[bytes | None]:
+    log = logs.logs[WHERE]
+    if log.log_end_offset == log.log_start_offset:
+        return []
+    batches = iterate_batches(log.read(log.log_start_offset, 1 << 20, isolation=Isolation.LOG_END).to_bytes())
+    return [record.value for view in batches for record in iterate_records(view)]
+
+
+class Watched(SimulatedDisk):
+    """Notes which directories were synced."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(0))
+        self.synced: list[str] = []
+
+    def sync_directory(self, path: str) -> None:
+        self.synced.append(path)
+        super().sync_directory(path)
+
+
+def append(logs: LogDirectory) -> None:
+    logs.logs[WHERE].append(build_batch([RecordToWrite(key=None, value=b"v", timestamp=0)]), now_ms=0)
+
+
+def test_a_new_partition_is_synced_with_its_first_record_and_its_name_with_it() -> None:
+    disk = Watched()
+    logs = open_directory(disk)
+    disk.synced.clear()
+    logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    assert not logs.logs[WHERE].is_dirty
+    assert disk.synced == []
+    append(logs)
+    logs.logs[WHERE].sync()
+    assert set(disk.synced) >= {"data", "data/rides-0"}
+    disk.synced.clear()
+    append(logs)
+    logs.logs[WHERE].sync()
+    assert disk.synced == []
+
+
+def test_after_a_kill_the_next_sync_takes_the_names_along() -> None:
+    disk = Watched()
+    logs = open_directory(disk)
+    logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    disk.kill_process()
+    disk.synced.clear()
+    logs = open_directory(disk)
+    assert "data" in disk.synced
+    append(logs)
+    logs.logs[WHERE].sync()
+    assert "data/rides-0" in disk.synced
+    disk.cut_power()
+    logs = open_directory(disk)
+    assert values_in(logs) == [b"v"]
+    assert logs.topic_ids == {WHERE: TOPIC_ID}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_power_cut_leaves_of_a_new_partition_what_was_synced_is_there(seed: int) -> None:
+    for crash_at_step in range(40):
+        disk = SimulatedDisk(random.Random(f"{seed}-{crash_at_step}"))
+        logs = open_directory(disk)
+        disk.crash_at_step = disk.step_count + crash_at_step
+        is_synced = False
+        try:
+            logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+            append(logs)
+            logs.logs[WHERE].sync()
+            is_synced = True
+            append(logs)
+            assert logs.close(now_ms=0) == []
+        except SimulatedCrashError:
+            pass
+        disk.cut_power()
+        logs = open_directory(disk)
+        if WHERE not in logs.logs:
+            logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+        elif WHERE not in logs.topic_ids:
+            logs.identify(WHERE, TOPIC_ID)
+        assert logs.topic_ids == {WHERE: TOPIC_ID}
+        values = values_in(logs)
+        assert values == [b"v"] * len(values), (seed, crash_at_step)
+        assert len(values) >= (1 if is_synced else 0), (seed, crash_at_step)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_partition_that_nobody_has_written_to_survives_a_stop_and_a_power_cut(seed: int) -> None:
+    disk = SimulatedDisk(random.Random(seed))
+    logs = open_directory(disk)
+    logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    assert logs.close(now_ms=0) == []
+    disk.cut_power()
+    logs = open_directory(disk)
+    if WHERE not in logs.logs:
+        logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    elif WHERE not in logs.topic_ids:
+        logs.identify(WHERE, TOPIC_ID)
+    assert logs.topic_ids == {WHERE: TOPIC_ID}
+    assert values_in(logs) == []
+
+
+def test_a_damaged_topic_id_of_a_partition_with_records_is_refused() -> None:
+    disk = SimulatedDisk(random.Random(0))
+    logs = open_directory(disk)
+    logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    append(logs)
+    assert logs.close(now_ms=0) == []
+    disk.write_whole("data/rides-0/partition.metadata", b"nonsense\n")
+    with pytest.raises(StorageError, match="does not say a topic id"):
+        open_directory(disk)
