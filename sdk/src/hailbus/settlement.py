@@ -50,6 +50,17 @@ class SettledPrefix:
         else:
             self._settled.add(offset)
 
+    def settled_all(self, offsets: list[int]) -> None:
+        """Several received records are done with, in any order."""
+        pending, settled = self._pending, self._settled
+        for offset in offsets:
+            if pending and pending[0] == offset:
+                pending.popleft()
+            else:
+                settled.add(offset)
+        while settled and pending and pending[0] in settled:
+            settled.remove(pending.popleft())
+
     @property
     def unsettled_count(self) -> int:
         """Records received and not settled."""

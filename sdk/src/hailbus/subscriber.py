@@ -191,6 +191,48 @@ class _Item:
         """No record: from here on the parked records of this lane's key are handled."""
 
 
+class _Part:
+    """Records of one read, one partition and one route on their way into batches: one object for many records."""
+
+    __slots__ = ("attempt", "partition", "prefix", "records", "route", "size_bytes", "was_resolved")
+
+    def __init__(
+        self, partition: TopicPartition, prefix: SettledPrefix, records: Sequence[Received], route: _Route
+    ) -> None:
+        self.partition = partition
+        self.prefix = prefix
+        self.records = records
+        self.route = route
+        self.size_bytes = sum([len(record.value or b"") for record in records])
+        self.attempt = 0
+        self.was_resolved = False
+        """The types were not among the headers: the records are in structured mode."""
+
+    def only(self, records: Sequence[Received]) -> _Part:
+        """The same with some of the records."""
+        part = _Part(self.partition, self.prefix, records, self.route)
+        part.attempt, part.was_resolved = self.attempt, self.was_resolved
+        return part
+
+    def head(self, most: int, most_bytes: int) -> _Part:
+        """The first records, up to so many and until so many bytes are reached; itself when it is all of them."""
+        if len(self.records) <= most and self.size_bytes <= most_bytes:
+            return self
+        count = size_bytes = 0
+        for record in self.records[:most]:
+            if size_bytes >= most_bytes:
+                break
+            size_bytes += len(record.value or b"")
+            count += 1
+        return self.only(self.records[:count])
+
+    def item_of(self, record: Received) -> _Item:
+        """One of the records, to be judged by itself."""
+        item = _Item(self.partition, self.prefix, record, self.route)
+        item.attempt, item.was_resolved = self.attempt, self.was_resolved
+        return item
+
+
 class _Route:
     """Where records of one type and version go; `cls` is None when they must be decoded to find out."""
 
@@ -584,11 +626,11 @@ class Subscriber:
             self._wake_worker()
 
     def _take_batches(self, chunk: _Chunk, records: Sequence[Received]) -> None:
-        """Records for a group that has handlers of batches only."""
-        items: list[_Item] = []
-        runner: _BatchRunner | None = None
+        """Records for a group that has handlers of batches only; neighbours of one route stay together."""
         usual = self._usual
-        for record in records:
+        route: _Route | None = None
+        start = 0
+        for index, record in enumerate(records):
             headers = record.headers
             if (
                 len(headers) > 6
@@ -596,20 +638,23 @@ class Subscriber:
                 and headers[3] == usual.kind
                 and headers[6] == JSON_HEADER
             ):
-                route = usual.route
+                found = usual.route
             else:
-                route = self._route_of(record)
+                found = self._route_of(record)
                 usual = self._usual
-            if route.batch is None:
-                self._dispatch(chunk, record, route)
-                continue
-            if route.batch is not runner:
-                if runner is not None:
-                    runner.push(items)
-                items, runner = [], route.batch
-            items.append(_Item(chunk.partition, chunk.prefix, record, route))
-        if runner is not None:
-            runner.push(items)
+            if found is not route:
+                if route is not None:
+                    self._push_batch(chunk, records[start:index], route)
+                route, start = found, index
+        if route is not None:
+            self._push_batch(chunk, records[start:], route)
+
+    def _push_batch(self, chunk: _Chunk, records: Sequence[Received], route: _Route) -> None:
+        if route.batch is not None:
+            route.batch.push(_Part(chunk.partition, chunk.prefix, records, route))
+            return
+        for record in records:
+            self._dispatch(chunk, record, route)
 
     @property
     def _has_work(self) -> bool:
@@ -655,7 +700,7 @@ class Subscriber:
                 item.before = attempts_before(record)
             self._lanes.push(chunk.partition, self._lane_name(route, record), item)
         elif route.batch is not None:
-            route.batch.push([item])
+            route.batch.push(_Part(chunk.partition, chunk.prefix, [record], route))
         elif route.error is not None or route is self._decode_first:
             # By key as well: a structured record may turn out to be an event that is handled.
             self._lanes.push(chunk.partition, record.key, item)
@@ -908,7 +953,9 @@ class Subscriber:
             item.was_resolved = True
             if route.batch is not None:
                 self._lanes.finish(lane)
-                route.batch.push([item])
+                part = _Part(item.partition, item.prefix, [record], route)
+                part.was_resolved = True
+                route.batch.push(part)
                 return None
         assert route.handler is not None
         assert route.cls is not None
@@ -1188,17 +1235,14 @@ class Subscriber:
             self._make_room(item.partition, prefix)
         self._note_progress()
 
-    def settle_all(self, items: Sequence[_Item]) -> None:
+    def settle_all(self, parts: Sequence[_Part]) -> None:
         """Settle many records at once."""
-        settled = 0
-        for item in items:
-            prefix = item.prefix
-            if not prefix.closed:
-                prefix.settled(item.record.offset)
-                settled += 1
-        self.stats.settled += settled
+        for part in parts:
+            if not part.prefix.closed:
+                part.prefix.settled_all([record.offset for record in part.records])
+                self.stats.settled += len(part.records)
         if self._room_wanted or self._paused:
-            for partition, prefix in {item.partition: item.prefix for item in items}.items():
+            for partition, prefix in {part.partition: part.prefix for part in parts}.items():
                 self._make_room(partition, prefix)
         self._note_progress()
 
@@ -1306,14 +1350,6 @@ class Subscriber:
         """See `_event`."""
         return self._event(item.route, item.record, structured=item.was_resolved)
 
-    def contract_error(self, item: _Item) -> ContractError:
-        """What is wrong with a record that validation refused, in our words."""
-        try:
-            self.event_of(item)
-        except ContractError as error:
-            return error
-        raise AssertionError(item.record)  # the same bytes are refused every time
-
     async def set_aside(self, item: _Item, error: BaseException | None, reason: str, *, by: str, attempt: int) -> None:
         """See `_dead_letter`."""
         await self._dead_letter(item, error, reason, by=by, attempt=attempt)
@@ -1337,9 +1373,11 @@ class _BatchRunner:
     def __init__(self, subscriber: Subscriber, subscription: Subscription) -> None:
         self._subscriber = subscriber
         self._subscription = subscription
-        self._queue: deque[_Item] = deque()
+        self._queue: deque[_Part] = deque()
+        self._queued_count = 0
         self._queued_bytes = 0
-        self._held: dict[tuple[TopicPartition, object], deque[_Item]] = {}
+        self._held: dict[tuple[TopicPartition, object], list[_Part]] = {}
+        """What waits for its own retry, by key, with what came behind it: one record each."""
         self._arrived = asyncio.Event()
         self._is_waiting = False
         """The handler waits for its batch to become full."""
@@ -1360,25 +1398,29 @@ class _BatchRunner:
         if self.task is not None and self.task.done() and not self._subscriber._stopping:  # noqa: SLF001 same module
             self.start()
 
-    def push(self, items: Sequence[_Item]) -> None:
+    def push(self, part: _Part) -> None:
         was_empty = not self._queue
-        self._queue.extend(items)
-        self._queued_bytes += sum([len(item.record.value or b"") for item in items])
+        self._queue.append(part)
+        self._count(part)
         if was_empty or (self._is_waiting and self._is_full):
             self._arrived.set()
+
+    def _count(self, part: _Part) -> None:
+        self._queued_count += len(part.records)
+        self._queued_bytes += part.size_bytes
 
     @property
     def _is_full(self) -> bool:
         subscription = self._subscription
-        return len(self._queue) >= subscription.max_items or self._queued_bytes >= subscription.max_bytes
+        return self._queued_count >= subscription.max_items or self._queued_bytes >= subscription.max_bytes
 
     def drop(self, partitions: frozenset[TopicPartition] | None) -> None:
         """Forget what waits for these partitions."""
-        keep: deque[_Item] = deque()
-        if partitions is not None:
-            keep.extend(item for item in self._queue if item.partition not in partitions)
-        self._queue = keep
-        self._queued_bytes = sum(len(item.record.value or b"") for item in keep)
+        keep = [part for part in self._queue if partitions is not None and part.partition not in partitions]
+        self._queue = deque(keep)
+        self._queued_count = self._queued_bytes = 0
+        for part in keep:
+            self._count(part)
         for name in [name for name in self._held if partitions is None or name[0] in partitions]:
             del self._held[name]
 
@@ -1389,14 +1431,14 @@ class _BatchRunner:
     async def _run(self) -> None:
         while True:
             batch = await self._collect()
-            self._current = frozenset({item.partition for item in batch})
+            self._current = frozenset({part.partition for part in batch})
             try:
                 await self._handle(batch, attempt=1)
             finally:
                 self._current = frozenset()
                 self._subscriber.handler_ended()
 
-    async def _collect(self) -> list[_Item]:
+    async def _collect(self) -> list[_Part]:
         subscription = self._subscription
         while True:
             while not self._queue:
@@ -1409,39 +1451,85 @@ class _BatchRunner:
                     async with asyncio.timeout(subscription.max_wait.total_seconds()):
                         await self._arrived.wait()
                 self._is_waiting = False
-            batch: list[_Item] = []
-            size_bytes = 0
-            while self._queue and len(batch) < subscription.max_items and size_bytes < subscription.max_bytes:
-                item = self._queue.popleft()
-                item_bytes = len(item.record.value or b"")
-                self._queued_bytes -= item_bytes
-                held = self._held.get((item.partition, item.record.key)) if self._held else None
-                if held is not None:
-                    held.append(item)
-                    continue
-                size_bytes += item_bytes
-                batch.append(item)
+            batch: list[_Part] = []
+            room, room_bytes = subscription.max_items, subscription.max_bytes
+            while self._queue and room > 0 and room_bytes > 0:
+                part = self._queue.popleft()
+                head = part.head(room, room_bytes)
+                if head is not part:
+                    self._queue.appendleft(part.only(part.records[len(head.records) :]))
+                self._queued_count -= len(head.records)
+                self._queued_bytes -= head.size_bytes
+                free = self._hold_back(head) if self._held else head
+                if free.records:
+                    batch.append(free)
+                    room -= len(free.records)
+                    room_bytes -= free.size_bytes
             if batch:
                 return batch
 
-    async def _decoded(self, batch: Sequence[_Item]) -> tuple[list[_Item], Deliveries[Event]]:
+    def _hold_back(self, part: _Part) -> _Part:
+        """What of a part does not wait behind a retry of its key."""
+        free = []
+        for record in part.records:
+            held = self._held.get((part.partition, record.key))
+            if held is not None:
+                held.append(part.only([record]))
+            else:
+                free.append(record)
+        return part.only(free)
+
+    async def _decoded(self, batch: Sequence[_Part]) -> tuple[list[_Part], Deliveries[Event]]:
         """What can be handed over of a batch, record by record with its event; the rest is set aside or skipped."""
+        live: list[_Part] = []
+        events: list[Event] = []
+        records: list[Received] = []
+        attempts: list[int] = []
+        for part in batch:
+            if part.prefix.closed:
+                continue
+            part.attempt += 1
+            found = self._events_of(part)
+            usable = part
+            if found is None:
+                usable, found = await self._events_one_by_one(part)
+            if found:
+                live.append(usable)
+                events += found
+                records += usable.records
+                attempts += [part.attempt] * len(found)
+        return live, Deliveries(events, records, attempts, group=self._subscriber.group)
+
+    def _events_of(self, part: _Part) -> list[Event] | None:
+        """The events of a part, None when something needs a closer look."""
+        route = part.route
+        validate = route.validate
+        if (
+            validate is None
+            or not route.is_newest
+            or part.was_resolved
+            or isinstance(self._subscription.delivery, EffectivelyOnce)
+        ):
+            return None
+        values = [record.value for record in part.records if record.value is not None]
+        if len(values) < len(part.records):
+            return None
+        try:
+            return [validate(payload_of(value)) for value in values]
+        except ValidationError:
+            return None
+
+    async def _events_one_by_one(self, part: _Part) -> tuple[_Part, list[Event]]:
+        """The records of a part that can be handed over, and their events."""
         subscriber = self._subscriber
         delivery = self._subscription.delivery
-        live: list[_Item] = []
+        usable: list[Received] = []
         events: list[Event] = []
-        for item in batch:
-            if item.prefix.closed:
-                continue
-            item.attempt += 1
-            route, value = item.route, item.record.value
+        for record in part.records:
+            item = part.item_of(record)
             try:
-                if route.is_newest and value is not None and route.validate is not None and not item.was_resolved:
-                    event: Event | None = route.validate(payload_of(value))
-                else:
-                    event = subscriber.event_of(item)
-            except (ContractError, ValidationError) as found:
-                error = found if isinstance(found, ContractError) else subscriber.contract_error(item)
+                event = subscriber.event_of(item)
+            except ContractError as error:
                 await subscriber.set_aside(item, error, str(error), by="decoder", attempt=0)
                 subscriber.settle(item)
                 continue
@@ -1450,17 +1538,16 @@ class _BatchRunner:
                 subscriber.settle(item)
                 continue
             if isinstance(delivery, EffectivelyOnce):
-                refusal = delivery.inbox.refusal_of(Context(item.record, group=subscriber.group))
+                refusal = delivery.inbox.refusal_of(Context(record, group=subscriber.group))
                 if refusal is not None:
                     await subscriber.set_aside(item, refusal, str(refusal), by="inbox", attempt=0)
                     subscriber.settle(item)
                     continue
-            live.append(item)
+            usable.append(record)
             events.append(event)
-        attempts = [item.attempt for item in live]
-        return live, Deliveries(events, [item.record for item in live], attempts, group=subscriber.group)
+        return part.only(usable), events
 
-    async def _handle(self, batch: Sequence[_Item], *, attempt: int) -> None:
+    async def _handle(self, batch: Sequence[_Part], *, attempt: int) -> None:
         """Call the handler with a batch until every item is settled or waits for its own retry."""
         subscriber = self._subscriber
         subscription = self._subscription
@@ -1502,7 +1589,7 @@ class _BatchRunner:
                     log.warning(
                         "batch_retried: %s, %d events, attempt %d of %d, next in %.2f s: %r",
                         subscription.name,
-                        len(live),
+                        len(deliveries),
                         attempt,
                         delivery.retry.attempts,
                         wait_s,
@@ -1512,16 +1599,17 @@ class _BatchRunner:
                     await asyncio.sleep(wait_s)
                     batch = live
                     continue
-                if len(live) == 1:
-                    item = live[0]
+                if len(deliveries) == 1:
+                    item = live[0].item_of(live[0].records[0])
                     log.error("batch_gave_up: %s on one event", subscription.name, exc_info=error)
                     await subscriber.give_up(item, error)
                     subscriber.settle(item)
                     return
                 # One bad event must not take the others along: each gets one last call alone, in order.
-                log.warning("batch_split: %s, %d events one by one after %r", subscription.name, len(live), error)
-                for entry in live:
-                    await self._handle([entry], attempt=delivery.retry.attempts)
+                log.warning("batch_split: %s, %d events one by one after %r", subscription.name, len(deliveries), error)
+                for part in live:
+                    for record in part.records:
+                        await self._handle([part.only([record])], attempt=delivery.retry.attempts)
                 return
             if verdicts is None:
                 subscriber.settle_all(live)
@@ -1537,19 +1625,21 @@ class _BatchRunner:
         with tracing.processing_batch([item.ctx for item in batch.items], group=self._subscriber.group):
             return await handler(batch)
 
-    async def _apply(self, live: Sequence[_Item], verdicts: Sequence[Verdict]) -> None:
+    async def _apply(self, live: Sequence[_Part], verdicts: Sequence[Verdict]) -> None:
         subscriber = self._subscriber
-        for item, verdict in zip(live, verdicts, strict=True):
+        records = [(part, record) for part in live for record in part.records]
+        for (part, record), verdict in zip(records, verdicts, strict=True):
+            item = part.item_of(record)
             match verdict:
                 case Retry(after):
                     subscriber.stats.retried += 1
-                    name = (item.partition, item.record.key)
+                    name = (part.partition, record.key)
                     held = self._held.get(name)
                     if held is None:
                         # Later events of this key wait behind it.
-                        held = self._held[name] = deque()
+                        held = self._held[name] = []
                         asyncio.get_running_loop().call_later(after.total_seconds(), self._release, name)
-                    held.append(item)
+                    held.append(part.only([record]))
                 case Park(reason):
                     await subscriber.set_aside(item, None, reason, by=self._subscription.name, attempt=item.attempt)
                     subscriber.settle(item)
@@ -1562,11 +1652,11 @@ class _BatchRunner:
                     assert_never(verdict)
 
     def _release(self, name: tuple[TopicPartition, object]) -> None:
-        held = self._held.pop(name, None)
-        if held:
-            self._queue.extendleft(reversed(held))
-            self._queued_bytes += sum(len(item.record.value or b"") for item in held)
-            self._arrived.set()
+        held = self._held.pop(name, [])
+        self._queue.extendleft(reversed(held))
+        for part in held:
+            self._count(part)
+        self._arrived.set()
 
 
 def _subscription(item: _Item) -> Subscription:

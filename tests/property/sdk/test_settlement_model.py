@@ -36,6 +36,14 @@ class PrefixMachine(RuleBasedStateMachine):
         self.prefix.settled(offset)
         self.done.add(offset)
 
+    @precondition(lambda self: len(self.done) < len(self.received))
+    @rule(data=st.data())
+    def settle_some(self, data: st.DataObject) -> None:
+        open_ = [offset for offset in self.received if offset not in self.done]
+        offsets = data.draw(st.lists(st.sampled_from(open_), unique=True))
+        self.prefix.settled_all(offsets)
+        self.done.update(offsets)
+
     @invariant()
     def commits_the_contiguous_settled_prefix_and_no_more(self) -> None:
         expected = None
