@@ -2,7 +2,8 @@
 
     python tests/bench/bench_sdk.py [--bootstrap 127.0.0.1:9092] [--events 50000] [--rounds 3]
 
-Each figure is the median of the rounds; CPU is this process's own. `aiokafka + model` is what a service does without
+Each figure is the median of the rounds; each case runs in a process of its own, whose CPU time is counted, so that no
+case works in memory that another one has left in pieces. `aiokafka + model` is what a service does without
 an SDK: it builds, dumps or validates the same pydantic model. FastStream, faust-streaming and confluent-kafka take part
 when installed: `uv run --with 'faststream[kafka]' python tests/bench/bench_sdk.py`. Without --bootstrap it starts the
 in-house broker.
@@ -17,6 +18,7 @@ import gc
 import importlib
 import importlib.util
 import json
+import os
 import platform
 import random
 import re
@@ -381,8 +383,7 @@ class Bench:
             await broker.stop()
 
 
-async def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
-    bench = Bench(bootstrap, count)
+def cases_of(bench: Bench) -> dict[str, Callable[[], Awaitable[Result]]]:
     cases: dict[str, Callable[[], Awaitable[Result]]] = {
         "publish: aiokafka, bytes": lambda: bench.aiokafka_publish(with_model=False),
         "publish: aiokafka + model": lambda: bench.aiokafka_publish(with_model=True),
@@ -398,6 +399,7 @@ async def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
         "consume: hailbus at most once": lambda: bench.hailbus_consume(how="at most once"),
         "consume: hailbus batches": lambda: bench.hailbus_consume(how="batches"),
         "memory bus through a handler": bench.memory,
+        "latency of one awaited publish": bench.latency,
     }
     if importlib.util.find_spec("confluent_kafka"):
         cases["publish: confluent-kafka + model"] = bench.confluent
@@ -407,16 +409,26 @@ async def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
         cases["consume: faststream at least once"] = bench.faststream_consume
     if importlib.util.find_spec("faust"):
         cases["consume: faust agent, bytes"] = bench.faust_consume
-    found: dict[str, list[Result]] = {name: [] for name in cases}
+    return cases
+
+
+def run_alone(name: str, bootstrap: str, count: int) -> Result:
+    """One case in a process of its own."""
+    command = [sys.executable, __file__, "--bootstrap", bootstrap, "--events", str(count), "--case", name]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found: Result = json.loads(out.splitlines()[-1])
+    return found
+
+
+def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
+    found: dict[str, list[Result]] = {name: [] for name in cases_of(Bench(bootstrap, count))}
     for _ in range(rounds):  # interleaved, so that a busy moment of the machine hits all alike
-        for name, case in cases.items():
-            found[name].append(await case())
-    medians = {
+        for name, results in found.items():
+            results.append(run_alone(name, bootstrap, count))
+    return {
         name: {key: statistics.median(result[key] for result in results) for key in results[0]}
         for name, results in found.items()
     }
-    medians["latency of one awaited publish"] = await bench.latency()
-    return medians
 
 
 @contextlib.contextmanager
@@ -439,13 +451,27 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--case", help="only this one, in this process; prints its figures as JSON")
     arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(asyncio.run(cases_of(Bench(arguments.bootstrap, arguments.events))[arguments.case]())))
+        return
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(f"command: bench_sdk.py {' '.join(sys.argv[1:])}")
+    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}")
+    print(f"commit:  {commit.stdout.strip()}, CPython {platform.python_version()}", flush=True)
     with contextlib.ExitStack() as stack:
         bootstrap = arguments.bootstrap or stack.enter_context(in_house_broker())
-        results = asyncio.run(run(bootstrap, arguments.events, arguments.rounds))
+        results = run(bootstrap, arguments.events, arguments.rounds)
     size = len(event_class(Topic("x"))(**fields(1)).model_dump_json())
     assert event_info(event_class(Topic("x"))).key_field == "ride_id"
-    print(f"{arguments.events} events of {size} bytes, {arguments.rounds} rounds, Python {platform.python_version()}")
+    print(f"{arguments.events} events of {size} bytes, {arguments.rounds} rounds")
     for name, result in results.items():
         if "p50_ms" in result:
             print(f"{name:49} p50 {result['p50_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms")
