@@ -146,7 +146,11 @@ def serves(bootstrap: str) -> bool:
 @contextlib.contextmanager
 def running(name: str, **settings: str) -> Iterator[Broker]:
     directory = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
-    defaults = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
+    defaults = {
+        "group.initial.rebalance.delay.ms": "0",
+        "offsets.topic.num.partitions": "4",
+        "log.segment.delete.delay.ms": "500",
+    }
     broker = Broker(name=name, directory=directory, settings=defaults | settings)
     broker.start()
     try:
@@ -173,8 +177,7 @@ def client_of(broker: Broker) -> dict[str, str | int | float | bool]:
 
 def create(broker: Broker, topic: str, partitions: int = 1) -> None:
     admin = AdminClient(client_of(broker))
-    config = {"file.delete.delay.ms": "0"}
-    admin.create_topics([NewTopic(topic, partitions, 1, config=config)])[topic].result()
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
 
 
 def delete(broker: Broker, topic: str) -> None:
@@ -183,7 +186,8 @@ def delete(broker: Broker, topic: str) -> None:
     In a virtual machine that touches memory for the first time the host's work for it, up to 2 s per GB, counts as the
     CPU time of whoever writes.
     """
-    AdminClient(client_of(broker)).delete_topics([topic])[topic].result()
+    admin = AdminClient(client_of(broker))  # alive until the answer has come
+    admin.delete_topics([topic])[topic].result()
 
     def is_gone() -> bool:
         return not any(name.startswith(f"{topic}-0") for _, names, _ in os.walk(broker.directory) for name in names)
