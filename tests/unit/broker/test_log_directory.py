@@ -22,6 +22,17 @@ def open_directory(disk: SimulatedDisk) -> LogDirectory:
     return logs
 
 
+def hosted_again(disk: SimulatedDisk) -> LogDirectory:
+    """What a start does when the metadata says that there is the partition."""
+    logs = open_directory(disk)
+    if WHERE not in logs.logs:
+        logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    elif WHERE not in logs.topic_ids:
+        logs.identify(WHERE, TOPIC_ID)
+    assert logs.topic_ids == {WHERE: TOPIC_ID}
+    return logs
+
+
 def values_in(logs: LogDirectory) -> list[bytes | None]:
     log = logs.logs[WHERE]
     if log.log_end_offset == log.log_start_offset:
@@ -96,12 +107,7 @@ def test_whatever_a_power_cut_leaves_of_a_new_partition_what_was_synced_is_there
         except SimulatedCrashError:
             pass
         disk.cut_power()
-        logs = open_directory(disk)
-        if WHERE not in logs.logs:
-            logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
-        elif WHERE not in logs.topic_ids:
-            logs.identify(WHERE, TOPIC_ID)
-        assert logs.topic_ids == {WHERE: TOPIC_ID}
+        logs = hosted_again(disk)
         values = values_in(logs)
         assert values == [b"v"] * len(values), (seed, crash_at_step)
         assert len(values) >= (1 if is_synced else 0), (seed, crash_at_step)
@@ -114,12 +120,7 @@ def test_a_partition_that_nobody_has_written_to_survives_a_stop_and_a_power_cut(
     logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
     assert logs.close(now_ms=0) == []
     disk.cut_power()
-    logs = open_directory(disk)
-    if WHERE not in logs.logs:
-        logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
-    elif WHERE not in logs.topic_ids:
-        logs.identify(WHERE, TOPIC_ID)
-    assert logs.topic_ids == {WHERE: TOPIC_ID}
+    logs = hosted_again(disk)
     assert values_in(logs) == []
 
 
