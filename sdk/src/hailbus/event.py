@@ -233,9 +233,13 @@ def event_info(event: type[Event] | Event) -> EventInfo:
     """What an event class, or the class of an event, says about itself.
 
     Raises:
-        ConfigurationError: The class is an abstract base.
+        ConfigurationError: The class is an abstract base, or no event class at all.
     """
-    info = event.__event_info__
+    try:
+        info = event.__event_info__
+    except AttributeError:
+        message = f"{event!r} is no event class; give classes derived from Event, several as several arguments"
+        raise ConfigurationError(message) from None
     if info is None:
         cls = event if isinstance(event, type) else type(event)
         message = f"{cls.__module__}.{cls.__qualname__} has no type=, so it cannot be published or handled"

@@ -224,7 +224,7 @@ class _Part:
                 break
             size_bytes += len(record.value or b"")
             count += 1
-        return self.only(self.records[:count])
+        return self if count == len(self.records) else self.only(self.records[:count])
 
     def item_of(self, record: Received) -> _Item:
         """One of the records, to be judged by itself."""

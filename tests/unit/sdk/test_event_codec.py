@@ -6,6 +6,7 @@ import json
 import pickle
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,6 +20,7 @@ from hailbus import (
     InvalidPayloadError,
     MissingHeaderError,
     MissingKeyError,
+    Service,
     TombstoneError,
     Topic,
     UnknownEventError,
@@ -67,6 +69,18 @@ def test_class_keywords_describe_the_event() -> None:
 def test_abstract_base_cannot_be_published() -> None:
     with pytest.raises(ConfigurationError, match="has no type="):
         event_info(OrderEvent)
+
+
+async def ignore(event: Any, ctx: Any) -> None:
+    """Take anything."""
+
+
+@pytest.mark.parametrize("given", [OrderPlaced | OrderPaid, int, "order.placed"])
+def test_what_is_no_event_class_is_refused_with_what_to_give(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="several as several arguments"):
+        Service("shop").publishes(given)
+    with pytest.raises(ConfigurationError, match="several as several arguments"):
+        Service("shop").on(given)(ignore)
 
 
 def test_topic_gives_kafka_config_and_pickles() -> None:

@@ -46,6 +46,10 @@ class OrderPaid(Event, topic=ORDERS, key="order_id", type="order.paid"):
     order_id: str
 
 
+class OrderCancelled(Event, topic=ORDERS, key="order_id", type="order.cancelled"):
+    order_id: str
+
+
 class StockCounted(Event, topic=STOCK, key="item", type="stock.counted"):
     item: str
     count: int
@@ -348,6 +352,53 @@ async def test_failing_batch_is_split_so_that_one_bad_event_becomes_a_dead_lette
     assert applied == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     (letter,) = bus.records(dead_letter_topic(ORDERS, "shop"))
     assert b'"amount":4' in (letter.value or b"")
+
+
+async def test_a_batch_ends_with_the_event_that_reaches_its_bytes() -> None:
+    bus = MemoryBus()
+    svc = shop()
+    pub = svc.publishes(OrderPlaced)
+    events = [OrderPlaced(order_id="a", amount=100 + number) for number in range(20)]
+    size_bytes = len(events[0].model_dump_json())
+    batches: list[list[int]] = []
+
+    @svc.on_batch(OrderPlaced, max_bytes=2 * size_bytes + 1, max_wait=timedelta(milliseconds=5))
+    async def heat(batch: Batch[OrderPlaced]) -> None:
+        batches.append([event.amount for event in batch.events])
+
+    async with svc.running(bus):
+        await pub.publish_many(events)
+        await until(lambda: bus.committed("shop") == {k: v for k, v in bus.end(ORDERS).items() if v})
+    assert [amount for batch in batches for amount in batch] == [event.amount for event in events]
+    assert max(len(batch) for batch in batches) == 3
+
+
+async def test_events_of_several_types_reach_the_batches_of_their_own_handlers_in_order() -> None:
+    bus = MemoryBus()
+    svc = shop()
+    pub = svc.publishes(OrderPlaced, OrderPaid, OrderCancelled)
+    placed: list[int] = []
+    paid: list[str] = []
+
+    @svc.on_batch(OrderPlaced, max_items=7, max_wait=timedelta(milliseconds=5))
+    async def of_placed(batch: Batch[OrderPlaced]) -> None:
+        placed.extend(event.amount for event in batch.events)
+
+    @svc.on_batch(OrderPaid, max_items=4, max_wait=timedelta(milliseconds=5))
+    async def of_paid(batch: Batch[OrderPaid]) -> None:
+        paid.extend(item.ctx.envelope.id for item in batch)
+
+    async with svc.running(bus):
+        for number in range(30):
+            await pub.enqueue(OrderPlaced(order_id="a", amount=number))
+            if number % 3 == 0:
+                await pub.enqueue(OrderPaid(order_id="a"), id=f"paid-{number}")
+            if number % 4 == 0:
+                await pub.enqueue(OrderCancelled(order_id="a"))
+        await pub.flush()
+        await until(lambda: bus.committed("shop") == {k: v for k, v in bus.end(ORDERS).items() if v})
+    assert placed == list(range(30))
+    assert paid == [f"paid-{number}" for number in range(0, 30, 3)]
 
 
 async def test_two_members_share_partitions_and_a_rebalance_loses_nothing() -> None:

@@ -134,16 +134,16 @@ async def test_every_promise_reads_them(bus: MemoryBus, delivery: Promise) -> No
 async def test_batches_read_them(bus: MemoryBus) -> None:
     svc = Service("till", content_mode="structured")
     pub = svc.publishes(OrderPlaced)
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
 
     @svc.on_batch(OrderPlaced, max_wait=timedelta(milliseconds=2))
     async def placed(batch: Batch[OrderPlaced]) -> None:
-        seen.extend(delivery.event.amount for delivery in batch)
+        seen.extend((delivery.event.amount, delivery.ctx.attempt) for delivery in batch)
 
     async with bus.run(svc) as t:
         await pub.publish_many([OrderPlaced(order_id="a", amount=n) for n in range(5)])
         await t.settle()
-    assert seen == [0, 1, 2, 3, 4]
+    assert seen == [(n, 1) for n in range(5)]
 
 
 async def test_dead_letter_and_replay_keep_the_bytes(bus: MemoryBus) -> None:
