@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from hailbus.publisher import Publisher, PublisherSettings, Receipt
     from hailbus.reader import bus_reader, record_reader
     from hailbus.service import Service
-    from hailbus.subscriber import SubscriberSettings
+    from hailbus.subscription import SubscriberSettings
     from hailbus.upcasting import upcast
 
 __all__ = [
@@ -210,7 +210,7 @@ _MODULES = {
     "bus_reader": "hailbus.reader",
     "record_reader": "hailbus.reader",
     "Service": "hailbus.service",
-    "SubscriberSettings": "hailbus.subscriber",
+    "SubscriberSettings": "hailbus.subscription",
     "upcast": "hailbus.upcasting",
 }
 

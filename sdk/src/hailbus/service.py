@@ -22,7 +22,8 @@ from hailbus.errors import ConfigurationError
 from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
 from hailbus.injection import injected
 from hailbus.publisher import PublishBuffer, Publisher, PublisherSettings
-from hailbus.subscriber import Subscriber, SubscriberSettings, Subscription
+from hailbus.subscriber import Subscriber
+from hailbus.subscription import SubscriberSettings, Subscription
 from hailbus.transactional import TransactionalSubscriber
 from hailbus.upcasting import newest
 

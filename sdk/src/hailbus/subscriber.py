@@ -18,17 +18,17 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from pydantic import ValidationError
 
+from hailbus._batches import BatchRunner
 from hailbus._transport import Bus, Consumer, Outgoing, Producer, Received, Start, TopicPartition, TransportBrokenError
+from hailbus._work import Chunk, Item, Part, ReleaseMark, Route, Usual
 from hailbus.catalogue import Catalogue
 from hailbus.clock import Clock
 from hailbus.codec import STRUCTURED_PREFIX, decode, decode_value
-from hailbus.context import Batch, Context, Deliveries, Delivery
+from hailbus.context import Context
 from hailbus.dead_letter import (
     attempts_before,
     dead_letter,
@@ -46,7 +46,6 @@ from hailbus.delivery import (
     ExactlyOnce,
     Park,
     ParkKey,
-    Promise,
     Retry,
     RetryTopics,
     Skip,
@@ -61,8 +60,8 @@ from hailbus.errors import (
     UnsupportedVersionError,
 )
 from hailbus.event import Event, event_info
-from hailbus.schema_id import payload_of
-from hailbus.settlement import Lane, Lanes, Names, SettledPrefix
+from hailbus.settlement import Lane, Lanes, SettledPrefix
+from hailbus.subscription import Handler, SubscriberSettings, SubscriberStats, Subscription
 from hailbus.upcasting import newest, upcasted
 
 if TYPE_CHECKING:
@@ -71,228 +70,15 @@ if TYPE_CHECKING:
     from hailbus.registry.schemas import Schemas
     from hailbus.tracing import Tracing
 
-__all__ = ["BatchHandler", "Handler", "Subscriber", "SubscriberSettings", "SubscriberStats", "Subscription"]
+__all__ = ["Subscriber"]
 
 log = logging.getLogger("hailbus.subscriber")
 
-Handler = Callable[[Any, Context], Awaitable[Verdict | None]]  # Any: the event class is checked where it is registered
-BatchHandler = Callable[[Batch[Any]], Awaitable[Sequence[Verdict] | None]]
-OnUnknown = Literal["skip", "park", "fail"]
 JSON_HEADER = ("content-type", CONTENT_TYPE)
 # Handlers that never wait would keep the event loop: after so many of them, or so long, it gets its turn.
 YIELD_EVERY = 256
 YIELD_AFTER_S = 0.005
 LOOK_EVERY = 16  # records between two looks at the clock
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
-    """One handler and what it promises."""
-
-    name: str
-    events: tuple[type[Event], ...]
-    group: str
-    delivery: Promise
-    start: Start
-    handler: Handler | None = None
-    batch_handler: BatchHandler | None = None
-    max_items: int = 500
-    max_wait: timedelta = timedelta(milliseconds=100)
-    max_bytes: int = 16 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriberSettings:
-    """Bounds of a group member.
-
-    Args:
-        max_buffered: Records read and not settled, over all partitions; reading pauses there.
-        max_spread: Records of one partition held back from commit by its first unsettled one; that partition pauses.
-        commit_interval: Settled records are committed at least this often while there are some.
-        commit_every: ... and whenever this many have settled since.
-        revoke_grace: How long running handlers may go on when their partition is taken away.
-        drain_timeout: How long running handlers may go on when the service stops.
-        grace_period: What the platform waits between SIGTERM and SIGKILL, where it is known; a drain timeout that is
-            not shorter is refused at start.
-        stall_after: Unhealthy when records wait and nothing has settled for so long.
-        unknown_event: What happens to a type that the service's catalogue does not know: `skip` it, `park` it as a dead
-            letter, or `fail`: read no more and be unhealthy, until a newer release knows it.
-        unknown_version: The same for an unknown version of a known type.
-        poll_records: At most so many records per read: few enough to be still in the CPU's cache when they are handled.
-    """
-
-    max_buffered: int = 5_000
-    max_spread: int = 20_000
-    commit_interval: timedelta = timedelta(milliseconds=500)
-    commit_every: int = 5_000
-    revoke_grace: timedelta = timedelta(seconds=5)
-    drain_timeout: timedelta = timedelta(seconds=20)
-    grace_period: timedelta | None = None
-    stall_after: timedelta = timedelta(seconds=60)
-    unknown_event: OnUnknown = "skip"
-    unknown_version: OnUnknown = "park"
-    poll_records: int = 250
-
-
-@dataclass(slots=True)
-class SubscriberStats:
-    """Counters since the start. Read-only for others."""
-
-    received: int = 0
-    settled: int = 0
-    skipped: int = 0
-    retried: int = 0
-    failed: int = 0
-    dead_lettered: int = 0
-    parked: int = 0
-    committed: int = 0
-    rebalances: int = 0
-    reconnects: int = 0
-
-
-class _Chunk:
-    """Records of one read of one partition that no handler has met yet, newest first: the next one is popped."""
-
-    __slots__ = ("names", "partition", "prefix", "records")
-
-    def __init__(
-        self, partition: TopicPartition, prefix: SettledPrefix, names: Names[_Item], records: list[Received]
-    ) -> None:
-        self.partition = partition
-        self.prefix = prefix
-        self.names = names
-        self.records = records
-
-
-class _Usual(NamedTuple):
-    """The headers by which the last record's route was found: the next record mostly has the same."""
-
-    kind: tuple[str, bytes] | None
-    schema: tuple[str, bytes] | None
-    route: _Route
-
-
-class _Item:
-    """A record between reading and settling, where it must wait or be retried."""
-
-    __slots__ = ("attempt", "before", "is_release", "partition", "prefix", "record", "route", "was_resolved")
-
-    def __init__(self, partition: TopicPartition, prefix: SettledPrefix, record: Received, route: _Route) -> None:
-        self.partition = partition
-        self.record = record
-        self.prefix = prefix
-        self.route = route
-        self.attempt = 0
-        self.before = 0
-        """Attempts before the record came to a retry topic."""
-        self.was_resolved = False
-        """Its type was not among its headers: it is in structured mode."""
-        self.is_release = False
-        """No record: from here on the parked records of this lane's key are handled."""
-
-
-class _Part:
-    """Records of one read, one partition and one route on their way into batches: one object for many records."""
-
-    __slots__ = ("attempt", "partition", "prefix", "records", "route", "size_bytes", "was_resolved")
-
-    def __init__(
-        self, partition: TopicPartition, prefix: SettledPrefix, records: Sequence[Received], route: _Route
-    ) -> None:
-        self.partition = partition
-        self.prefix = prefix
-        self.records = records
-        self.route = route
-        self.size_bytes = sum([len(record.value or b"") for record in records])
-        self.attempt = 0
-        self.was_resolved = False
-        """The types were not among the headers: the records are in structured mode."""
-
-    def only(self, records: Sequence[Received]) -> _Part:
-        """The same with some of the records."""
-        part = _Part(self.partition, self.prefix, records, self.route)
-        part.attempt, part.was_resolved = self.attempt, self.was_resolved
-        return part
-
-    def head(self, most: int, most_bytes: int) -> _Part:
-        """The first records, up to so many and until so many bytes are reached; itself when it is all of them."""
-        if len(self.records) <= most and self.size_bytes <= most_bytes:
-            return self
-        count = size_bytes = 0
-        for record in self.records[:most]:
-            if size_bytes >= most_bytes:
-                break
-            size_bytes += len(record.value or b"")
-            count += 1
-        return self if count == len(self.records) else self.only(self.records[:count])
-
-    def item_of(self, record: Received) -> _Item:
-        """One of the records, to be judged by itself."""
-        item = _Item(self.partition, self.prefix, record, self.route)
-        item.attempt, item.was_resolved = self.attempt, self.was_resolved
-        return item
-
-
-class _Route:
-    """Where records of one type and version go; `cls` is None when they must be decoded to find out."""
-
-    __slots__ = (
-        "batch",
-        "cls",
-        "error",
-        "handler",
-        "inbox",
-        "is_direct",
-        "is_newest",
-        "order",
-        "subscription",
-        "validate",
-    )
-
-    def __init__(
-        self,
-        subscription: Subscription | None,
-        cls: type[Event] | None,
-        *,
-        batch: _BatchRunner | None = None,
-        error: ContractError | None = None,
-    ) -> None:
-        self.subscription = subscription
-        self.cls = cls
-        self.batch = batch
-        self.error = error
-        self.handler = subscription.handler if subscription else None
-        self.order = subscription.delivery.order if subscription else "none"
-        self.is_newest = cls is None or newest(cls) is cls
-        self.inbox = (
-            subscription.delivery.inbox
-            if subscription is not None and isinstance(subscription.delivery, EffectivelyOnce)
-            else None
-        )
-        self.validate = cls.__pydantic_validator__.validate_json if cls is not None else None
-        self.is_direct = self.handler is not None and self.is_newest and self.inbox is None
-        """Nothing stands between the bytes and the handler but validation."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ReleaseMark:
-    """Stands in a lane where the release of its key begins; has the shape of a record and is none."""
-
-    place: TopicPartition
-    key: bytes
-    offset: int = -1
-    timestamp: int = 0
-    timestamp_type: int = 0
-    value: bytes | None = None
-    headers: tuple[tuple[str, bytes], ...] = ()
-
-    @property
-    def topic(self) -> str:
-        return self.place.topic
-
-    @property
-    def partition(self) -> int:
-        return self.place.partition
 
 
 class Subscriber:
@@ -337,10 +123,10 @@ class Subscriber:
             message = f"group {group!r} has subscriptions that start at both ends; give one of them another group"
             raise ConfigurationError(message)
         self._start: Start = starts.pop()
-        self._by_class: dict[type[Event], _Route] = {}
-        self._batches: list[_BatchRunner] = []
+        self._by_class: dict[type[Event], Route] = {}
+        self._batches: list[BatchRunner] = []
         for subscription in subscriptions:
-            runner = _BatchRunner(self, subscription) if subscription.batch_handler is not None else None
+            runner = BatchRunner(self, subscription) if subscription.batch_handler is not None else None
             if runner is not None:
                 self._batches.append(runner)
             for cls in subscription.events:
@@ -350,7 +136,7 @@ class Subscriber:
                         "give one of them another group, or call both from one"
                     )
                     raise ConfigurationError(message)
-                self._by_class[cls] = _Route(subscription, cls, batch=runner)
+                self._by_class[cls] = Route(subscription, cls, batch=runner)
         self._retries: dict[str, tuple[RetryTopics, int]] = {}
         for subscription in subscriptions:
             then = getattr(subscription.delivery, "then", None)
@@ -367,15 +153,15 @@ class Subscriber:
         }
         self._parked: dict[tuple[TopicPartition, bytes], ParkingLot] = {}
         self.topics = tuple(sorted({event_info(cls).topic.name for cls in self._by_class} | self._retries.keys()))
-        self._routes: dict[tuple[bytes | None, bytes | None], _Route] = {}
-        self._decode_first = _Route(None, None)
-        self._usual = _Usual(None, None, self._decode_first)
+        self._routes: dict[tuple[bytes | None, bytes | None], Route] = {}
+        self._decode_first = Route(None, None)
+        self._usual = Usual(None, None, self._decode_first)
         self._takes_single_events = any(s.handler for s in subscriptions)
         self._max_in_flight = max((s.delivery.max_in_flight for s in subscriptions if s.handler), default=1)
 
         self._consumer: Consumer | None = None
-        self._lanes: Lanes[_Item] = Lanes()
-        self._chunks: deque[_Chunk] = deque()
+        self._lanes: Lanes[Item] = Lanes()
+        self._chunks: deque[Chunk] = deque()
         self._releasing: set[tuple[TopicPartition, bytes]] = set()
         self._prefixes: dict[TopicPartition, SettledPrefix] = {}
         self._committed: dict[TopicPartition, int] = {}
@@ -616,7 +402,7 @@ class Subscriber:
             prefix.received_all([record.offset for record in records])
             self._reads.setdefault(partition, deque()).append((records[-1].offset, records[0].timestamp))
             self.stats.received += len(records)
-            chunk = _Chunk(partition, prefix, self._lanes.names(partition), list(reversed(records)))
+            chunk = Chunk(partition, prefix, self._lanes.names(partition), list(reversed(records)))
             if self._takes_single_events:
                 self._chunks.append(chunk)
             else:
@@ -625,10 +411,10 @@ class Subscriber:
         if self._has_work:
             self._wake_worker()
 
-    def _take_batches(self, chunk: _Chunk, records: Sequence[Received]) -> None:
+    def _take_batches(self, chunk: Chunk, records: Sequence[Received]) -> None:
         """Records for a group that has handlers of batches only; neighbours of one route stay together."""
         usual = self._usual
-        route: _Route | None = None
+        route: Route | None = None
         start = 0
         for index, record in enumerate(records):
             headers = record.headers
@@ -649,9 +435,9 @@ class Subscriber:
         if route is not None:
             self._push_batch(chunk, records[start:], route)
 
-    def _push_batch(self, chunk: _Chunk, records: Sequence[Received], route: _Route) -> None:
+    def _push_batch(self, chunk: Chunk, records: Sequence[Received], route: Route) -> None:
         if route.batch is not None:
-            route.batch.push(_Part(chunk.partition, chunk.prefix, records, route))
+            route.batch.push(Part(chunk.partition, chunk.prefix, records, route))
             return
         for record in records:
             self._dispatch(chunk, record, route)
@@ -660,7 +446,7 @@ class Subscriber:
     def _has_work(self) -> bool:
         return bool(self._chunks) or self._lanes.ready_count > 0
 
-    def _route_of(self, record: Received) -> _Route:
+    def _route_of(self, record: Received) -> Route:
         """Where a record goes, by its headers alone."""
         headers = record.headers
         kind: bytes | None = None
@@ -676,7 +462,7 @@ class Subscriber:
             schema = headers[5][1]
             known = self._routes.get((kind, schema))
             if known is not None:
-                self._usual = _Usual(headers[3], headers[5], known)
+                self._usual = Usual(headers[3], headers[5], known)
                 return known
         else:
             for name, value in headers:
@@ -692,15 +478,15 @@ class Subscriber:
         route = self._routes.get((kind, schema))
         return route if route is not None else self._route(kind, schema, record)
 
-    def _dispatch(self, chunk: _Chunk, record: Received, route: _Route) -> None:
+    def _dispatch(self, chunk: Chunk, record: Received, route: Route) -> None:
         """Hand a record to its lane or batch, or settle it at once when it is of no concern here."""
-        item = _Item(chunk.partition, chunk.prefix, record, route)
+        item = Item(chunk.partition, chunk.prefix, record, route)
         if route.handler is not None:
             if chunk.partition.topic in self._retries:
                 item.before = attempts_before(record)
             self._lanes.push(chunk.partition, self._lane_name(route, record), item)
         elif route.batch is not None:
-            route.batch.push(_Part(chunk.partition, chunk.prefix, [record], route))
+            route.batch.push(Part(chunk.partition, chunk.prefix, [record], route))
         elif route.error is not None or route is self._decode_first:
             # By key as well: a structured record may turn out to be an event that is handled.
             self._lanes.push(chunk.partition, record.key, item)
@@ -709,7 +495,7 @@ class Subscriber:
             chunk.prefix.settled(record.offset)
 
     @staticmethod
-    def _lane_name(route: _Route, record: Received) -> object:
+    def _lane_name(route: Route, record: Received) -> object:
         if route.order == "key":
             return record.key
         return None if route.order == "partition" else record.offset
@@ -737,28 +523,28 @@ class Subscriber:
             assert self._consumer is not None
             self._consumer.pause(partition)
 
-    def _route(self, kind: bytes | None, schema: bytes | None, record: Received) -> _Route:
+    def _route(self, kind: bytes | None, schema: bytes | None, record: Received) -> Route:
         """Find out once per type and version; the answer is remembered."""
-        route: _Route
+        route: Route
         try:
             probe = Context(record).envelope
             cls = self._catalogue.lookup(probe.type, probe.version, topic=record.topic)
         except UnknownEventError as error:
             if self._settings.unknown_event == "fail":
                 raise
-            route = _Route(None, None, error=error if self._settings.unknown_event == "park" else None)
+            route = Route(None, None, error=error if self._settings.unknown_event == "park" else None)
             log.info("unknown_event: %s, policy %s", error, self._settings.unknown_event)
         except UnsupportedVersionError as error:
             if self._settings.unknown_version == "fail":
                 raise
-            route = _Route(None, None, error=error if self._settings.unknown_version == "park" else None)
+            route = Route(None, None, error=error if self._settings.unknown_version == "park" else None)
             log.warning("unknown_version: %s, policy %s", error, self._settings.unknown_version)
         except ContractError as error:
-            return _Route(None, None, error=error)  # of this record, not of its type
+            return Route(None, None, error=error)  # of this record, not of its type
         else:
-            route = self._by_class.get(newest(cls)) or _Route(None, None)
+            route = self._by_class.get(newest(cls)) or Route(None, None)
             if route.subscription is not None and cls is not route.cls:
-                route = _Route(route.subscription, cls, batch=route.batch)
+                route = Route(route.subscription, cls, batch=route.batch)
         if len(self._routes) < 10_000:  # a flood of made-up types must not eat the memory
             self._routes[kind, schema] = route
         return route
@@ -817,7 +603,7 @@ class Subscriber:
     def _turn_is_over(self) -> bool:
         return self._streak >= YIELD_EVERY or self._loop.time() - self._turn_began_s > YIELD_AFTER_S
 
-    async def _run_lane(self, lane: Lane[_Item], task: asyncio.Task[None]) -> None:
+    async def _run_lane(self, lane: Lane[Item], task: asyncio.Task[None]) -> None:
         """Handle the oldest record of a lane and give the lane back."""
         if self._has_work:
             self._wake_worker()
@@ -829,7 +615,7 @@ class Subscriber:
             self._lane_done.set()
         self._streak += 1
 
-    async def _end_lane(self, lane: Lane[_Item], run: Awaitable[float | None]) -> None:
+    async def _end_lane(self, lane: Lane[Item], run: Awaitable[float | None]) -> None:
         """Give a lane back when its oldest record has been handled, or must be handled again later."""
         try:
             wait_s = await run
@@ -846,7 +632,7 @@ class Subscriber:
             self._lanes.delay(lane)
             self._loop.call_later(wait_s, self._wake_lane, lane)
 
-    async def _run_chunk(self, chunk: _Chunk, task: asyncio.Task[None]) -> None:
+    async def _run_chunk(self, chunk: Chunk, task: asyncio.Task[None]) -> None:
         """Handle a chunk's records in order, each right here unless its key is busy or something must come first."""
         lanes = self._lanes
         records, names, prefix, partition = chunk.records, chunk.names, chunk.prefix, chunk.partition
@@ -894,7 +680,7 @@ class Subscriber:
                 try:
                     verdict = await route.handler(event, Context(record, group=group))
                 except BaseException as error:  # noqa: BLE001 whatever a handler raises is subject to its policy
-                    item = _Item(partition, prefix, record, route)
+                    item = Item(partition, prefix, record, route)
                     item.attempt = 1
                     lane = lanes.adopt(partition, names, name, item)
                     await self._end_lane(lane, self._after_failure(lane, item, error))
@@ -907,7 +693,7 @@ class Subscriber:
                             if self._room_wanted or self._paused:
                                 self._make_room(partition, prefix)
                     else:
-                        item = _Item(partition, prefix, record, route)
+                        item = Item(partition, prefix, record, route)
                         item.attempt = 1
                         lane = lanes.adopt(partition, names, name, item)
                         await self._end_lane(lane, self._after_verdict(lane, item, verdict))
@@ -921,12 +707,12 @@ class Subscriber:
                 self._chunks.popleft()
             self._note_progress()
 
-    def _wake_lane(self, lane: Lane[_Item]) -> None:
+    def _wake_lane(self, lane: Lane[Item]) -> None:
         self._lanes.wake(lane)
         if self._lanes.ready_count:
             self._wake_worker()
 
-    async def _run_one(self, lane: Lane[_Item]) -> float | None:
+    async def _run_one(self, lane: Lane[Item]) -> float | None:
         """Handle the oldest record of a lane. None when it is settled, else seconds until the next attempt."""
         item = lane.items[0]
         item.attempt += 1
@@ -953,7 +739,7 @@ class Subscriber:
             item.was_resolved = True
             if route.batch is not None:
                 self._lanes.finish(lane)
-                part = _Part(item.partition, item.prefix, [record], route)
+                part = Part(item.partition, item.prefix, [record], route)
                 part.was_resolved = True
                 route.batch.push(part)
                 return None
@@ -983,13 +769,13 @@ class Subscriber:
             return await self._after_failure(lane, item, error)
         return await self._after_verdict(lane, item, verdict)
 
-    async def _after_verdict(self, lane: Lane[_Item], item: _Item, verdict: Verdict | None) -> float | None:
+    async def _after_verdict(self, lane: Lane[Item], item: Item, verdict: Verdict | None) -> float | None:
         wait_s = None if verdict is None else await self._judge(item, verdict)
         if wait_s is None:
             self._finish(lane, item)
         return wait_s
 
-    async def _after_failure(self, lane: Lane[_Item], item: _Item, error: BaseException) -> float | None:
+    async def _after_failure(self, lane: Lane[Item], item: Item, error: BaseException) -> float | None:
         """Apply the policy, unless it is this worker that is being cancelled: then nothing is settled."""
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
@@ -1003,7 +789,7 @@ class Subscriber:
             self._finish(lane, item)
         return wait_s
 
-    async def _call(self, route: _Route, event: Event, ctx: Context) -> Verdict | None:
+    async def _call(self, route: Route, event: Event, ctx: Context) -> Verdict | None:
         assert route.handler is not None
         if route.inbox is None:
             return await route.handler(event, ctx)
@@ -1039,13 +825,13 @@ class Subscriber:
                     continue
                 self._parked.setdefault(place, then.lot)
                 self._releasing.add(place)
-                item = _Item(place[0], prefix, _ReleaseMark(place[0], key.key), self._decode_first)
+                item = Item(place[0], prefix, ReleaseMark(place[0], key.key), self._decode_first)
                 item.is_release = True
                 self._lanes.push(place[0], key.key, item)
             if self._lanes.ready_count:
                 self._wake_worker()
 
-    async def _handle_parked(self, lane: Lane[_Item], item: _Item) -> None:
+    async def _handle_parked(self, lane: Lane[Item], item: Item) -> None:
         """Handle the waiting records of a released key in order; at the first that fails the key stays parked."""
         key = item.record.key
         assert key is not None
@@ -1090,7 +876,7 @@ class Subscriber:
             case _:
                 return None
 
-    def _event(self, route: _Route, record: Received, *, structured: bool = False) -> Event | None:
+    def _event(self, route: Route, record: Received, *, structured: bool = False) -> Event | None:
         """The typed event, None for a tombstone, which says nothing that a handler of events could use."""
         assert route.cls is not None
         value = record.value
@@ -1101,7 +887,7 @@ class Subscriber:
         event = decode_value(route.cls, value, topic=record.topic)
         return event if route.is_newest else upcasted(event)
 
-    async def _resolve(self, item: _Item) -> _Route | None:
+    async def _resolve(self, item: Item) -> Route | None:
         """The route of a record that had none at reading; None when it has been set aside or skipped."""
         record = item.record
         error = item.route.error
@@ -1126,7 +912,7 @@ class Subscriber:
         await self._dead_letter(item, error, str(error), by="decoder", attempt=0)
         return None
 
-    async def _judge(self, item: _Item, verdict: Verdict) -> float | None:
+    async def _judge(self, item: Item, verdict: Verdict) -> float | None:
         match verdict:
             case Done():
                 return None
@@ -1142,7 +928,7 @@ class Subscriber:
             case _:
                 assert_never(verdict)
 
-    async def _set_aside(self, item: _Item, error: BaseException | None, reason: str) -> None:
+    async def _set_aside(self, item: Item, error: BaseException | None, reason: str) -> None:
         """What follows the last attempt, by the subscription's policy: dead letter, retry topic, or parked key."""
         subscription = _subscription(item)
         record = item.record
@@ -1164,7 +950,7 @@ class Subscriber:
                 return
         await self._dead_letter(item, error, reason, by=subscription.name, attempt=attempt)
 
-    async def _failed(self, item: _Item, error: BaseException) -> float | None:
+    async def _failed(self, item: Item, error: BaseException) -> float | None:
         """Apply the subscription's policy to a handler's exception."""
         subscription = _subscription(item)
         record = item.record
@@ -1193,7 +979,7 @@ class Subscriber:
         return None
 
     async def _dead_letter(
-        self, item: _Item, error: BaseException | None, reason: str, *, by: str, attempt: int
+        self, item: Item, error: BaseException | None, reason: str, *, by: str, attempt: int
     ) -> None:
         """Write the dead letter; tries until it is written, as settling without it would lose the record."""
         record = item.record
@@ -1220,11 +1006,11 @@ class Subscriber:
             else:
                 return
 
-    def _finish(self, lane: Lane[_Item], item: _Item) -> None:
+    def _finish(self, lane: Lane[Item], item: Item) -> None:
         self._lanes.finish(lane)
         self.settle(item)
 
-    def settle(self, item: _Item) -> None:
+    def settle(self, item: Item) -> None:
         """A record is done with; counts for nothing when its partition has gone meanwhile."""
         prefix = item.prefix
         if prefix.closed:
@@ -1235,7 +1021,7 @@ class Subscriber:
             self._make_room(item.partition, prefix)
         self._note_progress()
 
-    def settle_all(self, parts: Sequence[_Part]) -> None:
+    def settle_all(self, parts: Sequence[Part]) -> None:
         """Settle many records at once."""
         for part in parts:
             if not part.prefix.closed:
@@ -1346,15 +1132,20 @@ class Subscriber:
 
     # -------------------------------------------------------------------------------------------- for batches
 
-    def event_of(self, item: _Item) -> Event | None:
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing new is begun."""
+        return self._stopping
+
+    def event_of(self, item: Item) -> Event | None:
         """See `_event`."""
         return self._event(item.route, item.record, structured=item.was_resolved)
 
-    async def set_aside(self, item: _Item, error: BaseException | None, reason: str, *, by: str, attempt: int) -> None:
+    async def set_aside(self, item: Item, error: BaseException | None, reason: str, *, by: str, attempt: int) -> None:
         """See `_dead_letter`."""
         await self._dead_letter(item, error, reason, by=by, attempt=attempt)
 
-    async def give_up(self, item: _Item, error: BaseException) -> None:
+    async def give_up(self, item: Item, error: BaseException) -> None:
         """See `_set_aside`."""
         await self._set_aside(item, error, str(error) or repr(error))
 
@@ -1367,313 +1158,9 @@ class Subscriber:
         self._lane_done.set()
 
 
-class _BatchRunner:
-    """Collects records of one batch subscription and calls its handler, one batch at a time."""
-
-    def __init__(self, subscriber: Subscriber, subscription: Subscription) -> None:
-        self._subscriber = subscriber
-        self._subscription = subscription
-        self._queue: deque[_Part] = deque()
-        self._queued_count = 0
-        self._queued_bytes = 0
-        self._held: dict[tuple[TopicPartition, object], list[_Part]] = {}
-        """What waits for its own retry, by key, with what came behind it: one record each."""
-        self._arrived = asyncio.Event()
-        self._is_waiting = False
-        """The handler waits for its batch to become full."""
-        self._current: frozenset[TopicPartition] = frozenset()
-        self.task: asyncio.Task[None] | None = None
-        self._cancelled = False
-
-    def start(self) -> None:
-        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"hailbus-batch-{self._subscription.name}")
-
-    async def stop(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
-            self.task = None
-
-    def restart_if_cancelled(self) -> None:
-        if self.task is not None and self.task.done() and not self._subscriber._stopping:  # noqa: SLF001 same module
-            self.start()
-
-    def push(self, part: _Part) -> None:
-        was_empty = not self._queue
-        self._queue.append(part)
-        self._count(part)
-        if was_empty or (self._is_waiting and self._is_full):
-            self._arrived.set()
-
-    def _count(self, part: _Part) -> None:
-        self._queued_count += len(part.records)
-        self._queued_bytes += part.size_bytes
-
-    @property
-    def _is_full(self) -> bool:
-        subscription = self._subscription
-        return self._queued_count >= subscription.max_items or self._queued_bytes >= subscription.max_bytes
-
-    def drop(self, partitions: frozenset[TopicPartition] | None) -> None:
-        """Forget what waits for these partitions."""
-        keep = [part for part in self._queue if partitions is not None and part.partition not in partitions]
-        self._queue = deque(keep)
-        self._queued_count = self._queued_bytes = 0
-        for part in keep:
-            self._count(part)
-        for name in [name for name in self._held if partitions is None or name[0] in partitions]:
-            del self._held[name]
-
-    def touches(self, partitions: frozenset[TopicPartition] | None) -> bool:
-        """Whether the batch that is being handled has records of these partitions."""
-        return bool(self._current) if partitions is None else not self._current.isdisjoint(partitions)
-
-    async def _run(self) -> None:
-        while True:
-            batch = await self._collect()
-            self._current = frozenset({part.partition for part in batch})
-            try:
-                await self._handle(batch, attempt=1)
-            finally:
-                self._current = frozenset()
-                self._subscriber.handler_ended()
-
-    async def _collect(self) -> list[_Part]:
-        subscription = self._subscription
-        while True:
-            while not self._queue:
-                self._arrived.clear()
-                await self._arrived.wait()
-            if not self._is_full:
-                self._arrived.clear()
-                self._is_waiting = True
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(subscription.max_wait.total_seconds()):
-                        await self._arrived.wait()
-                self._is_waiting = False
-            batch: list[_Part] = []
-            room, room_bytes = subscription.max_items, subscription.max_bytes
-            while self._queue and room > 0 and room_bytes > 0:
-                part = self._queue.popleft()
-                head = part.head(room, room_bytes)
-                if head is not part:
-                    self._queue.appendleft(part.only(part.records[len(head.records) :]))
-                self._queued_count -= len(head.records)
-                self._queued_bytes -= head.size_bytes
-                free = self._hold_back(head) if self._held else head
-                if free.records:
-                    batch.append(free)
-                    room -= len(free.records)
-                    room_bytes -= free.size_bytes
-            if batch:
-                return batch
-
-    def _hold_back(self, part: _Part) -> _Part:
-        """What of a part does not wait behind a retry of its key."""
-        free = []
-        for record in part.records:
-            held = self._held.get((part.partition, record.key))
-            if held is not None:
-                held.append(part.only([record]))
-            else:
-                free.append(record)
-        return part.only(free)
-
-    async def _decoded(self, batch: Sequence[_Part]) -> tuple[list[_Part], Deliveries[Event]]:
-        """What can be handed over of a batch, record by record with its event; the rest is set aside or skipped."""
-        live: list[_Part] = []
-        events: list[Event] = []
-        records: list[Received] = []
-        attempts: list[int] = []
-        for part in batch:
-            if part.prefix.closed:
-                continue
-            part.attempt += 1
-            found = self._events_of(part)
-            usable = part
-            if found is None:
-                usable, found = await self._events_one_by_one(part)
-            if found:
-                live.append(usable)
-                events += found
-                records += usable.records
-                attempts += [part.attempt] * len(found)
-        return live, Deliveries(events, records, attempts, group=self._subscriber.group)
-
-    def _events_of(self, part: _Part) -> list[Event] | None:
-        """The events of a part, None when something needs a closer look."""
-        route = part.route
-        validate = route.validate
-        if (
-            validate is None
-            or not route.is_newest
-            or part.was_resolved
-            or isinstance(self._subscription.delivery, EffectivelyOnce)
-        ):
-            return None
-        values = [record.value for record in part.records if record.value is not None]
-        if len(values) < len(part.records):
-            return None
-        try:
-            return [validate(payload_of(value)) for value in values]
-        except ValidationError:
-            return None
-
-    async def _events_one_by_one(self, part: _Part) -> tuple[_Part, list[Event]]:
-        """The records of a part that can be handed over, and their events."""
-        subscriber = self._subscriber
-        delivery = self._subscription.delivery
-        usable: list[Received] = []
-        events: list[Event] = []
-        for record in part.records:
-            item = part.item_of(record)
-            try:
-                event = subscriber.event_of(item)
-            except ContractError as error:
-                await subscriber.set_aside(item, error, str(error), by="decoder", attempt=0)
-                subscriber.settle(item)
-                continue
-            if event is None:
-                subscriber.stats.skipped += 1
-                subscriber.settle(item)
-                continue
-            if isinstance(delivery, EffectivelyOnce):
-                refusal = delivery.inbox.refusal_of(Context(record, group=subscriber.group))
-                if refusal is not None:
-                    await subscriber.set_aside(item, refusal, str(refusal), by="inbox", attempt=0)
-                    subscriber.settle(item)
-                    continue
-            usable.append(record)
-            events.append(event)
-        return part.only(usable), events
-
-    async def _handle(self, batch: Sequence[_Part], *, attempt: int) -> None:
-        """Call the handler with a batch until every item is settled or waits for its own retry."""
-        subscriber = self._subscriber
-        subscription = self._subscription
-        delivery = subscription.delivery
-        while True:
-            live, deliveries = await self._decoded(batch)
-            if not deliveries:
-                return
-            try:
-                if isinstance(delivery, EffectivelyOnce):
-                    async with delivery.inbox.engine.begin() as tx:
-                        fresh = await delivery.inbox.claim(tx, deliveries)
-                        new = _first_of_each(deliveries, fresh)
-                        if new:
-                            verdicts = await self._call(Batch(new, tx=tx))
-                            if verdicts is not None and any(isinstance(v, (Retry, Park)) for v in verdicts):
-                                message = (
-                                    f"{subscription.name} gave Retry or Park under EffectivelyOnce, where a batch is "
-                                    "applied as a whole; raise, and the batch is split"
-                                )
-                                raise ConfigurationError(message)
-                    verdicts = None
-                else:
-                    verdicts = await self._call(Batch(deliveries))
-                if verdicts is not None and len(verdicts) != len(deliveries):
-                    message = f"{subscription.name} gave {len(verdicts)} verdicts for {len(deliveries)} events"
-                    raise ConfigurationError(message)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                subscriber.stats.failed += 1
-                if isinstance(delivery, AtMostOnce):
-                    log.error("batch_failed: %s, at most once, not repeated", subscription.name, exc_info=error)
-                    subscriber.settle_all(live)
-                    return
-                if attempt < delivery.retry.attempts and isinstance(error, delivery.retry.on):
-                    wait_s = subscriber.retry_delay_s(delivery, attempt)
-                    subscriber.stats.retried += 1
-                    log.warning(
-                        "batch_retried: %s, %d events, attempt %d of %d, next in %.2f s: %r",
-                        subscription.name,
-                        len(deliveries),
-                        attempt,
-                        delivery.retry.attempts,
-                        wait_s,
-                        error,
-                    )
-                    attempt += 1
-                    await asyncio.sleep(wait_s)
-                    batch = live
-                    continue
-                if len(deliveries) == 1:
-                    item = live[0].item_of(live[0].records[0])
-                    log.error("batch_gave_up: %s on one event", subscription.name, exc_info=error)
-                    await subscriber.give_up(item, error)
-                    subscriber.settle(item)
-                    return
-                # One bad event must not take the others along: each gets one last call alone, in order.
-                log.warning("batch_split: %s, %d events one by one after %r", subscription.name, len(deliveries), error)
-                for part in live:
-                    for record in part.records:
-                        await self._handle([part.only([record])], attempt=delivery.retry.attempts)
-                return
-            if verdicts is None:
-                subscriber.settle_all(live)
-                return
-            await self._apply(live, verdicts)
-            return
-
-    async def _call(self, batch: Batch[Event]) -> Sequence[Verdict] | None:
-        handler, tracing = self._subscription.batch_handler, self._subscriber.tracing
-        assert handler is not None
-        if tracing is None:
-            return await handler(batch)
-        with tracing.processing_batch([item.ctx for item in batch.items], group=self._subscriber.group):
-            return await handler(batch)
-
-    async def _apply(self, live: Sequence[_Part], verdicts: Sequence[Verdict]) -> None:
-        subscriber = self._subscriber
-        records = [(part, record) for part in live for record in part.records]
-        for (part, record), verdict in zip(records, verdicts, strict=True):
-            item = part.item_of(record)
-            match verdict:
-                case Retry(after):
-                    subscriber.stats.retried += 1
-                    name = (part.partition, record.key)
-                    held = self._held.get(name)
-                    if held is None:
-                        # Later events of this key wait behind it.
-                        held = self._held[name] = []
-                        asyncio.get_running_loop().call_later(after.total_seconds(), self._release, name)
-                    held.append(part.only([record]))
-                case Park(reason):
-                    await subscriber.set_aside(item, None, reason, by=self._subscription.name, attempt=item.attempt)
-                    subscriber.settle(item)
-                case Skip():
-                    subscriber.stats.skipped += 1
-                    subscriber.settle(item)
-                case Done():
-                    subscriber.settle(item)
-                case _:
-                    assert_never(verdict)
-
-    def _release(self, name: tuple[TopicPartition, object]) -> None:
-        held = self._held.pop(name, [])
-        self._queue.extendleft(reversed(held))
-        for part in held:
-            self._count(part)
-        self._arrived.set()
-
-
-def _subscription(item: _Item) -> Subscription:
+def _subscription(item: Item) -> Subscription:
     assert item.route.subscription is not None
     return item.route.subscription
-
-
-def _first_of_each(deliveries: Sequence[Delivery[Event]], fresh: set[str]) -> list[Delivery[Event]]:
-    """The deliveries with fresh ids, each id once."""
-    left = set(fresh)
-    found: list[Delivery[Event]] = []
-    for delivery in deliveries:
-        event_id = delivery.ctx.envelope.id
-        if event_id in left:
-            left.remove(event_id)
-            found.append(delivery)
-    return found
 
 
 def _names(partitions: frozenset[TopicPartition]) -> str:

@@ -31,7 +31,7 @@ from hailbus.errors import (
     UnknownEventError,
 )
 from hailbus.event import Event, event_info
-from hailbus.subscriber import SubscriberSettings, SubscriberStats, Subscription
+from hailbus.subscription import SubscriberSettings, SubscriberStats, Subscription
 from hailbus.transaction import Transaction, current_transaction
 
 if TYPE_CHECKING:
