@@ -171,6 +171,7 @@ class Dispatcher:
         """Close all connections and wait for what is in work."""
         for connection in list(self.connections):
             connection.close()
+        await asyncio.sleep(0)  # a handler whose task is cancelled before it has begun would never be awaited
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -275,7 +275,11 @@ class KafkaProducer:
                 return
             log.warning("producer_replaced: %s gets a new producer id", self._client_id)
             fresh = self._make()
-            await fresh.start()
+            try:
+                await fresh.start()
+            except BaseException:
+                await self._close(fresh)
+                raise
             self._client = fresh
         await self._close(broken)
 

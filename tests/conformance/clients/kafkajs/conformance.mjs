@@ -33,9 +33,23 @@ const withAdmin = async work => {
   }
 }
 
+// Apache Kafka answers for what it has decided before it shows it.
+const untilPartitions = (admin, topic, count) => until(`${count} partitions`, async () => {
+  try {
+    const { topics: [{ partitions }] } = await admin.fetchTopicMetadata({ topics: [topic] })
+    return partitions.length === count && partitions.every(({ leader }) => leader >= 0)
+  } catch (error) {
+    if (error.type !== 'UNKNOWN_TOPIC_OR_PARTITION' && error.type !== 'LEADER_NOT_AVAILABLE') throw error
+    return false
+  }
+})
+
 const fresh = async (prefix, numPartitions = 1) => {
   const topic = topicName(prefix)
-  await withAdmin(admin => admin.createTopics({ topics: [{ topic, numPartitions, replicationFactor: 1 }], waitForLeaders: true }))
+  await withAdmin(async admin => {
+    await admin.createTopics({ topics: [{ topic, numPartitions, replicationFactor: 1 }], waitForLeaders: false })
+    await untilPartitions(admin, topic, numPartitions)
+  })
   return topic
 }
 
@@ -166,16 +180,17 @@ const scenarios = {
     const topic = await fresh('admin', 2)
     await withAdmin(async admin => {
       await admin.createPartitions({ topicPartitions: [{ topic, count: 4 }] })
-      const { topics: [described] } = await admin.fetchTopicMetadata({ topics: [topic] })
-      same('partitions', described.partitions.length, 4)
+      await untilPartitions(admin, topic, 4)
       await admin.alterConfigs({
         validateOnly: false,
         resources: [{ type: ConfigResourceTypes.TOPIC, name: topic, configEntries: [{ name: 'retention.ms', value: '54321' }] }],
       })
-      const { resources } = await admin.describeConfigs({
-        includeSynonyms: false, resources: [{ type: ConfigResourceTypes.TOPIC, name: topic, configNames: ['retention.ms'] }],
+      await until('the changed retention.ms', async () => {
+        const { resources } = await admin.describeConfigs({
+          includeSynonyms: false, resources: [{ type: ConfigResourceTypes.TOPIC, name: topic, configNames: ['retention.ms'] }],
+        })
+        return resources[0].configEntries[0].configValue === '54321'
       })
-      same('retention.ms', resources[0].configEntries[0].configValue, '54321')
       const cluster = await admin.describeCluster()
       same('brokers', cluster.brokers.length, 1)
       await admin.deleteTopics({ topics: [topic] })
