@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["health_router"]
 
 
-def health_router(service: Service, *, reasons: Callable[[], Sequence[str]] = tuple) -> APIRouter:
+def health_router(
+    service: Service,
+    *,
+    reasons: Callable[[], Sequence[str]] = tuple,
+    failures: Callable[[], Sequence[str]] = tuple,
+) -> APIRouter:
     """`GET /livez` answers 200 unless a subscriber has ended; `GET /readyz` is 200 only while events make progress.
 
     `GET /metrics` gives the service's counters to Prometheus.
@@ -22,12 +27,13 @@ def health_router(service: Service, *, reasons: Callable[[], Sequence[str]] = tu
     Args:
         service: Whose progress counts.
         reasons: Further reasons why requests cannot be answered now, as that a database is away.
+        failures: Further reasons why only a restart helps, as that a task of the application has died.
     """
     router = APIRouter(tags=["health"])
 
     @router.get("/livez", include_in_schema=False)
     async def livez() -> JSONResponse:
-        failed = [str(s.failure) for s in service.subscribers if s.failure is not None]
+        failed = [*(str(s.failure) for s in service.subscribers if s.failure is not None), *failures()]
         if failed:
             return JSONResponse({"status": "failed", "reasons": failed}, status_code=503)
         return JSONResponse({"status": "ok"})

@@ -773,11 +773,13 @@ class Service:
 
         return lifespan
 
-    def health(self, reasons: Callable[[], Sequence[str]] = tuple) -> APIRouter:
+    def health(
+        self, reasons: Callable[[], Sequence[str]] = tuple, *, failures: Callable[[], Sequence[str]] = tuple
+    ) -> APIRouter:
         """Routes `/livez`, `/readyz` and `/metrics` for `app.include_router(svc.health())`; see `health_router`."""
         from hailbus.health import health_router
 
-        return health_router(self, reasons=reasons)
+        return health_router(self, reasons=reasons, failures=failures)
 
     @property
     def is_running(self) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from bike.config import Settings
 from bike.main import create_app
 from hailbus import DeliveryError
+from hailbus.database import create_engine
 from hailbus.testing import MemoryBus
 from sqlalchemy import text
 
@@ -75,6 +76,20 @@ def start_bike(database_url: str) -> StartBike:
             yield Client(http=http, bus=bus)
 
     return start
+
+
+async def test_an_expired_key_is_a_new_request(start_bike: StartBike, database_url: str) -> None:
+    async with start_bike() as bike:
+        await bike.post("/bikes", {"bike_id": "b1", "place": HERE}, minute=0)
+        body = {"bike_id": "b1", "rider_id": "r1"}
+        first = await bike.post("/hires", body, minute=1, key="k")
+        await bike.post(f"/hires/{first['hire_id']}/unlock", {}, minute=2)
+        await bike.post(f"/hires/{first['hire_id']}/return", {"place": THERE, "distance_m": 4_000}, minute=9)
+        engine = create_engine(database_url)
+        async with engine.begin() as connection:
+            await connection.execute(text("DELETE FROM hailbus_answers"))  # as pruning does
+        await engine.dispose()
+        assert (await bike.post("/hires", body, minute=10, key="k"))["hire_id"] != first["hire_id"]
 
 
 async def test_a_hire_from_reservation_to_fare(start_bike: StartBike) -> None:

@@ -53,7 +53,10 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     service.relays(outbox)
 
     def reasons() -> Sequence[str]:
-        return [] if writer.ready else ["the database is not ready"]
+        return [trouble] if (trouble := writer.trouble) is not None else []
+
+    def failures() -> Sequence[str]:
+        return [failure] if (failure := writer.failure) is not None else []
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -74,7 +77,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
 
     app = FastAPI(title="booking", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     add_routes(app.router, writer, Reader(engine), clock)
-    app.include_router(service.health(reasons))
+    app.include_router(service.health(reasons, failures=failures))
     PROBLEMS.install(app)
     return app
 

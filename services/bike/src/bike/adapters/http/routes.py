@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Final
+from uuid import uuid4
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
@@ -14,7 +15,6 @@ from pydantic import BaseModel
 from bike.adapters.http import schemas
 from bike.adapters.http.problems import PROBLEMS, documented
 from bike.adapters.storage.store import Store
-from bike.app.facts import derived_id
 from bike.app.place_bike import place_bike
 from bike.app.ports import Work
 from bike.app.reserve_bike import reserve_bike
@@ -141,7 +141,7 @@ def add_routes(api: APIRouter, store: Store, clock: ServiceClock) -> None:
             request,
             lambda work: reserve_bike(
                 work,
-                hire_id=derived_id("hire", key),
+                hire_id=str(uuid4()),
                 bike_id=body.bike_id,
                 rider_id=body.rider_id,
                 simulated=body.simulated,

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, assert_never
+from uuid import uuid4
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
@@ -22,7 +23,6 @@ from booking.app.drivers import GoOffline, GoOnline, ReportLocation
 from booking.app.offer_quote import OfferQuote
 from booking.app.ports import Command, Presented
 from booking.app.request_ride import RequestRide
-from booking.app.story import derived_id
 from booking.app.update_drivers import MoveClock, Update, UpdateDrivers
 from booking.domain.driver import Driver
 from booking.domain.errors import Refusal
@@ -120,7 +120,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         request: Request, body: schemas.NewQuote, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
         command = OfferQuote(
-            quote_id=derived_id("quote", key),
+            quote_id=str(uuid4()),
             rider_id=body.rider_id,
             pickup=body.pickup.place(),
             dropoff=body.dropoff.place(),
@@ -154,7 +154,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
     async def request_ride(
         request: Request, body: schemas.NewRide, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
-        command = RequestRide(ride_id=derived_id("ride", key), quote_id=body.quote_id, simulated=body.simulated)
+        command = RequestRide(ride_id=str(uuid4()), quote_id=body.quote_id, simulated=body.simulated)
         return await order(request, command, body, key=key, at=moment_of(event_time, clock), status=201)
 
     @api.get(

@@ -47,8 +47,21 @@ class Ownership:
                 raise DatabaseTakenError(self._sentence()) from error
             self._file = lock
 
+    async def leave(self, connection: AsyncConnection) -> None:
+        """End the connection together with its lock: back in the pool, its session would go on holding it.
+
+        Works on a broken connection as well; PostgreSQL then keeps the lock until it notices that the session is gone.
+        """
+        try:
+            if self._engine.dialect.name == "postgresql":
+                await connection.execute(text("SELECT pg_advisory_unlock_all()"))
+                await connection.commit()
+        finally:
+            await connection.invalidate()
+            await connection.close()
+
     def release(self) -> None:
-        """Give the lock file up; PostgreSQL's lock goes with the connection."""
+        """Give up the lock file; PostgreSQL's lock ends with the connection."""
         if self._file is not None:
             self._file.close()
             self._file = None

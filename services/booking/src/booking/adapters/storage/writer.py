@@ -19,11 +19,11 @@ from hailbus.codec import envelope_for
 from hailbus.idempotency import Answer, AnswerBook, StoredAnswer
 from sqlalchemy import Table, bindparam, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from booking.adapters.storage import rows, tables
-from booking.adapters.storage.database import Ownership
+from booking.adapters.storage.database import DatabaseTakenError, Ownership
 from booking.app.policy import Policy
 from booking.app.ports import Command, Needs, Outgoing, Presenter
 from booking.app.world import Changes, World
@@ -36,6 +36,10 @@ QUEUE_LIMIT: Final = 4_096
 """Requests that may wait; more are told to come back."""
 RELOAD_DELAY_S: Final = 0.5
 RELOAD_DELAY_MAX_S: Final = 10.0
+
+REFUSED_STATEMENT: Final = (IntegrityError, DataError, ProgrammingError, NotSupportedError)
+"""The database answered and refused what we sent: to send it again is of no use. Any other database error is a failure
+of the database or of the connection to it."""
 
 log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("booking.writer")
 
@@ -105,6 +109,7 @@ class Writer:
         self._waiting = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+        self._trouble: str | None = None
         self._upserts = _upserts(engine.dialect.name)
         self.figures = _Figures()
 
@@ -119,6 +124,7 @@ class Writer:
         await self._answers.create_tables()
         await self._connect()
         self._task = asyncio.create_task(self._serve(), name="booking-writer")
+        self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Finish what waits, refuse what comes, and let the database go."""
@@ -143,6 +149,25 @@ class Writer:
     def ready(self) -> bool:
         """Whether the world is loaded and requests are served."""
         return self._connection is not None and not self._closing
+
+    @property
+    def trouble(self) -> str | None:
+        """Why requests are not served now, `None` when they are."""
+        return None if self.ready else self._trouble or "the database is not open"
+
+    @property
+    def failure(self) -> str | None:
+        """Why only a restart helps: the writer's task has ended though nobody stopped it. `None` while it runs."""
+        if self._closing or self._task is None or not self._task.done():
+            return None
+        return "the writer has ended unexpectedly"
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Answer whoever still waits when the task has ended, for whatever reason."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("writer_ended", exc_info=error)
+        stale, self._queue = list(self._queue), deque()
+        _fail(stale, UnavailableError("booking is stopping"))
 
     async def post(
         self,
@@ -182,7 +207,7 @@ class Writer:
         return await done
 
     def _enqueue(self, item: _Request | _Consumption) -> None:
-        if self._closing:
+        if self._closing or self.failure is not None:
             raise UnavailableError("booking is stopping")
         if len(self._queue) >= QUEUE_LIMIT:
             raise UnavailableError(f"{QUEUE_LIMIT} requests wait already")
@@ -197,19 +222,42 @@ class Writer:
             self._waiting.clear()
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_LIMIT))]
-                try:
-                    await self._do(batch)
-                except (DBAPIError, OSError) as error:
-                    log.warning("batch_failed", requests=len(batch), error=str(error))
-                    _fail(batch, UnavailableError("the database failed; send the same request again"))
-                    await self._recover()
-                except Exception as error:
-                    # A fault of ours: these requests get it, memory is not trusted any more, the next ones go on.
-                    log.exception("batch_broke", requests=len(batch))
-                    _fail(batch, error)
-                    await self._recover()
+                await self._settle(batch)
             if self._closing:
                 return
+
+    async def _settle(self, batch: Sequence[_Request | _Consumption]) -> None:
+        """Do a batch in one commit. If it fails by a fault of ours, do each part alone: only the culprit fails."""
+        error = await self._attempt(batch)
+        if error is None:
+            return
+        if isinstance(error, UnavailableError):
+            _fail(batch, error)
+            await self._recover()
+            return
+        if len(batch) > 1:
+            await self._recover(batch)
+            for item in batch:
+                if not item.done.done():
+                    await self._settle([item])
+            return
+        _fail(batch, error)
+        await self._recover()
+
+    async def _attempt(self, batch: Sequence[_Request | _Consumption]) -> Exception | None:
+        """Do a batch; return why it failed: `UnavailableError` for the database, anything else is a fault of ours."""
+        try:
+            await self._do(batch)
+        except REFUSED_STATEMENT as error:
+            log.error("statement_refused", requests=len(batch), error=str(error).partition("\n")[0])
+            return error
+        except (DBAPIError, OSError) as error:
+            log.warning("batch_failed", requests=len(batch), error=str(error).partition("\n")[0])
+            return UnavailableError("the database failed; send the same request again")
+        except Exception as error:
+            log.exception("batch_broke", requests=len(batch))
+            return error
+        return None
 
     async def _do(self, batch: Sequence[_Request | _Consumption]) -> None:
         connection, world = self._connection, self._world
@@ -383,29 +431,44 @@ class Writer:
                     if now is not None:
                         self._clock.observe(now)
         except BaseException:
-            await connection.close()
+            await self._leave(connection)
             raise
-        self._world, self._connection = world, connection
+        self._world, self._connection, self._trouble = world, connection, None
         log.info("world_loaded", **world.counts())
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            try:
-                await connection.close()
-            except (DBAPIError, OSError) as error:
-                log.debug("close_failed", error=str(error))
+            await self._leave(connection)
 
-    async def _recover(self) -> None:
-        """Start afresh from what is stored; requests wait meanwhile, up to the queue's bound."""
+    async def _leave(self, connection: AsyncConnection) -> None:
+        try:
+            await self._ownership.leave(connection)
+        except (SQLAlchemyError, OSError) as error:
+            log.debug("close_failed", error=str(error))
+
+    async def _recover(self, undecided: Sequence[_Request | _Consumption] = ()) -> None:
+        """Load the world again from what is stored, and retry until that succeeds or the writer stops.
+
+        Memory is not trusted after a failure. Whatever the reason for which the world cannot be loaded (the database is
+        away, its lock is still held by the session that died, a stored row makes no sense), the writer goes on trying.
+
+        Args:
+            undecided: Requests to be done after the recovery; like those in the queue, they fail if it takes longer
+                than one attempt.
+        """
         await self._disconnect()
         delay_s = RELOAD_DELAY_S
         while not self._closing:
             try:
                 await self._connect()
-            except (DBAPIError, OSError) as error:
-                log.warning("reload_failed", error=str(error), retry_in_s=delay_s)
-                stale, self._queue = list(self._queue), deque()
+            except Exception as error:
+                self._trouble = f"the stored state cannot be loaded: {error}"
+                if isinstance(error, (DBAPIError, OSError, DatabaseTakenError)):
+                    log.warning("reload_failed", error=str(error), retry_in_s=delay_s)
+                else:
+                    log.exception("reload_failed", retry_in_s=delay_s)
+                stale, self._queue = [*undecided, *self._queue], deque()
                 _fail(stale, UnavailableError("the database is away; send the same request again"))
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RELOAD_DELAY_MAX_S)
