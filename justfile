@@ -34,6 +34,17 @@ bench-broker *args:
 bench-sdk *args:
     uv run --with 'faststream[kafka]' python tests/bench/bench_sdk.py {{args}}
 
+# booking under load, and the whole chain of the example
+bench-city *args:
+    uv run python tests/bench/bench_city.py {{args}}
+
+# every benchmark, kept in docs/figures; takes an hour on a machine that does nothing else
+figures:
+    just bench-broker --json docs/figures/broker.json
+    just bench-sdk --rounds 5 --json docs/figures/sdk.json
+    just bench-city --spark --json docs/figures/city.json
+    uv run derive-figures
+
 # ten minutes of clients against a broker that is killed again and again
 history *args:
     HAILBUS_HISTORY_SECONDS=${HAILBUS_HISTORY_SECONDS:-600} uv run pytest -s tests/history {{args}}

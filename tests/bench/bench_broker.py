@@ -9,9 +9,7 @@ times a lot.
 import argparse
 import contextlib
 import functools
-import json
 import os
-import platform
 import resource
 import shutil
 import signal
@@ -32,7 +30,8 @@ from confluent_kafka.cimpl import NewTopic
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from tests.support import free_port  # noqa: E402 - it runs as a script, too
+from tests.bench.report import Row, Run  # noqa: E402 - it runs as a script, too
+from tests.support import free_port  # noqa: E402
 
 APACHE_KAFKA = Path(os.environ.get("HAILBUS_SHARED", ROOT.parent / "shared")) / "apache-kafka" / "kafka"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -240,37 +239,21 @@ def consume(broker: Broker, topic: str, *, count: int, offset: int = OFFSET_BEGI
     return took
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One measured quantity of both brokers; `lower_is_better` decides how the ratio reads."""
-
-    what: str
-    unit: str
-    ours: list[float]
-    theirs: list[float]
-
-    def line(self) -> str:
-        ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
-        ratio = f"{ours / theirs:6.2f}" if theirs else "     –"
-        return f"{self.what:<70} {ours:>12,.2f} {theirs:>12,.2f} {ratio}  {self.unit}"
-
-
 class Report:
-    """Prints figures as they come and keeps them for `--json`."""
+    """The figures of both brokers and their ratio, ours over Apache Kafka's."""
 
-    def __init__(self) -> None:
-        self.figures: list[Figure] = []
+    def __init__(self, run: Run) -> None:
+        self.run = run
 
-    def heading(self, text: str) -> None:
-        text += f" (load {os.getloadavg()[0]:.0f})"  # what else the machine has to do: times are not to be trusted then
-        print(f"\n{text:<70} {'hailbus':>12} {'Apache Kafka':>12}  ratio", flush=True)
+    def heading(self, title: str, condition: str) -> None:
+        self.run.table(title, condition=condition, columns=("hailbus", "Apache Kafka", "ratio"))
 
     def add(self, what: str, unit: str, ours: list[float], theirs: list[float]) -> None:
-        self.figures.append(Figure(what=what, unit=unit, ours=ours, theirs=theirs))
-        print(self.figures[-1].line(), flush=True)
+        self.run.add(what, unit, ours, theirs, [statistics.median(ours) / statistics.median(theirs)])
 
 
 NAMES = ("hailbus", "apache")
+CONDITIONS = {"not synced": "neither broker syncs before the ack", "group fsync": "both brokers sync before each ack"}
 
 
 def both(stack: contextlib.ExitStack, settings: Callable[[str], dict[str, str]]) -> dict[str, Broker]:
@@ -320,7 +303,7 @@ def throughput(report: Report, *, rounds: int, quick: bool) -> None:
     for sync_name, settings in (("not synced", no_sync), ("group fsync", group_sync)):
         if sync_name == "group fsync" and quick:
             continue  # `fsync` has what the bar speaks of
-        report.heading(f"Throughput, {sync_name}, confluent-kafka, 1 partition")
+        report.heading("Throughput: confluent-kafka, one partition", CONDITIONS[sync_name])
         with contextlib.ExitStack() as stack:
             brokers = both(stack, settings)
             warm_up(brokers, 60_000 if quick else 200_000)
@@ -353,7 +336,7 @@ def throughput(report: Report, *, rounds: int, quick: bool) -> None:
 
 def fsync(report: Report, *, rounds: int, quick: bool) -> None:
     """Producing with a sync before each ack against the same without, alternating."""
-    report.heading("Group fsync: 1,000 B, acks=all, 16 KiB batches")
+    report.heading("Synced against not synced: 1,000 B, acks=all, 16 KiB batches", "both, as named")
     figures: dict[tuple[str, str], list[float]] = {}
     count = 60_000 if quick else 200_000
     with contextlib.ExitStack() as stack:
@@ -381,7 +364,7 @@ def fsync(report: Report, *, rounds: int, quick: bool) -> None:
 def growth(report: Report, *, rounds: int, quick: bool, large_log_gb: float) -> None:
     """What a message costs at the end of an empty and of a large log, and a start with that log after SIGKILL."""
     del rounds
-    report.heading(f"An empty log and one of {large_log_gb:g} GB, 1,000 B, 16 KiB batches, not synced")
+    report.heading(f"An empty log and one of {large_log_gb:g} GB: 1,000 B, 16 KiB batches", CONDITIONS["not synced"])
     figures: dict[tuple[str, str], float] = {}
     count = 30_000 if quick else 100_000
     payload = os.urandom(1000)
@@ -461,10 +444,19 @@ def end_to_end(broker: Broker, *, per_s: int, seconds: float) -> list[float]:
 
 
 def latency(report: Report, *, rounds: int, quick: bool) -> None:
-    """End to end at fixed rates, linger 0, acks=all, 1 KB, not synced; no coordinated omission."""
-    report.heading("End-to-end latency, linger 0, acks=all, 1 KB, not synced")
+    """End to end at fixed rates, linger 0, acks=all, 1 KB, both ways; no coordinated omission."""
+    for sync_name, settings in (("not synced", no_sync), ("group fsync", group_sync)):
+        if sync_name == "group fsync" and quick:
+            continue
+        report.heading("End-to-end latency: linger 0, acks=all, 1 KB", CONDITIONS[sync_name])
+        _latency(report, settings, sync_name, rounds=rounds, quick=quick)
+
+
+def _latency(
+    report: Report, settings: Callable[[str], dict[str, str]], sync_name: str, *, rounds: int, quick: bool
+) -> None:
     with contextlib.ExitStack() as stack:
-        brokers = both(stack, no_sync)
+        brokers = both(stack, settings)
         for broker in brokers.values():
             end_to_end(broker, per_s=1000, seconds=3)
         for per_s in (1000, 10_000):
@@ -478,13 +470,13 @@ def latency(report: Report, *, rounds: int, quick: bool) -> None:
                     used[name].append((broker.cpu_s() - before) / (per_s * seconds) * 1e6)
             for share, label in ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")):
                 ours, theirs = ([run[int(len(run) * share)] for run in found[name]] for name in NAMES)
-                report.add(f"{per_s:,} messages/s: {label}", "ms", ours, theirs)
-            report.add(f"{per_s:,} messages/s: CPU", "µs per message", used["hailbus"], used["apache"])
+                report.add(f"{per_s:,} messages/s, {sync_name}: {label}", "ms", ours, theirs)
+            report.add(f"{per_s:,} messages/s, {sync_name}: CPU", "µs per message", used["hailbus"], used["apache"])
 
 
 def footprint(report: Report, *, rounds: int, quick: bool) -> None:
     """Start to serving, start to first acked produce, idle memory, serving again after SIGKILL under load."""
-    report.heading("Footprint")
+    report.heading("Footprint", "defaults: hailbus syncs before each ack, Apache Kafka does not")
     figures: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds):
         for name in NAMES:
@@ -522,7 +514,7 @@ def scale(report: Report, *, rounds: int, quick: bool) -> None:
     """1,000 partitions, 2,000 connections, a storm of commits by 100 groups."""
     del rounds
     partition_bytes = 100_000 if quick else 1_000_000
-    report.heading("Scale")
+    report.heading("Scale", "defaults: hailbus syncs before each ack, Apache Kafka does not")
     figures: dict[tuple[str, str], float] = {}
     for name in NAMES:
         with running(name) as broker:
@@ -601,12 +593,12 @@ class Bar:
     is_ratio: bool = False
     is_least: bool = False
 
-    def line(self, figure: Figure) -> str:
-        ours, theirs = statistics.median(figure.ours), statistics.median(figure.theirs)
-        value = ours / theirs if self.is_ratio else ours
+    def line(self, row: Row) -> str:
+        ours, _, ratio = row.medians
+        value = ratio if self.is_ratio else ours
         is_met = value >= self.limit if self.is_least else value <= self.limit
         sign = "≥" if self.is_least else "≤"
-        unit = "× Apache Kafka's" if self.is_ratio else figure.unit
+        unit = "× Apache Kafka's" if self.is_ratio else row.unit
         return f"{'met   ' if is_met else 'MISSED'} {self.what:<70} {value:10.2f} {sign} {self.limit:g} {unit}"
 
 
@@ -622,8 +614,8 @@ BARS = (
         for quantity, limit in (("produce", 0.5), ("consume", 1.0))
         for case in BAR_CASES
     ),
-    Bar(what="10,000 messages/s: p99", limit=10),
-    Bar(what="1,000 messages/s: p99", limit=1.0, is_ratio=True),
+    Bar(what="10,000 messages/s, not synced: p99", limit=10),
+    Bar(what="1,000 messages/s, not synced: p99", limit=1.0, is_ratio=True),
     Bar(what="synced as a share of not synced", limit=0.7, is_least=True),
 )
 
@@ -643,28 +635,21 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f"--only knows {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
     if not APACHE_KAFKA.exists():
         sys.exit("Apache Kafka is compared with: its start script is looked for beside the clone or at HAILBUS_SHARED")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    print(f"command: bench_broker.py {' '.join(arguments)}")
-    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}")
-    print(f"commit:  {commit.stdout.strip()}, CPython {platform.python_version()}")
-    report = Report()
+    rounds = options.rounds or (1 if options.quick else 3)
+    run = Run(f"just bench-broker {' '.join(arguments)}".strip(), rounds=rounds)
+    report = Report(run)
     for name in chosen:
         extra = {}
         if name == "growth":
             extra["large_log_gb"] = options.large_log_gb or (0.5 if options.quick else 20.0)
-        PARTS[name](report, rounds=options.rounds or (1 if options.quick else 3), quick=options.quick, **extra)
-    found = {figure.what: figure for figure in report.figures}
+        PARTS[name](report, rounds=rounds, quick=options.quick, **extra)
+    found = {row.what: row for table in run.tables for row in table.rows}
     print("\nBars")
     for bar in BARS:
         if bar.what in found:
             print(bar.line(found[bar.what]))
     if options.json:
-        figures = [
-            {"what": f.what, "unit": f.unit, "hailbus": f.ours, "apache_kafka": f.theirs} for f in report.figures
-        ]
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        run.write(options.json)
 
 
 if __name__ == "__main__":

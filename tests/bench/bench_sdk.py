@@ -18,8 +18,6 @@ import gc
 import importlib
 import importlib.util
 import json
-import os
-import platform
 import random
 import re
 import statistics
@@ -27,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +33,13 @@ import aiokafka
 from hailbus import AtLeastOnce, AtMostOnce, Batch, ClusterAdmin, Context, Event, KafkaBus, Service, Topic, event_info
 from hailbus.testing import MemoryBus
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.bench.report import Run
+
 AT_ONCE = 1000  # callers that each await one publish after the other
 Result = dict[str, float]
 Work = Callable[[], Awaitable[int]]
+Case = Callable[[], Coroutine[Any, Any, Result]]
 
 
 def event_class(topic: Topic) -> type[Any]:
@@ -383,8 +385,8 @@ class Bench:
             await broker.stop()
 
 
-def cases_of(bench: Bench) -> dict[str, Callable[[], Awaitable[Result]]]:
-    cases: dict[str, Callable[[], Awaitable[Result]]] = {
+def cases_of(bench: Bench) -> dict[str, Case]:
+    cases: dict[str, Case] = {
         "publish: aiokafka, bytes": lambda: bench.aiokafka_publish(with_model=False),
         "publish: aiokafka + model": lambda: bench.aiokafka_publish(with_model=True),
         "publish: aiokafka + model, awaited, 1000 at once": lambda: bench.aiokafka_publish(
@@ -420,15 +422,13 @@ def run_alone(name: str, bootstrap: str, count: int) -> Result:
     return found
 
 
-def run(bootstrap: str, count: int, rounds: int) -> dict[str, Result]:
+def run(bootstrap: str, count: int, rounds: int) -> dict[str, list[Result]]:
+    """Run all cases, interleaved, so that a busy moment of the machine hits all alike; the results of each round."""
     found: dict[str, list[Result]] = {name: [] for name in cases_of(Bench(bootstrap, count))}
-    for _ in range(rounds):  # interleaved, so that a busy moment of the machine hits all alike
+    for _ in range(rounds):
         for name, results in found.items():
             results.append(run_alone(name, bootstrap, count))
-    return {
-        name: {key: statistics.median(result[key] for result in results) for key in results[0]}
-        for name, results in found.items()
-    }
+    return found
 
 
 @contextlib.contextmanager
@@ -456,33 +456,30 @@ def main() -> None:
     if arguments.case:
         print(json.dumps(asyncio.run(cases_of(Bench(arguments.bootstrap, arguments.events))[arguments.case]())))
         return
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    print(f"command: bench_sdk.py {' '.join(sys.argv[1:])}")
-    print(f"machine: {platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}")
-    print(f"commit:  {commit.stdout.strip()}, CPython {platform.python_version()}", flush=True)
+    found = Run(f"just bench-sdk {' '.join(sys.argv[1:])}".strip(), rounds=arguments.rounds)
     with contextlib.ExitStack() as stack:
         bootstrap = arguments.bootstrap or stack.enter_context(in_house_broker())
         results = run(bootstrap, arguments.events, arguments.rounds)
     size = len(event_class(Topic("x"))(**fields(1)).model_dump_json())
     assert event_info(event_class(Topic("x"))).key_field == "ride_id"
-    print(f"{arguments.events} events of {size} bytes, {arguments.rounds} rounds")
-    for name, result in results.items():
-        if "p50_ms" in result:
-            print(f"{name:49} p50 {result['p50_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms")
-        else:
-            print(
-                f"{name:49} {result['events_per_s']:9,.0f}/s  {result['cpu_us']:6.1f} µs CPU  "
-                f"{result['per_core']:9,.0f}/s per core"
-            )
+    condition = (
+        f"{arguments.events:,} events of {size} bytes, one partition, acks=all, the broker syncs before each ack"
+    )
+    found.table(
+        "Events through a client", condition=condition, columns=("a second", "CPU µs each", "a second per core")
+    )
+    for name, rounds in results.items():
+        if "p50_ms" not in rounds[0]:
+            found.add(name, "events", *([one[key] for one in rounds] for key in ("events_per_s", "cpu_us", "per_core")))
+    found.table("Latency of one publish after the other", condition=condition, columns=("p50", "p99"))
+    for name, rounds in results.items():
+        if "p50_ms" in rounds[0]:
+            found.add(name, "ms", *([one[key] for one in rounds] for key in ("p50_ms", "p99_ms")))
 
     def ratio(ours: str, theirs: str) -> float:
-        return results[ours]["per_core"] / results[theirs]["per_core"]
+        return statistics.median(one["per_core"] for one in results[ours]) / statistics.median(
+            one["per_core"] for one in results[theirs]
+        )
 
     bars = [
         ("publish: hailbus publish_many", "publish: aiokafka + model", 0.75),
@@ -492,11 +489,12 @@ def main() -> None:
         ("consume: hailbus at most once", "consume: aiokafka + model", 0.7),
         ("consume: hailbus batches", "consume: aiokafka + model", 0.7),
     ]
+    found.table("Events per core, beside aiokafka with the same model", condition=condition, columns=("ratio",))
     for ours, theirs, bar in bars:
-        found = ratio(ours, theirs)
-        print(f"{'ok ' if found >= bar else 'LOW'} {ours} is {found:.2f} x {theirs} per core, the bar is {bar}")
+        found.add(ours, "×", [value := ratio(ours, theirs)])
+        print(f"{'ok ' if value >= bar else 'LOW'} {ours} is {value:.2f} x {theirs} per core, the bar is {bar}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2))
+        found.write(arguments.json)
     sys.stdout.flush()
 
 
