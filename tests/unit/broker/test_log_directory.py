@@ -6,7 +6,7 @@ import random
 from uuid import UUID
 
 import pytest
-from hailbus_broker.log import Isolation, LogConfig, LogDirectory, MetaProperties, StorageError, TopicPartition
+from hailbus_broker.log import Isolation, LogConfig, LogDirectory, MetaProperties, TopicPartition
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
 from hailbus_broker.testing.simulated_disk import SimulatedCrashError, SimulatedDisk
 
@@ -124,12 +124,31 @@ def test_a_partition_that_nobody_has_written_to_survives_a_stop_and_a_power_cut(
     assert values_in(logs) == []
 
 
-def test_a_damaged_topic_id_of_a_partition_with_records_is_refused() -> None:
+def test_a_damaged_topic_id_is_restored_by_whoever_knows_it() -> None:
     disk = SimulatedDisk(random.Random(0))
     logs = open_directory(disk)
     logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
     append(logs)
     assert logs.close(now_ms=0) == []
     disk.write_whole("data/rides-0/partition.metadata", b"nonsense\n")
-    with pytest.raises(StorageError, match="does not say a topic id"):
-        open_directory(disk)
+    logs = hosted_again(disk)
+    assert values_in(logs) == [b"v"]
+    assert logs.close(now_ms=0) == []
+    assert open_directory(disk).topic_ids == {WHERE: TOPIC_ID}
+
+
+@pytest.mark.parametrize("name", ["recovery-point", "replication", "log-start", "cleaner"])
+@pytest.mark.parametrize("content", [b"garbage!", b"0\n3\nrides 0 1\n", b"0\n1\nrides 0 x\n", b"\xff"])
+def test_a_damaged_checkpoint_costs_work_and_no_record(name: str, content: bytes) -> None:
+    disk = SimulatedDisk(random.Random(0))
+    logs = open_directory(disk)
+    logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    append(logs)
+    assert logs.close(now_ms=0) == []
+    file_name = "log-start-offset-checkpoint" if name == "log-start" else f"{name}-offset-checkpoint"
+    disk.write_whole(f"data/{file_name}", content)
+    logs = hosted_again(disk)
+    assert values_in(logs) == [b"v"]
+    assert list(logs.damaged_checkpoints) == [file_name]
+    assert logs.close(now_ms=0) == []
+    assert not open_directory(disk).damaged_checkpoints

@@ -255,23 +255,6 @@ def test_a_torn_tail_is_cut_and_the_batches_before_it_stay() -> None:
     assert reopened.append(batch(b"d"), now_ms=NOW).base_offset == 2
 
 
-def test_a_flipped_bit_after_the_recovery_point_cuts_the_log_there() -> None:
-    disk = new_disk()
-    config = LogConfig(segment_bytes=300)
-    log = open_log(disk, config)
-    for number in range(12):
-        log.append(batch(b"%02d" % number), now_ms=NOW)
-    damaged = disk.open(f"{DIRECTORY}/00000000000000000004.log")
-    data = bytearray(damaged.read(0, damaged.size()))
-    data[-1] ^= 1
-    damaged.truncate(0)
-    damaged.append(data)
-    reopened = open_log(disk, config)
-    assert reopened.log_end_offset == 7
-    assert reopened.recovery.dropped_segments == [8]
-    assert len(records_from(reopened)) == 7
-
-
 def test_missing_indexes_are_made_again() -> None:
     disk = new_disk()
     config = LogConfig(segment_bytes=2000, index_interval_bytes=100)

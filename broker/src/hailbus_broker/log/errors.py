@@ -31,6 +31,10 @@ class StorageError(LogError):
         self.errno = errno
 
 
+class InvalidCheckpointError(StorageError):
+    """A checkpoint file does not have the form of one: it is damaged, or a newer version wrote it."""
+
+
 class OffsetOutOfRangeError(LogError):
     """A read before the log start or after the log end (or after the high watermark, for consumers)."""
 

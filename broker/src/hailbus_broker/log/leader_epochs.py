@@ -6,9 +6,10 @@ consumer finds out where its history and the leader's part (KIP-101, KIP-320).
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from hailbus_broker.log.errors import StorageError
+from hailbus_broker.log.errors import InvalidCheckpointError
 
 if TYPE_CHECKING:
     from hailbus_broker.log.disk import Disk
@@ -35,7 +36,7 @@ class LeaderEpochs:
         """Read the checkpoint of a partition directory; none at all is an empty one.
 
         Raises:
-            StorageError: The file is not a checkpoint.
+            InvalidCheckpointError: The file is not a checkpoint.
         """
         path = f"{directory}/{FILE_NAME}"
         data = disk.read_bytes(path)
@@ -116,13 +117,16 @@ def parse_checkpoint(path: str, data: bytes) -> list[tuple[int, int]]:
     """The lines of a checkpoint of number pairs.
 
     Raises:
-        StorageError: It is not one.
+        InvalidCheckpointError: It is not one.
     """
     try:
         version, count, *lines = data.decode().split("\n")
         entries = [(int(first), int(second)) for first, second in (line.split() for line in lines if line)]
         if int(version) != _VERSION or int(count) != len(entries):
-            raise StorageError("not a checkpoint of version 0 with as many lines as it says", path=path)
+            raise InvalidCheckpointError("not a checkpoint of version 0 with as many lines as it says", path=path)
+        for before, after in pairwise(entries):
+            if before[0] >= after[0] or before[1] >= after[1]:
+                raise InvalidCheckpointError(f"epoch {after[0]} at {after[1]} does not follow {before}", path=path)
     except ValueError as error:
-        raise StorageError(f"not a checkpoint ({error})", path=path) from error
+        raise InvalidCheckpointError(f"not a checkpoint ({error})", path=path) from error
     return entries

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from hailbus_broker.log.errors import StorageError
+from hailbus_broker.log.errors import InvalidCheckpointError, StorageError
 from hailbus_broker.log.partition_log import CheckpointFiles, PartitionLog
 from hailbus_broker.log.tail_cache import TailCache
 
@@ -113,6 +113,7 @@ class LogDirectory:
         logs: The partitions that are open.
         topic_ids: Of the partitions that are open.
         high_watermarks: As they were checkpointed.
+        damaged_checkpoints: Checkpoints that could not be read, and why; what they said is not known.
         cleaned_offsets: Where compaction had come to, exclusive; changed by the one who compacts.
     """
 
@@ -124,10 +125,26 @@ class LogDirectory:
         self.tail_cache: Final = tail_cache
         self.logs: Final[dict[TopicPartition, PartitionLog]] = {}
         self.topic_ids: Final[dict[TopicPartition, UUID]] = {}
-        self._recovery_points = _read_offsets(disk, f"{path}/{RECOVERY_POINTS}")
-        self.high_watermarks = _read_offsets(disk, f"{path}/{HIGH_WATERMARKS}")
-        self._log_starts = _read_offsets(disk, f"{path}/{LOG_STARTS}")
-        self.cleaned_offsets = _read_offsets(disk, f"{path}/{CLEANED_OFFSETS}")
+        self.damaged_checkpoints: Final[dict[str, InvalidCheckpointError]] = {}
+        self._recovery_points = self._read_checkpoint(RECOVERY_POINTS)
+        self.high_watermarks = self._read_checkpoint(HIGH_WATERMARKS)
+        self._log_starts = self._read_checkpoint(LOG_STARTS)
+        self.cleaned_offsets = self._read_checkpoint(CLEANED_OFFSETS)
+        self.has_former_life: Final = was_clean or bool(self._recovery_points) or bool(self.damaged_checkpoints)
+        """Whether a node has worked with the directory before, as far as the files directly in it say."""
+
+    def _read_checkpoint(self, name: str) -> dict[TopicPartition, Offset]:
+        try:
+            return _read_offsets(self._disk, f"{self.path}/{name}")
+        except InvalidCheckpointError as error:
+            # Each one only saves work, but for the log starts: without them deleted records can be read again.
+            self.damaged_checkpoints[name] = error
+            return {}
+
+    def partition_names(self) -> list[TopicPartition]:
+        """The partitions that have a directory here, the metadata's apart."""
+        found = [parse_partition_directory(name) for name in self._disk.list(self.path)]
+        return [where for where in found if where is not None and str(where) != METADATA_LOG]
 
     @classmethod
     def open(
@@ -206,7 +223,7 @@ class LogDirectory:
         """
         directory = f"{self.path}/{where}"
         self._disk.make_directory(directory)
-        found = self._read_topic_id(directory, may_be_torn=True)
+        found = self._read_topic_id(directory)
         if found is not None and found != topic_id:
             raise StorageError(
                 f"the directory belongs to topic id {encode_uuid(found)}, not {encode_uuid(topic_id)}", path=directory
@@ -218,7 +235,7 @@ class LogDirectory:
         return log
 
     def identify(self, where: TopicPartition, topic_id: UUID) -> None:
-        """Write down the topic id of an open partition, of which a crash has taken it.
+        """Write the topic id of an open partition again, after a crash or damage has taken it.
 
         Raises:
             StorageError: The machine failed.
@@ -246,25 +263,23 @@ class LogDirectory:
             tail_cache=self.tail_cache,
         )
         self.logs[where] = log
-        topic_id = self._read_topic_id(directory, may_be_torn=not self.was_clean or not log.log_end_offset)
+        topic_id = self._read_topic_id(directory)
         if topic_id is not None:
             self.topic_ids[where] = topic_id
             if not self.was_clean:
                 log.sync_first(f"{directory}/{PARTITION_METADATA}")
         return log
 
-    def _read_topic_id(self, directory: str, *, may_be_torn: bool) -> UUID | None:
-        path = f"{directory}/{PARTITION_METADATA}"
-        data = self._disk.read_bytes(path)
+    def _read_topic_id(self, directory: str) -> UUID | None:
+        """The topic id of a partition directory; None when a crash or damage has taken it: `identify` restores it."""
+        data = self._disk.read_bytes(f"{directory}/{PARTITION_METADATA}")
         if data is None:
             return None
         try:
             fields = dict(line.split(": ", 1) for line in data.decode().splitlines() if line)
             return decode_uuid(fields["topic_id"])
-        except (ValueError, KeyError) as error:
-            if may_be_torn:
-                return None  # a crash before its first sync: whoever knows the id writes it again
-            raise StorageError("the file does not say a topic id", path=path) from error
+        except (ValueError, KeyError):
+            return None
 
     def delete(self, where: TopicPartition, *, unique: str) -> str:
         """Take a partition away: its directory is renamed at once, so that the name is free again.
@@ -379,7 +394,7 @@ def _read_offsets(disk: Disk, path: str) -> dict[TopicPartition, Offset]:
             topic, partition, offset = line.split(" ")
             offsets[TopicPartition(topic, int(partition))] = int(offset)
         if version != "0" or int(count) != len(offsets):
-            raise StorageError("not a checkpoint of version 0 with as many lines as it says", path=path)
+            raise InvalidCheckpointError("not a checkpoint of version 0 with as many lines as it says", path=path)
     except ValueError as error:
-        raise StorageError(f"not a checkpoint ({error})", path=path) from error
+        raise InvalidCheckpointError(f"not a checkpoint ({error})", path=path) from error
     return offsets

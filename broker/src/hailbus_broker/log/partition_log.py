@@ -225,6 +225,7 @@ class PartitionLog:
         recovery_point: Offset = 0,
         log_start_offset: Offset = 0,
         tail_cache: TailCache | None = None,
+        refuses_damage: bool = False,
     ) -> PartitionLog:
         """Open the log in a directory, which is made if it is missing, and repair what a crash left.
 
@@ -237,6 +238,7 @@ class PartitionLog:
             recovery_point: After a crash, everything below this offset is known to be synced, and is not checked.
             log_start_offset: As it was checkpointed; the first segment may begin later.
             tail_cache: The node's budget for cached batches; None caches nothing.
+            refuses_damage: Whether damage that whole batches follow is an error, instead of a gap in the log.
 
         Returns:
             The log. Its high watermark is at the log start: the caller knows how far it was.
@@ -253,6 +255,7 @@ class PartitionLog:
             clean=clean,
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
+            refuses_damage=refuses_damage,
         )
         log = cls(
             disk,

@@ -1,21 +1,25 @@
-"""Opening the log of a partition: what a clean stop left is trusted, what a crash may have torn is looked at.
+"""Opening the log of a partition: what a clean stop left is trusted, what a crash may have torn is checked.
 
-1. Files that were being written beside the log (`.cleaned`, `.deleted`, `.tmp`) go; a compaction that had come to its
-   `.swap` files is finished.
-2. Every segment that ends at or before the recovery point was synced, so it is taken as it is, without reading it.
-After a
-   clean stop that holds for all.
+1. Unfinished files beside the log (`.cleaned`, `.deleted`, `.tmp`) are removed. A compaction that has reached its
+   `.swap` files is completed.
+2. Every segment that ends at or before the recovery point was synced, so it is used without reading it. After a clean
+   stop that holds for all segments.
 3. The rest is read from the last index entry below the recovery point on: each batch's CRC is checked and the indexes
-are
-   made again. The log ends before the first batch that is not whole.
-4. The producer state is the newest snapshot plus the batches after it.
+   are rebuilt.
+4. Bytes that are no whole batch, with no whole batch behind them, are a torn tail: they were never synced, so never
+   acknowledged, and are cut off. Bytes with a whole batch behind them are damage: what follows may have been
+   acknowledged. They are set aside in a file of their own (`<segment>.log.damaged-<position>`), and the log continues
+   with the batches behind them, in a segment that begins at the next whole batch; the offsets between are a gap.
+5. The producer state is the newest snapshot plus the batches after it.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.log.errors import InvalidCheckpointError
 from hailbus_broker.log.leader_epochs import LeaderEpochs
 from hailbus_broker.log.producer_state import (
     NO_TRANSACTION,
@@ -26,8 +30,16 @@ from hailbus_broker.log.producer_state import (
     RememberedBatch,
 )
 from hailbus_broker.log.results import AbortedTransaction
-from hailbus_broker.log.segment import INDEX_SUFFIX, LOG_SUFFIX, SEGMENT_SUFFIXES, Segment, file_name
+from hailbus_broker.log.segment import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    MAX_RELATIVE_OFFSET,
+    SEGMENT_SUFFIXES,
+    Segment,
+    file_name,
+)
 from hailbus_broker.records import (
+    BATCH_OVERHEAD,
     NO_SEQUENCE,
     NO_TIMESTAMP,
     BatchHeader,
@@ -35,12 +47,17 @@ from hailbus_broker.records import (
     ControlType,
     CorruptBatchError,
     RecordsError,
+    crc32c,
     iterate_records,
 )
+from hailbus_broker.records.batch import CRC_START, HEADER, LOG_OVERHEAD, MAGIC_POSITION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from hailbus_broker.log.config import LogConfig
     from hailbus_broker.log.disk import Disk
+    from hailbus_broker.log.segment import ScannedBatch
     from hailbus_broker.records import Offset
 
 CLEANED_SUFFIX: Final = ".cleaned"
@@ -48,15 +65,44 @@ SWAP_SUFFIX: Final = ".swap"
 DELETED_SUFFIX: Final = ".deleted"
 TEMPORARY_SUFFIX: Final = ".tmp"
 
+DAMAGED_INFIX: Final = ".damaged"
+_SPLIT_SUFFIX: Final = ".split" + CLEANED_SUFFIX
+"""Of a segment that is being copied out from behind damage; swept like every `.cleaned` file."""
+
 _WINDOW_BYTES: Final = 128 * 1024
 _WINDOW_INDEX_ENTRIES: Final = 8
-"""So much of the log's end is looked at for the last five batches of each producer.
+"""How much of the log's end is searched for the last five batches of each producer.
 
-Of which a snapshot has only one.
+A snapshot keeps only the last batch of each producer.
 """
+_COPY_BYTES: Final = 1024 * 1024
+_OFFSET_BYTES: Final = 8
+_MAGIC: Final = 2
+_MAGIC_BYTE: Final = bytes([_MAGIC])
 
 _COORDINATOR_EPOCH_START: Final = 2
 _COORDINATOR_EPOCH_END: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Bytes of a segment that are no whole batch although whole batches follow them.
+
+    Attributes:
+        path: The segment's `.log` file.
+        position: Where the damage begins, in bytes.
+        size_bytes: How many bytes are damaged; 0 when the end of the segment is missing.
+        first_offset: First offset that is lost, inclusive.
+        end_offset: Where the log continues: the lost offsets end before it.
+        set_aside_path: The file that keeps the damaged bytes; empty when there are none.
+    """
+
+    path: str
+    position: int
+    size_bytes: int
+    first_offset: Offset
+    end_offset: Offset
+    set_aside_path: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,16 +112,20 @@ class RecoveryReport:
     Attributes:
         checked_batch_count: Batches whose CRC was checked.
         truncated_bytes: Cut from the end, because no whole batch stood there.
-        dropped_segments: Base offsets of segments after the cut.
+        dropped_segments: Base offsets of segments after the cut, which held no whole batch.
+        damages: Damage that whole batches follow.
         rebuilt_indexes: Base offsets of segments whose indexes were missing.
         replayed_batch_count: Batches read for the producer state.
+        rebuilt_epochs: Why the leader epochs were derived again from the batches; empty when the checkpoint was sound.
     """
 
     checked_batch_count: int = 0
     truncated_bytes: int = 0
     dropped_segments: list[int] = field(default_factory=list)
+    damages: list[Damage] = field(default_factory=list)
     rebuilt_indexes: list[int] = field(default_factory=list)
     replayed_batch_count: int = 0
+    rebuilt_epochs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +151,19 @@ def recover(
     clean: bool,
     recovery_point: Offset,
     log_start_offset: Offset,
+    refuses_damage: bool = False,
 ) -> RecoveredLog:
     """Open the files of a partition directory, which is made if it is missing.
+
+    Args:
+        disk: Where the directory is.
+        directory: Of the partition.
+        config: The topic's settings.
+        now_ms: Milliseconds since 1970 UTC.
+        clean: Whether the node stopped in order.
+        recovery_point: Everything below this offset is known to be synced.
+        log_start_offset: As it was checkpointed.
+        refuses_damage: Whether damage that whole batches follow is an error instead of a gap; then nothing is changed.
 
     Raises:
         StorageError: The machine failed.
@@ -112,7 +173,13 @@ def recover(
     disk.make_directory(directory)
     names = sweep(disk, directory, disk.list(directory))
     base_offsets = sorted(int(name[: -len(LOG_SUFFIX)]) for name in names if name.endswith(LOG_SUFFIX))
-    epochs = LeaderEpochs.load(disk, directory)
+    try:
+        epochs = LeaderEpochs.load(disk, directory)
+    except InvalidCheckpointError as error:
+        report.rebuilt_epochs = str(error)
+        disk.rename(error.path, error.path + DAMAGED_INFIX)
+        disk.sync_directory(directory)
+        epochs = LeaderEpochs(disk, directory, [])
     if not base_offsets:
         segment = Segment(disk, directory, log_start_offset, is_new=True, created_ms=now_ms)
         return RecoveredLog(
@@ -125,8 +192,16 @@ def recover(
             is_new=True,
         )
     segments = [Segment(disk, directory, base_offset) for base_offset in base_offsets]
-    log_end_offset = _check_segments(disk, segments, config, epochs, report, names, clean, recovery_point)
-    if epochs.truncate_end(log_end_offset + 1):
+    log_end_offset = _check_segments(
+        disk, directory, segments, config, epochs, report, names, clean, recovery_point, refuses_damage
+    )
+    if report.rebuilt_epochs:
+        epochs.entries.clear()
+        for segment in segments:
+            for batch in segment.scan():
+                epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
+        epochs.save()
+    elif epochs.truncate_end(log_end_offset + 1):
         epochs.save()
     first_offset = max(log_start_offset, segments[0].base_offset)
     if first_offset > log_end_offset:
@@ -137,6 +212,11 @@ def recover(
         disk.sync_directory(directory)
         log_end_offset = first_offset
     trusted_end = log_end_offset if clean else recovery_point
+    if report.damages:
+        # Batches have moved to other segments: their transaction index entries are made again.
+        trusted_end = min(trusted_end, report.damages[0].first_offset)
+        for segment in segments:
+            segment.transaction_index.keep_below(trusted_end)
     state = load_producer_state(disk, directory, segments, names, log_end_offset, trusted_end, report)
     return RecoveredLog(
         segments=segments,
@@ -206,6 +286,7 @@ def finish_swap(disk: Disk, directory: str, base_offset: Offset) -> None:
 
 def _check_segments(
     disk: Disk,
+    directory: str,
     segments: list[Segment],
     config: LogConfig,
     epochs: LeaderEpochs,
@@ -213,11 +294,17 @@ def _check_segments(
     names: list[str],
     clean: bool,
     recovery_point: Offset,
+    refuses_damage: bool,
 ) -> Offset:
-    """Make the indexes of all segments usable and find the log end offset; drops segments behind a torn one."""
+    """Make the indexes of all segments usable and find the log end offset.
+
+    Cuts a torn tail, with the segments after it; takes damage out of a segment that whole batches follow.
+    """
     known = set(names)
     end_offset = segments[0].base_offset
-    for number, segment in enumerate(segments):
+    number = -1
+    while (number := number + 1) < len(segments):
+        segment = segments[number]
         is_active = number == len(segments) - 1
         next_base = None if is_active else segments[number + 1].base_offset
         has_index = file_name(segment.base_offset, INDEX_SUFFIX) in known
@@ -228,25 +315,64 @@ def _check_segments(
         if not has_index:
             report.rebuilt_indexes.append(segment.base_offset)
         trusted_offset = None if clean and has_index else recovery_point
-        end_offset, is_torn = _check_segment(segment, config, epochs, report, trusted_offset, has_index, end_offset)
-        if next_base is not None:
-            segment.finish_indexes()
-            segment.release()
-            if end_offset != next_base and not config.is_compacted:
-                # The end of this segment did not reach the disk, the next one did: that is no torn batch, yet a hole.
-                # Only compaction leaves one on purpose (ours not even then: it keeps the last batch's header, others'
-                # may).
-                is_torn = True
-            elif not is_torn:
+        file_bytes = segment.size_bytes
+        end_offset = _check_segment(segment, config, epochs, report, trusted_offset, has_index, end_offset, next_base)
+        good_end = segment.size_bytes
+        is_short = next_base is not None and end_offset != next_base and not config.is_compacted
+        if good_end == file_bytes and not is_short:
+            if next_base is not None:
+                segment.finish_indexes()
+                segment.release()
+                # Compaction leaves gaps between segments (ours not even then, others' may).
                 end_offset = max(end_offset, next_base)
-        if is_torn and not is_active:
-            for dropped in segments[number + 1 :]:
-                report.dropped_segments.append(dropped.base_offset)
-                report.truncated_bytes += dropped.size_bytes
-                dropped.remove_files()
-            del segments[number + 1 :]
-            disk.sync_directory(segment.path.rpartition("/")[0])
+            continue
+        resumed = _find_batch(segment, good_end, file_bytes, end_offset, next_base)
+        following = None if resumed is not None else _first_with_a_batch(segments[number + 1 :], end_offset)
+        if resumed is None and following is None:  # a torn tail
+            report.truncated_bytes += file_bytes - good_end
+            segment.truncate_to_position(good_end, end_offset)
+            segment.file.sync()
+            if not is_active:
+                for dropped in segments[number + 1 :]:
+                    report.dropped_segments.append(dropped.base_offset)
+                    report.truncated_bytes += dropped.size_bytes
+                    dropped.remove_files()
+                del segments[number + 1 :]
+                disk.sync_directory(directory)
             break
+        damaged_end = file_bytes if resumed is None else resumed[0]
+        resumed_offset = resumed[1] if resumed is not None else following.base_offset if following is not None else -1
+        if refuses_damage:
+            segment.size_bytes = file_bytes
+            raise CorruptBatchError(
+                f"{damaged_end - good_end} damaged bytes, which whole batches from offset {resumed_offset} on follow; "
+                "restore the file from a backup, or cut it at this position to give up what follows",
+                path=segment.path,
+                position=good_end,
+            )
+        aside = f"{segment.path}{DAMAGED_INFIX}-{good_end}" if damaged_end > good_end else ""
+        if aside:
+            _copy(disk, segment, good_end, damaged_end, aside)
+        if resumed is not None:
+            _split_off(disk, directory, segment, damaged_end, file_bytes, resumed_offset)
+            segments.insert(number + 1, Segment(disk, directory, resumed_offset))
+            known.discard(file_name(resumed_offset, INDEX_SUFFIX))
+        disk.sync_directory(directory)  # before the bytes leave their old place
+        segment.truncate_to_position(good_end, end_offset)
+        segment.file.sync()
+        segment.finish_indexes()
+        segment.release()
+        report.damages.append(
+            Damage(
+                path=segment.path,
+                position=good_end,
+                size_bytes=damaged_end - good_end,
+                first_offset=end_offset,
+                end_offset=resumed_offset,
+                set_aside_path=aside,
+            )
+        )
+        end_offset = max(end_offset, segments[number + 1].base_offset)
     return end_offset
 
 
@@ -258,16 +384,17 @@ def _check_segment(
     trusted_offset: Offset | None,
     has_index: bool,
     end_offset: Offset,
-) -> tuple[Offset, bool]:
+    next_base: Offset | None,
+) -> Offset:
     """Scan a segment's end: from its last index entry after a clean stop, otherwise from the trusted offset, with CRCs.
 
     Returns:
-        Where the segment ends, exclusive, and whether something had to be cut off.
+        Where its whole batches end, exclusive; as a position that is `segment.size_bytes`, maybe before the file's end.
     """
     file_bytes = segment.size_bytes
     index, time_index = segment.offset_index, segment.time_index
     if trusted_offset is None:
-        last_entry = index.last_entry
+        last_entry = _last_sound_entry(segment)
         position = 0 if last_entry is None else last_entry[1]
     else:
         if has_index:
@@ -284,28 +411,125 @@ def _check_segment(
     end_offset = max(end_offset, segment.base_offset)
     is_first = True
     new_epochs = False
-    good_end = position
+    candidate: tuple[int, Offset] | None = None
     try:
-        for _, header, _ in segment.scan(position, end=file_bytes, check_crc=trusted_offset is not None):
-            if not is_first and header.base_offset < end_offset:
-                raise CorruptBatchError("offsets do not grow", path=segment.path, position=good_end)
+        for at, header, _ in segment.scan(position, end=file_bytes, check_crc=trusted_offset is not None):
+            # The CRC does not cover the offset and the leader epoch: they must fit their neighbours.
+            if header.base_offset < end_offset or (next_base is not None and header.next_offset > next_base):
+                raise CorruptBatchError("offsets do not grow", path=segment.path, position=at)
+            if header.base_offset != end_offset and not (is_first and position):
+                following = segment.file.read(at + header.size_bytes, _OFFSET_BYTES)
+                next_offset = int.from_bytes(following, "big")
+                if len(following) == _OFFSET_BYTES and end_offset < next_offset < header.next_offset:
+                    raise CorruptBatchError("the offset is above the next one", path=segment.path, position=at)
             if is_first:
                 segment.bytes_since_index_entry = 0
             timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
             segment.note(header.size_bytes, header.last_offset, timestamp, config.index_interval_bytes)
             if trusted_offset is not None:
-                new_epochs |= epochs.assign(header.leader_epoch, header.base_offset)
+                if candidate is not None:
+                    if header.leader_epoch >= candidate[0]:
+                        new_epochs |= epochs.assign(*candidate)
+                    candidate = None
+                if header.leader_epoch > epochs.latest:
+                    candidate = header.leader_epoch, header.base_offset
                 report.checked_batch_count += 1
             is_first = False
             end_offset = header.next_offset
-            good_end += header.size_bytes
     except CorruptBatchError:
-        report.truncated_bytes += file_bytes - good_end
-        segment.truncate_to_position(good_end, end_offset)
-        segment.file.sync()
+        if is_first and position:
+            # Damaged where the index points: where the batches before it end, an earlier entry says.
+            index.keep_count(index.entry_count - 1)
+            segment.size_bytes = file_bytes
+            return _check_segment(
+                segment, config, epochs, report, trusted_offset, has_index, segment.base_offset, next_base
+            )
+    if candidate is not None:
+        new_epochs |= epochs.assign(*candidate)
     if new_epochs:
         epochs.save()
-    return end_offset, good_end != file_bytes
+    return end_offset
+
+
+# ---- damage
+
+
+def _find_batch(
+    segment: Segment, start: int, end: int, first_offset: Offset, next_base: Offset | None
+) -> tuple[int, Offset] | None:
+    """The first whole batch behind damage: its position and base offset, None if there is none.
+
+    Args:
+        segment: To be searched.
+        start: Where the damage begins, in bytes; nothing that begins there is whole.
+        end: Of the search, in bytes.
+        first_offset: The batch's offsets are not below.
+        next_base: Base offset of the next segment, which the batch's offsets are below.
+    """
+    highest = segment.base_offset + MAX_RELATIVE_OFFSET + 1 if next_base is None else next_base
+
+    def offset_at(position: int) -> Offset | None:
+        data = segment.file.read(position, BATCH_OVERHEAD)
+        if len(data) < BATCH_OVERHEAD or position + BATCH_OVERHEAD > end:
+            return None
+        header = BatchHeader._make(HEADER.unpack(data))
+        if (
+            header.magic != _MAGIC
+            or not BATCH_OVERHEAD <= header.size_bytes <= end - position
+            or not first_offset <= header.base_offset < header.next_offset <= highest
+        ):
+            return None
+        body = segment.file.read(position + CRC_START, header.size_bytes - CRC_START)
+        return header.base_offset if crc32c(body) == header.crc else None
+
+    # Mostly the damaged batch still says how long it is. What its records hold is not searched then.
+    head = segment.file.read(start, LOG_OVERHEAD)
+    if len(head) == LOG_OVERHEAD:
+        following = start + LOG_OVERHEAD + int.from_bytes(head[_OFFSET_BYTES:], "big", signed=True)
+        if following > start and (found := offset_at(following)) is not None:
+            return following, found
+    position = start + 1
+    while position + BATCH_OVERHEAD <= end:
+        window = segment.file.read(position, min(_COPY_BYTES, end - position))
+        at = window.find(_MAGIC_BYTE, MAGIC_POSITION)
+        while at >= 0:
+            if (found := offset_at(position + at - MAGIC_POSITION)) is not None:
+                return position + at - MAGIC_POSITION, found
+            at = window.find(_MAGIC_BYTE, at + 1)
+        position += max(len(window) - MAGIC_POSITION, 1)
+    return None
+
+
+def _first_with_a_batch(segments: Sequence[Segment], first_offset: Offset) -> Segment | None:
+    """The first of the following segments, if any of them holds a whole batch."""
+    for number, segment in enumerate(segments):
+        next_base = segments[number + 1].base_offset if number + 1 < len(segments) else None
+        lowest = max(first_offset, segment.base_offset)
+        is_whole = next(_whole_batches(segment), None) is not None
+        if is_whole or _find_batch(segment, 0, segment.size_bytes, lowest, next_base) is not None:
+            return segments[0]
+    return None
+
+
+def _whole_batches(segment: Segment) -> Iterator[ScannedBatch]:
+    with suppress(CorruptBatchError):
+        yield from segment.scan(check_crc=True)
+
+
+def _copy(disk: Disk, segment: Segment, start: int, end: int, path: str) -> None:
+    """Copy bytes of a segment into a file of their own and sync it; its name lasts with the directory's next sync."""
+    disk.remove(path)
+    target = disk.open(path, create=True)
+    for position in range(start, end, _COPY_BYTES):
+        target.append(segment.file.read(position, min(_COPY_BYTES, end - position)))
+    target.sync()
+
+
+def _split_off(disk: Disk, directory: str, segment: Segment, start: int, end: int, base_offset: Offset) -> None:
+    """Copy the end of a segment into a segment of its own, which gets its name once its data is on the disk."""
+    path = f"{directory}/{file_name(base_offset, LOG_SUFFIX)}"
+    _copy(disk, segment, start, end, path + _SPLIT_SUFFIX)
+    disk.rename(path + _SPLIT_SUFFIX, path)
 
 
 def _last_sound_entry(segment: Segment) -> tuple[int, int] | None:
@@ -474,4 +698,4 @@ def _fill_windows(state: ProducerState, segments: list[Segment]) -> None:
             entry.batches = batches
 
 
-__all__ = ["NO_TRANSACTION", "RecoveredLog", "RecoveryReport", "recover"]
+__all__ = ["NO_TRANSACTION", "Damage", "RecoveredLog", "RecoveryReport", "recover"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from hailbus_broker.log import LogDirectory, MetaProperties, PartitionLog, StorageError, TopicPartition, encode_uuid
+from hailbus_broker.log.log_directory import LOG_STARTS
 from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
 from hailbus_broker.runtime.errors import StartError
@@ -28,6 +29,7 @@ log = get_logger()
 
 METADATA_DIRECTORY: Final = "__cluster_metadata-0"
 PARALLEL_COUNT: Final = 16
+_MISREAD_CHARACTERS: Final = 2
 
 
 class DataDirectory:
@@ -106,7 +108,7 @@ class DataDirectory:
             now_ms: Milliseconds since 1970 UTC.
 
         Raises:
-            StartError: It is damaged, or begins after the snapshot ends.
+            StartError: It is damaged, begins after the snapshot ends, or is missing in a directory that had one.
         """
         try:
             found = PartitionLog.open(
@@ -116,7 +118,10 @@ class DataDirectory:
                 now_ms=now_ms,
                 clean=self.logs.was_clean,
                 log_start_offset=log_start_offset,
+                refuses_damage=True,
             )
+            if not found.log_end_offset:
+                self._check_is_new()
             found.sync()
         except (StorageError, RecordsError) as error:
             raise StartError(f"cannot read the cluster's metadata: {error}") from error
@@ -125,11 +130,23 @@ class DataDirectory:
                 f"the metadata log in {self.metadata_path} begins at offset {found.log_start_offset}, and no snapshot "
                 "holds what was before: restore the .checkpoint file from a backup"
             )
+        _tell_recovery(f"{METADATA_DIRECTORY}", found)
         found.advance_high_watermark(found.log_end_offset)
         return found
 
+    def _check_is_new(self) -> None:
+        # The first records of the metadata are synced before the first partition is made.
+        partitions = self.logs.partition_names()
+        if partitions or self.logs.has_former_life:
+            names = ", ".join(str(where) for where in partitions[:3]) or "checkpoints"
+            raise StartError(
+                f"the data directory {self.path} was in use (it holds {names}), but its metadata log "
+                f"{METADATA_DIRECTORY} is missing or empty; restore that folder from a backup, "
+                "or give --data-dir an empty folder to begin a new cluster"
+            )
+
     def load(self, config_of: Callable[[str], LogConfig], *, now_ms: int) -> None:
-        """Open all partitions; after a crash, recover them and make sure that what is told is on the disk.
+        """Open all partitions; after a crash, recover them and sync what they hold before anybody reads it.
 
         Raises:
             StartError: One of them is damaged.
@@ -141,8 +158,13 @@ class DataDirectory:
                     list(threads.map(PartitionLog.sync, self.logs.logs.values()))
             for where, found in self.logs.logs.items():
                 found.advance_high_watermark(found.log_end_offset)
-                if found.recovery.truncated_bytes:
-                    log.warning("torn_tail_cut", partition=str(where), truncated_bytes=found.recovery.truncated_bytes)
+                _tell_recovery(str(where), found)
+            for name, error in self.logs.damaged_checkpoints.items():
+                log.error(
+                    "checkpoint_damaged",
+                    error=str(error),
+                    effect="deleted records may be readable again" if name == LOG_STARTS else "the logs are read again",
+                )
         except (StorageError, RecordsError) as error:
             raise StartError(f"cannot open the logs: {error}") from error
 
@@ -152,6 +174,10 @@ class DataDirectory:
             topic_id = self.logs.topic_ids.get(where)
             expected = known.get((where.topic, where.partition))
             if expected is not None and (topic_id is None or topic_id.bytes == expected):
+                continue
+            if expected is not None and topic_id is not None and _is_misread(topic_id, UUID(bytes=expected)):
+                log.error("topic_id_damaged", partition=str(where), path=f"{self.path}/{where}", restored=True)
+                del self.logs.topic_ids[where]  # `host` writes it again
                 continue
             del self.logs.logs[where]
             source = f"{self.path}/{where}"
@@ -205,6 +231,33 @@ class DataDirectory:
                 errors = [error]
         os.close(self._lock)
         return errors
+
+
+def _tell_recovery(partition: str, found: PartitionLog) -> None:
+    """Log what opening a partition's log had to repair."""
+    report = found.recovery
+    for damage in report.damages:
+        log.error(
+            "log_damaged",
+            partition=partition,
+            path=damage.path,
+            position=damage.position,
+            damaged_bytes=damage.size_bytes,
+            first_lost_offset=damage.first_offset,
+            next_offset=damage.end_offset,
+            set_aside=damage.set_aside_path,
+            advice="the records between these offsets are lost, all others are served: check the disk",
+        )
+    if report.truncated_bytes:
+        log.warning("torn_tail_cut", partition=partition, truncated_bytes=report.truncated_bytes)
+    if report.rebuilt_epochs:
+        log.error("leader_epochs_rebuilt", partition=partition, error=report.rebuilt_epochs)
+
+
+def _is_misread(found: UUID, expected: UUID) -> bool:
+    """Whether two topic ids differ so little that one is the other, damaged: in up to two characters of the file."""
+    pairs = zip(encode_uuid(found), encode_uuid(expected), strict=True)
+    return sum(one != other for one, other in pairs) <= _MISREAD_CHARACTERS
 
 
 def _raise_file_limit() -> None:

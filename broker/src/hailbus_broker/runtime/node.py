@@ -121,7 +121,10 @@ class Node:
             self.disk, self.config["log.dirs"], node_id=self.node_id, chance=self.chance, tail_cache=self.tail_cache
         )
         try:
-            self._open()
+            is_new = self._open()
+            if is_new:
+                # Before the first partition is made: partitions without metadata are then a sign of damage.
+                await self.metadata.committed()
         except BaseException:
             self.data.release()
             raise
@@ -139,8 +142,11 @@ class Node:
             )
             self.spawn(cleaner.run(backoff_ms=self.config["log.cleaner.backoff.ms"]), "cleaner")
 
-    def _open(self) -> None:
-        """Everything that lies in the data directory.
+    def _open(self) -> bool:
+        """Open everything in the data directory.
+
+        Returns:
+            Whether the cluster is a new one.
 
         Raises:
             StartError: It is damaged.
@@ -157,6 +163,7 @@ class Node:
             log_start_offset=0 if snapshot is None else snapshot.end_offset,
             now_ms=self.clock.wall_ms(),
         )
+        is_new = not metadata_log.log_end_offset
         self.metadata = Partition(
             topic=CLUSTER_METADATA_TOPIC,
             topic_id=ZERO_UUID,
@@ -198,6 +205,7 @@ class Node:
                 )
             ]
         )
+        return is_new
 
     async def stop(self) -> None:
         """Sync and close all logs and mark the directory as cleanly left."""
@@ -559,6 +567,8 @@ class Node:
         Raises:
             StorageError: The machine failed.
         """
+        # A segment that is not whole, before one that is, would be damage to the next start.
+        await self.metadata.committed()
         now_ms = self.clock.wall_ms()
         log_ = self.metadata.log
         covered = SnapshotId(end_offset=log_.log_end_offset, leader_epoch=self.metadata.leader_epoch)
