@@ -1,9 +1,10 @@
-"""Compaction against the table that a reader makes of the log: it must never change, wherever a crash comes."""
+"""Compaction against a table that is kept beside the log: readers always see that table, wherever a crash comes."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from hailbus_broker.log import ActiveProducer, CleanupPolicy, Isolation, LogConfig, Origin, PartitionLog, TailCache
 from hailbus_broker.records import (
@@ -27,6 +28,7 @@ CONFIG = LogConfig(
     index_interval_bytes=100,
     delete_retention_ms=1000,
 )
+NONE = Compression.NONE
 KEYS = [b"a", b"bb", b"a key that is longer than sixteen bytes", b"another key longer than sixteen bytes"]
 
 
@@ -52,6 +54,19 @@ class Compact:
     max_keys: int
 
 
+@dataclass(frozen=True)
+class Round:
+    """Batches of some producers, the ends of their transactions, and then one round of compaction of all of it.
+
+    The next round begins where this one ended, unless `from_start`: then the checkpoint of the last one is lost.
+    """
+
+    steps: tuple[Write | End, ...]
+    pause_ms: int
+    max_keys: int
+    from_start: bool
+
+
 writes = st.builds(
     Write,
     st.integers(0, 2),
@@ -75,10 +90,48 @@ steps = st.lists(
 )
 
 
+def as_transaction(producer: int, records: list[tuple[int, bytes | None]], ends_with: str) -> list[Write | End]:
+    """A transaction with one batch per record; `ends_with` "nothing" leaves it open."""
+    sent: list[Write | End] = [Write(producer, (record,), is_transactional=True, codec=NONE) for record in records]
+    return sent if ends_with == "nothing" else [*sent, End(producer, is_abort=ends_with == "abort")]
+
+
+few_records = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([None, b"1", b"2"])), min_size=1, max_size=2)
+rounds = st.lists(
+    st.builds(
+        Round,
+        st.lists(
+            st.one_of(
+                st.builds(
+                    as_transaction,
+                    st.integers(0, 1),
+                    few_records,
+                    st.sampled_from(["commit", "commit", "abort", "abort", "nothing"]),
+                ),
+                st.builds(
+                    lambda record: [Write(2, (record,), is_transactional=False, codec=NONE)],
+                    few_records.map(itemgetter(-1)),
+                ),
+                st.builds(lambda producer: [End(producer, is_abort=False)], st.integers(0, 1)),
+            ),
+            min_size=1,
+            max_size=3,
+        ).map(lambda parts: tuple(step for part in parts for step in part)),
+        st.sampled_from([0, CONFIG.delete_retention_ms - 1, CONFIG.delete_retention_ms]),
+        st.sampled_from([1, 2, 1000, 1000]),
+        st.sampled_from([False, False, False, True]),
+    ),
+    min_size=2,
+    max_size=5,
+)
+
+
 class Run:
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
         self.written: dict[int, tuple[bytes, bytes | None]] = {}
+        self.pending: dict[int, list[int]] = {}
+        self.aborted: set[int] = set()
         self.sequences: dict[int, int] = {}
         self.open: set[int] = set()
         self.cleaned = 0
@@ -109,6 +162,7 @@ class Run:
         self.sequences[step.producer] = sequence + len(step.records)
         if is_transactional:
             self.open.add(step.producer)
+            self.pending.setdefault(step.producer, []).extend(range(base, base + len(step.records)))
 
     def end(self, producer: int, *, is_abort: bool) -> None:
         data = build_control_batch(
@@ -120,6 +174,9 @@ class Run:
         )
         self.log.append(data, now_ms=0, origin=Origin.COORDINATOR)
         self.open.discard(producer)
+        ended = self.pending.pop(producer, [])
+        if is_abort:
+            self.aborted.update(ended)
 
     def compact(self, step: Compact) -> None:
         self.now_ms = max(self.now_ms, step.now_ms)
@@ -134,8 +191,19 @@ class Run:
         assert task.end_offset >= task.first_dirty_offset
         self.cleaned = task.end_offset
 
-    def apply(self, step: Write | End | Compact) -> None:
+    def run_round(self, step: Round) -> None:
+        for change in step.steps:
+            self.apply(change)
+        self.log.roll(now_ms=0)
+        self.log.advance_high_watermark(self.log.sync())
+        if step.from_start:
+            self.cleaned = 0
+        self.compact(Compact(self.now_ms + step.pause_ms, step.max_keys))
+
+    def apply(self, step: Write | End | Compact | Round) -> None:
         match step:
+            case Round():
+                self.run_round(step)
             case Write():
                 self.write(step)
             case End(producer, is_abort):
@@ -143,6 +211,21 @@ class Run:
             case Compact():
                 self.compact(step)
         self.log.advance_high_watermark(self.log.sync())
+
+    def expected_table(self) -> dict[bytes, bytes]:
+        """What the steps add up to: what is committed below the first record of the oldest open transaction."""
+        stable = min((offsets[0] for offsets in self.pending.values()), default=self.log.log_end_offset)
+        table: dict[bytes, bytes] = {}
+        for offset, (key, value) in sorted(self.written.items()):
+            if offset >= stable:
+                break
+            if offset in self.aborted:
+                continue
+            if value is None:
+                table.pop(key, None)
+            else:
+                table[key] = value
+        return table
 
     def table(self) -> dict[bytes, bytes]:
         """What a reader of committed records has in the end; checks each record on the way."""
@@ -181,11 +264,24 @@ class Run:
 def test_compaction_changes_no_table(script: list[Write | End | Compact]) -> None:
     run = Run(SimulatedDisk(random.Random(0)))
     for step in script:
-        before = run.table()
         run.apply(step)
-        if isinstance(step, Compact):
-            assert run.table() == before
-    table, end = run.table(), run.log.log_end_offset
+        assert run.table() == run.expected_table()
+    check_and_finish(run)
+
+
+@settings(max_examples=400, deadline=None)
+@given(script=rounds)
+def test_rounds_that_continue_one_another_change_no_table(script: list[Round]) -> None:
+    run = Run(SimulatedDisk(random.Random(0)))
+    for step in script:
+        run.apply(step)
+        assert run.table() == run.expected_table()
+    check_and_finish(run)
+
+
+def check_and_finish(run: Run) -> None:
+    """Open the log again, then compact it until only the newest value of each key is left."""
+    table, end = run.expected_table(), run.log.log_end_offset
     producers = run.log.producers()
     run.reopen(clean=False)
     assert run.log.log_end_offset == end
@@ -194,7 +290,7 @@ def test_compaction_changes_no_table(script: list[Write | End | Compact]) -> Non
     # compacting everything twice, past all horizons, leaves at most one record per key below the active segment
     for producer in sorted(run.open):
         run.apply(End(producer, is_abort=True))
-    table = run.table()
+    table = run.expected_table()
     run.log.roll(now_ms=0)
     run.log.advance_high_watermark(run.log.sync())
     for _ in range(3):
@@ -293,3 +389,16 @@ def test_tombstones_and_markers_stay_for_their_time() -> None:
     assert round_at(999) == [(0, [b"2"]), (2, [None]), (3, [])]
     assert round_at(1000) == [(0, [b"2"]), (2, []), (3, [])]
     assert run.table() == {b"bb": b"2"}
+
+
+def test_a_key_deleted_after_an_aborted_transaction_stays_deleted() -> None:
+    run = Run(SimulatedDisk(random.Random(0)))
+    retention = CONFIG.delete_retention_ms
+    abort = tuple(as_transaction(0, [(0, b"1")], "abort"))
+    run.apply(Round(abort, pause_ms=0, max_keys=1000, from_start=False))
+    commits = (*as_transaction(0, [(0, b"2")], "commit"), *as_transaction(0, [(0, None)], "commit"))
+    run.apply(Round(commits, pause_ms=0, max_keys=1000, from_start=False))
+    for _ in range(2):  # the first of these rounds removes the tombstone
+        more = (Write(2, ((1, b"3"),), is_transactional=False, codec=NONE),)
+        run.apply(Round(more, pause_ms=retention, max_keys=1000, from_start=False))
+        assert run.table() == {KEYS[1]: b"3"}

@@ -1,20 +1,18 @@
 """Compaction: keep the newest value of each key (`cleanup.policy=compact`).
 
-1. The dirty part of the log, from where the last compaction ended to the first record that must stay untouched, is
-read, and
-   the last offset of each key is remembered: at most `max_keys` of them, so that memory is bounded. When they are
-   full, the round ends there and the next one goes on.
+1. The dirty part of the log is read: from where the last compaction ended to the first record that must stay
+   untouched. The last offset of each key is remembered, for at most `max_keys` keys, so that memory is bounded. When
+   they are full the round ends, and the next one continues there.
 2. All closed segments up to that point are written again without the records that a later one replaces, several small
-ones
-   into one. The batches' offsets, sequences and producers stay; a producer's last batch stays as a bare header even
-   without records, so that its sequence survives.
-3. The new segment replaces the old ones by renames that recovery can finish or forget at any step: `.cleaned` while
-it is
-   written, `.swap` when it is whole and synced, then the old files go, then the `.swap` gets its name.
+   ones into one. The batches' offsets, sequences and producers stay. A producer's last batch stays as a bare header
+   even without records, so that its sequence survives.
+3. The new segment replaces the old ones by renames that recovery can finish or discard at any step: `.cleaned` while
+   it is written, `.swap` when it is whole and synced. Then the old files are removed and the `.swap` gets its name.
 
 A tombstone (value null) and the marker of a transaction whose records are gone stay for `delete_retention_ms` after
-the round that first meets them, whose end is written into their batch as its delete horizon (KIP-534): a reader that
-starts at the beginning and needs less than that time sees every deletion. Records of aborted transactions go at once.
+the round that first meets them. The end of that time is written into their batch as its delete horizon (KIP-534): a
+reader that starts at the beginning and needs less than that time sees every deletion. Records of aborted transactions
+are removed at once.
 
 One round is a generator of steps, to be driven in any thread and at any pace: it works on closed segments, with
 descriptors of its own. Beginning (`PartitionLog.start_compaction`) and ending (`end_swap`) belong to the
@@ -132,7 +130,9 @@ class CompactionTask:
 
     def _remember_keys(self, sources: Sequence[Segment], ends: Sequence[Offset]) -> Iterator[int]:
         offsets, max_keys = self._offsets, self._max_keys
-        transactions = _Transactions(self._aborted)
+        # This pass skips clean segments and the markers in them. A transaction that ended there would stay open here,
+        # and hide what its producer has committed since.
+        transactions = _Transactions([entry for entry in self._aborted if entry.last_offset >= self.first_dirty_offset])
         pending = 0
         for source, end in zip(sources, ends, strict=True):
             if end <= self.first_dirty_offset:

@@ -557,11 +557,13 @@ class PartitionLog:
         return self._active
 
     def roll(self, *, now_ms: int) -> None:
-        """Close the active segment and begin the next one at the log end.
+        """Close the active segment and begin the next one at the log end. An empty active segment stays.
 
         Raises:
             StorageError: The machine failed; the log refuses appends.
         """
+        if self._active.size_bytes == 0:
+            return
         try:
             self._dirty_files.update(self._active.finish_indexes())
             self._write_snapshot(self.log_end_offset)
