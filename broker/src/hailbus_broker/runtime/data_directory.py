@@ -181,7 +181,8 @@ class DataDirectory:
                 continue
             del self.logs.logs[where]
             source = f"{self.path}/{where}"
-            target = f"{source[:200]}.{os.urandom(16).hex()}-stray"
+            # The name of a folder has at most 255 bytes; its path may be longer.
+            target = f"{self.path}/{str(where)[:200]}.{os.urandom(16).hex()}-stray"
             self.disk.rename(source, target)
             log.warning("stray_partition_set_aside", partition=str(where), path=target)
 
