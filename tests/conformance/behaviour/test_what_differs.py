@@ -12,7 +12,7 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import BatchView, RecordToWrite, build_batch
 from hailbus_broker.records.building import update_crc
 
-from tests.conformance.behaviour.test_topics import BROKER, configs
+from tests.conformance.behaviour.test_topics import BROKER, SET, alter, configs
 from tests.conformance.behaviour.test_transactions import NewProducer, new_producer
 from tests.conformance.conftest import CLUSTERS, Cluster, has_leaders
 from tests.conformance.deviations import expected
@@ -38,6 +38,13 @@ def test_defaults(cluster: Cluster, wire: Wire) -> None:
     never = str(2**63 - 1)
     assert default("log.flush.interval.messages") == expected(
         cluster, apache=never, ours="1", deviation="acknowledged-is-on-the-disk"
+    )
+
+
+def test_a_ratio_that_is_not_a_number(cluster: Cluster, wire: Wire, topic: str) -> None:
+    found = alter(wire, topic, ("min.cleanable.dirty.ratio", SET, "NaN"))
+    assert found.error_code == expected(
+        cluster, apache=ErrorCode.NONE, ours=ErrorCode.INVALID_CONFIG, deviation="not-a-number-is-no-setting"
     )
 
 

@@ -57,6 +57,7 @@ def test_a_topic_has_partitions_led_by_this_node(cluster: Cluster) -> None:
         ("a/b", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
         ("a" * 250, {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
         ("new.york", {}, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("__cluster_metadata", {}, ErrorCode.INVALID_REQUEST),
         ("new", {"partition_count": 0}, ErrorCode.INVALID_PARTITIONS),
         ("new", {"replication_factor": 2}, ErrorCode.INVALID_REPLICATION_FACTOR),
         ("new", {"replication_factor": 0}, ErrorCode.INVALID_REPLICATION_FACTOR),
@@ -114,6 +115,24 @@ def test_only_dynamic_settings_of_the_broker_can_be_altered(cluster: Cluster) ->
     with pytest.raises(ApiError) as refused:
         cluster.controller.alter_configs(ResourceType.BROKER, "1", {"node.id": "2"})
     assert refused.value.code is ErrorCode.INVALID_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("min.cleanable.dirty.ratio", "nan"),
+        ("min.cleanable.dirty.ratio", "NaN"),
+        ("min.cleanable.dirty.ratio", "0_1"),
+        ("min.cleanable.dirty.ratio", "٠.٥"),
+        ("retention.ms", "1_000"),
+        ("retention.ms", "٣٣"),
+    ],
+)
+def test_what_only_python_takes_for_a_number_is_refused(cluster: Cluster, option: str, text: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        cluster.create("rides", configs={option: text})
+    assert refused.value.code is ErrorCode.INVALID_CONFIG
+    assert text in refused.value.message
 
 
 def test_blocks_of_producer_ids_do_not_overlap(cluster: Cluster) -> None:

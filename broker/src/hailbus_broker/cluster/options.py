@@ -5,6 +5,7 @@ DescribeConfigs, `--set` and all checks read this one table.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -86,12 +87,14 @@ class Option:
                 return items
             case OptionType.DOUBLE:
                 try:
-                    number: float = float(text)
+                    number: float = float(_plain(text))
                 except ValueError:
                     raise self._invalid(text, "it is a number") from None
+                if math.isnan(number):
+                    raise self._invalid(text, "it is a number")
             case _:
                 try:
-                    number = int(text)
+                    number = int(_plain(text))
                 except ValueError:
                     raise self._invalid(text, "it is a whole number") from None
                 low, high = _BOUNDS[self.type]
@@ -105,6 +108,17 @@ class Option:
 
     def _invalid(self, text: str, rule: str) -> ApiError:
         return ApiError(ErrorCode.INVALID_CONFIG, f"Invalid value {text} for configuration {self.name}: {rule}")
+
+
+def _plain(text: str) -> str:
+    """Return the text of a number unless only Python reads it as one: `1_000`, or the digits of other scripts.
+
+    Raises:
+        ValueError: It is such a text.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
 
 
 _B, _S, _I, _H, _L, _D, _T = (
