@@ -87,6 +87,36 @@ def test_names_that_no_topic_has(wire: Wire, bad: str) -> None:
     assert create(wire, bad).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
+def test_the_name_of_the_metadata_log_is_no_topics(wire: Wire) -> None:
+    name = "__cluster_metadata"
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    for validate_only in (True, False):
+        refused = create(wire, name, validate_only=validate_only)
+        assert refused.error_code == ErrorCode.INVALID_REQUEST
+        assert refused.error_message == "Creation of internal topic __cluster_metadata is prohibited."
+    for _ in range(2):
+        asked = wire.call(ApiKey.METADATA, 12, topics=[{"name": name}], allow_auto_topic_creation=True)
+        assert asked.topics[0].error_code == unknown
+    assert wire.produce(name, batch_of(b"a record among the metadata")).error_code == unknown
+    assert wire.fetch(name, 0).error_code == unknown
+    deleted = wire.call(ApiKey.DELETE_TOPICS, 6, topics=[{"name": name}], timeout_ms=20_000)
+    assert deleted.responses[0].error_code == unknown
+    more = [{"name": name, "count": 3, "assignments": None}]
+    grown = wire.call(ApiKey.CREATE_PARTITIONS, 3, topics=more, timeout_ms=20_000, validate_only=False)
+    assert grown.results[0].error_code == unknown
+    assert alter(wire, name, ("retention.ms", SET, "5")).error_code == unknown
+
+
+@pytest.mark.parametrize("asked_name", [None, "", "any"])
+@pytest.mark.parametrize("version", [10, 11])
+def test_metadata_by_id_begins_with_version_12(wire: Wire, topic: str, version: int, asked_name: str | None) -> None:
+    topic_id = describe(wire, topic).topic_id
+    for asked_id in (topic_id, b"\x07" * 16):
+        answer = wire.call(ApiKey.METADATA, version, topics=[{"topic_id": asked_id, "name": asked_name}])
+        found = answer.topics[0]
+        assert (found.error_code, found.name) == (ErrorCode.INVALID_REQUEST, asked_name or "")
+
+
 def test_names_that_differ_only_in_dots_and_underscores_collide(wire: Wire, name: str) -> None:
     dotted = name.replace("-", ".")
     assert create(wire, dotted).error_code == 0
@@ -280,6 +310,8 @@ def test_settings_are_changed_one_by_one(wire: Wire, make_topic: MakeTopic) -> N
     [
         (("retention.ms", SET, "soon"), ErrorCode.INVALID_CONFIG),
         (("retention.ms", SET, "-2"), ErrorCode.INVALID_CONFIG),
+        (("retention.ms", SET, "1_000"), ErrorCode.INVALID_CONFIG),
+        (("min.cleanable.dirty.ratio", SET, "nan"), ErrorCode.INVALID_CONFIG),
         (("retention.msec", SET, "5"), ErrorCode.INVALID_CONFIG),
         (("retention.ms", APPEND, "5"), ErrorCode.INVALID_CONFIG),
         (("cleanup.policy", SET, "burn"), ErrorCode.INVALID_CONFIG),

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.cluster.features import FeatureUpdate, check_update
-from hailbus_broker.cluster.metadata.image import INTERNAL_TOPICS, MetadataImage, ResourceType, TopicState
+from hailbus_broker.cluster.metadata.image import (
+    CLUSTER_METADATA_TOPIC,
+    INTERNAL_TOPICS,
+    MetadataImage,
+    ResourceType,
+    TopicState,
+)
 from hailbus_broker.cluster.options import BROKER_OPTIONS, GROUP_OPTIONS, BrokerConfig, check_topic_configs
 from hailbus_broker.protocol.definitions.config_record import ConfigRecord
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
@@ -84,6 +90,9 @@ class Controller:
         Raises:
             ApiError: With the code and sentence for the response.
         """
+        if name == CLUSTER_METADATA_TOPIC:
+            # Its partition would share the folder of the metadata log.
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
         if name in self._image.topics:
             raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         check_topic_name(name)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.features import SUPPORTED
-from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from hailbus_broker.cluster.metadata.image import (
+    CLUSTER_METADATA_TOPIC,
+    GROUP_METADATA_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+)
 from hailbus_broker.log import StorageError
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import ApiKey
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
     from hailbus_broker.server.request import Request
 
 METADATA_CACHE_ENTRIES: Final = 1_000
+FIRST_VERSION_BY_ID: Final = 12
+"""Versions 10 and 11 have a field for the topic's id, but ask by name only: they have no answer without a name."""
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 
@@ -112,6 +118,10 @@ def _metadata(dispatcher: Dispatcher, request: Request, message: MetadataRequest
         topics = [describe_topic(image.topics[name]) for name in sorted(image.topics)]
     else:
         assert message.topics is not None
+        if request.version < FIRST_VERSION_BY_ID and any(
+            asked.name is None or asked.topic_id != ZERO_UUID for asked in message.topics
+        ):
+            raise ApiError(ErrorCode.INVALID_REQUEST)
         for asked in message.topics:
             if asked.topic_id != ZERO_UUID:
                 found = image.topics_by_id.get(asked.topic_id)
@@ -129,7 +139,11 @@ def _metadata(dispatcher: Dispatcher, request: Request, message: MetadataRequest
                 topics.append(describe_topic(found))
                 continue
             is_final = False
-            creates = message.allow_auto_topic_creation and node.config["auto.create.topics.enable"]
+            creates = (
+                message.allow_auto_topic_creation
+                and node.config["auto.create.topics.enable"]
+                and name != CLUSTER_METADATA_TOPIC
+            )
             code = _create(dispatcher, name) if creates else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             topics.append(MetadataResponseTopic(error_code=code, name=name))
     listener = request.listener
