@@ -38,11 +38,16 @@ bench-sdk *args:
 bench-city *args:
     uv run python tests/bench/bench_city.py {{args}}
 
+# how long the lake takes for a backlog
+bench-lake *args:
+    uv run python tests/bench/bench_lake.py {{args}}
+
 # every benchmark, kept in docs/figures; takes an hour on a machine that does nothing else
 figures:
     just bench-broker --json docs/figures/broker.json
     just bench-sdk --rounds 5 --json docs/figures/sdk.json
     just bench-city --spark --json docs/figures/city.json
+    just bench-lake --json docs/figures/lake.json
     uv run derive-figures
 
 # ten minutes of clients against a broker that is killed again and again

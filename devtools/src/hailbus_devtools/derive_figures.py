@@ -1,7 +1,7 @@
 """Write `docs/figures/README.md` and the figures that READMEs quote from the runs of the benchmarks.
 
 A run is the JSON that a benchmark writes with `--json` (`tests/bench/report.py`): `docs/figures/broker.json`,
-`sdk.json` and `city.json`. Every figure that a page quotes stands between `<!-- figures NAME -->` and
+`sdk.json`, `city.json` and `lake.json`. Every figure that a page quotes stands between `<!-- figures NAME -->` and
 `<!-- /figures -->`, together with its condition, load, commit and command. The figures of one block are of one run.
 """
 
@@ -17,8 +17,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "figures"
 PAGE = FOLDER / "README.md"
-RUNS = {"broker": "Broker beside Apache Kafka", "sdk": "SDK beside other clients", "city": "The example at work"}
-PAGES = ("README.md", "broker/README.md", "sdk/README.md", "services/booking/README.md")
+RUNS = {
+    "broker": "Broker beside Apache Kafka",
+    "sdk": "SDK beside other clients",
+    "city": "The example at work",
+    "lake": "The lake",
+}
+PAGES = ("README.md", "broker/README.md", "sdk/README.md", "services/booking/README.md", "analytics_spark/README.md")
 HEAD = """# Figures
 
 Written by `uv run derive-figures` from the runs of `just figures`, which are kept beside this page as JSON with the
@@ -181,10 +186,33 @@ def _city_summary(runs: Mapping[str, Run]) -> str:
     return "\n".join([*lines, "", f"{note} {run.origin()}"])
 
 
+def _booking_summary(runs: Mapping[str, Run]) -> str:
+    run = runs["city"]
+    requests, median, last = (run.value(what) for what in ("state-changing requests", "latency, p50", "latency, p99"))
+    return (
+        f"{shown(requests)} state-changing requests a second, p50 {shown(median)} ms, p99 {shown(last)} ms with 100 "
+        f"requests in flight. SQLite and broker sync before they answer; load generator, booking and "
+        f"broker share the cores. {run.origin()}"
+    )
+
+
+def _lake_summary(runs: Mapping[str, Run]) -> str:
+    run = runs["lake"]
+    lines = ["| | |", "|---|---|"]
+    for table in run.content["tables"]:
+        lines += [
+            f"| {row['what']}, {row['unit']} | {shown(statistics.median(row['values'][0]))} |" for row in table["rows"]
+        ]
+    first = run.content["tables"][0]
+    return "\n".join([*lines, "", f"{first['title']}; {first['condition']}. {run.origin()}"])
+
+
 BLOCKS: dict[str, Callable[[Mapping[str, Run]], str]] = {
     "broker": _broker_summary,
     "sdk": _sdk_summary,
     "city": _city_summary,
+    "booking": _booking_summary,
+    "lake": _lake_summary,
 }
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hailbus_devtools.derive_figures import BLOCKS, ROOT, Run, derived, load_runs, page, shown, with_blocks
+from hailbus_devtools.derive_figures import ROOT, Run, derived, load_runs, page, shown, with_blocks
 
 RUN = {
     "command": "just bench-x",
@@ -55,7 +55,3 @@ def test_runs_are_read_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("value", "text"), [(0.111, "0.11"), (4.66, "4.7"), (1234.5, "1,234"), (0, "0")])
 def test_values_are_shown_by_their_size(value: float, text: str) -> None:
     assert shown(value) == text
-
-
-def test_blocks_name_runs_that_are_kept() -> None:
-    assert set(BLOCKS) == {"broker", "sdk", "city"}
