@@ -53,3 +53,7 @@ figures:
 # ten minutes of clients against a broker that is killed again and again
 history *args:
     HAILBUS_HISTORY_SECONDS=${HAILBUS_HISTORY_SECONDS:-600} uv run pytest -s tests/history {{args}}
+
+# change the code that decides, one place at a time, and see whether a test fails
+mutate *args:
+    uv run mutate {{args}}

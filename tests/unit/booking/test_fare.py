@@ -1,5 +1,8 @@
 """What a ride costs."""
 
+import math
+
+import pytest
 from booking.domain.fare import Tariff
 from booking.domain.place import Place, drive_s, great_circle_m, route_m
 
@@ -10,6 +13,22 @@ def test_a_fare_is_base_way_and_time_times_the_multiplier_rounded_half_up() -> N
     assert tariff.fare_minor(distance_m=5_250, duration_s=930, multiplier=1.0) == 1_624
     # 1623.5 · 1.3 = 2110.55
     assert tariff.fare_minor(distance_m=5_250, duration_s=930, multiplier=1.3) == 2_111
+
+
+def test_a_long_ride_is_metered_to_the_cent() -> None:
+    tariff = Tariff(base_minor=0, per_km_minor=134, per_minute_minor=40, minimum_minor=0)
+    # 134 · 75 = 10,050 and 40 · 90 = 3,600
+    assert tariff.fare_minor(distance_m=75_000, duration_s=5_400, multiplier=1.0) == 13_650
+
+
+def test_the_tariff_is_that_of_the_readme() -> None:
+    tariff = Tariff()
+    assert tariff.fare_minor(distance_m=0, duration_s=0, multiplier=1.0) == 800
+    # 3.00 + 20 · 1.34 + 30 · 0.40
+    assert tariff.fare_minor(distance_m=20_000, duration_s=1_800, multiplier=1.0) == 4_180
+    # 3.00 + 10 · 1.34
+    assert tariff.fare_minor(distance_m=10_000, duration_s=0, multiplier=1.0) == 1_640
+    assert tariff.base_minor == 300
 
 
 def test_no_fare_is_below_the_minimum_which_surges_as_well() -> None:
@@ -31,3 +50,8 @@ def test_ways_are_estimated_from_the_great_circle() -> None:
     assert route_m(times_square, jfk) == round(great_circle_m(times_square, jfk) * 1.35)
     assert drive_s(5_000) == 1_000
     assert great_circle_m(jfk, jfk) == 0
+
+
+def test_a_quarter_of_a_meridian_is_a_quarter_of_the_circumference() -> None:
+    equator, pole = Place(lat=0, lng=-74, cell=""), Place(lat=90, lng=-74, cell="")
+    assert great_circle_m(equator, pole) == pytest.approx(6_371_000 * math.pi / 2, abs=0.1)

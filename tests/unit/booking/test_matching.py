@@ -1,5 +1,6 @@
 """Who is near."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import h3
@@ -105,3 +106,42 @@ def test_an_index_forgets_what_moved_away() -> None:
     index.discard("a")
     index.discard("a")
     assert len(index) == 0
+
+
+@pytest.mark.parametrize("crowd", [0, 200])
+def test_every_ring_is_looked_at_once_whichever_way_it_is_found(crowd: int) -> None:
+    near, next_to = CENTRE, min(h3.grid_ring(CENTRE, 1))
+    index = free(driver("a", next_to), driver("b", near), driver("c", near), crowd=crowd)
+    found = [sorted(one.driver_id for one in at_distance) for at_distance in index.rings(CENTRE, 2)]
+    assert found == [["b", "c"], ["a"]]
+
+
+def test_an_index_keeps_no_empty_cells() -> None:
+    index: CellIndex[int] = CellIndex()
+    for number, cell in enumerate(sorted(h3.grid_disk(CENTRE, 3))):
+        index.put("a", cell, number)
+    index.discard("a")
+    assert index._by_cell == {}
+
+
+def test_a_cell_that_cannot_be_measured_to_is_not_near() -> None:
+    pentagon = h3.get_pentagons(8)[0]
+    with pytest.raises(h3.H3BaseException):
+        h3.grid_distance(CENTRE, pentagon)
+    index = free(driver("beyond", pentagon))
+    assert nearest_driver(index, place(CENTRE), rings=3, allowed=lambda _: True) is None
+
+
+def test_who_comes_first_is_decided_by_the_id_when_the_distance_is_the_same() -> None:
+    for ids in (("a", "b"), ("b", "a")):
+        found = nearest_driver(
+            free(*(driver(one, CENTRE) for one in ids)), place(CENTRE), rings=0, allowed=lambda _: True
+        )
+        assert found is not None
+        assert found.driver_id == "a"
+
+
+def test_a_driver_without_a_position_gets_no_ride() -> None:
+    index: CellIndex[Ride] = CellIndex()
+    index.put("waiting", CENTRE, ride("waiting", CENTRE))
+    assert nearest_waiting(index, replace(driver("d", CENTRE), position=None), rings=4) is None

@@ -105,6 +105,12 @@ def test_a_driver_who_cancels_is_remembered_and_the_next_wait_has_a_timer_of_its
     assert repriced.timer_seq == redispatched.timer_seq
 
 
+def test_the_wait_at_the_pickup_has_a_timer_of_its_own() -> None:
+    arrived = take(ride(RideState.MATCHED), Step.ARRIVE)
+    assert arrived.timer_seq == arrived.seq == 2
+    assert take(ride(), Step.MATCH).timer_seq == 1
+
+
 def test_a_ride_never_goes_back_in_time() -> None:
     late = replace(ride(), updated_at=NOW + timedelta(minutes=5))
     assert late.match("driver", eta_s=1, at=NOW).matched_at == NOW + timedelta(minutes=5)

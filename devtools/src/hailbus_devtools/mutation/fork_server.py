@@ -1,0 +1,133 @@
+"""Run pytest in forks of one interpreter that has imported third-party packages already.
+
+Reads one request per line from standard input and answers each with one line on standard output. The server itself
+imports nothing of the workspace but this module, so every fork imports the sources as they stand in the copy.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hailbus_devtools.mutation.recording import Recorder
+
+_MEMORY_BYTES = 6 << 30
+_FILE_BYTES = 512 << 20
+_OUTPUT_CHARACTERS = 6_000
+ARGUMENTS = (
+    *("-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-seed=0"),
+)
+
+
+def preload(names: list[str]) -> None:
+    """Import the packages that the tests will import; those that start a thread are left to the forks."""
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 names are enough
+        if threads > 1:
+            sys.exit(f"importing {name} started a thread; a fork would lose it")
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Run one pytest session in a fork and return its exit status, None after a time-out, with its last output."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as scratch:
+        Path(scratch).chmod(0o711)  # PostgreSQL runs as a user of its own
+        output = Path(scratch, "output")
+        child = os.fork()
+        if child == 0:
+            _in_fork(request, scratch, output)
+        status = _wait(child, request["timeout_s"])
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        text = output.read_text(errors="replace") if output.exists() else ""
+    return {"status": status, "seconds": time.monotonic() - started, "output": text[-_OUTPUT_CHARACTERS:]}
+
+
+def _wait(child: int, timeout_s: float) -> int | None:
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.005
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.1)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _in_fork(request: dict[str, Any], scratch: str, output: Path) -> None:
+    code = 70
+    try:
+        os.setsid()
+        with output.open("wb") as file, Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
+        os.environ["TMPDIR"] = scratch
+        tempfile.tempdir = None
+        # A changed file may keep its length and second, and with them the name of its compiled form.
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        _settle_hypothesis()
+        recorder = Recorder(request["record"]) if request.get("record") else None
+        code = int(pytest.main([*ARGUMENTS, *request["args"]], plugins=[recorder] if recorder else None))
+        if recorder is not None:
+            Path(request["record_to"]).write_text(json.dumps(recorder.result()))
+    except BaseException:  # noqa: BLE001 a mutant may raise anything at import
+        traceback.print_exc()
+        code = 71
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _settle_hypothesis() -> None:
+    """Keep no examples between mutants, and stop at the first failure without shrinking it."""
+    from hypothesis import HealthCheck, Phase, settings
+
+    settings.register_profile(
+        "mutation",
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.generate],
+    )
+    settings.load_profile("mutation")
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "preload" in request:
+            preload(request["preload"])
+            answer: dict[str, Any] = {"preloaded": len(request["preload"])}
+        else:
+            answer = run(request)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The code that mutation testing covers, and the fast tests that judge it."""
+
+from dataclasses import dataclass
+
+from hailbus_devtools.check import ROOT
+
+SOURCES = tuple(sorted(path.relative_to(ROOT) for path in ROOT.glob("**/src") if ".venv" not in path.parts))
+"""The import roots of all members, from the root of the repository."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The deciding modules of one package and their tests.
+
+    Attributes:
+        name: The package, as the report names it.
+        files: Modules to mutate, as paths from the root of the repository.
+        tests: Files and folders given to pytest; what takes seconds per test is left out.
+        deselected: Tests left out because they start other processes or take longer than the rest together.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+    deselected: tuple[str, ...] = ()
+
+
+def _files(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.py" for name in names)
+
+
+TARGETS = (
+    Target(
+        name="sdk",
+        files=_files("sdk/src/hailbus", "settlement", "_batches", "subscriber", "inbox", "outbox"),
+        tests=("tests/unit/sdk", "tests/property/sdk", "tests/integration/sdk/test_databases.py"),
+        deselected=("tests/unit/sdk/test_public_surface.py",),
+    ),
+    Target(
+        name="broker",
+        files=(
+            *_files("broker/src/hailbus_broker/log", "producer_state", "transaction_index"),
+            *_files("broker/src/hailbus_broker/coordinators/transaction", "shard", "state"),
+        ),
+        tests=("tests/unit/broker", "tests/property/broker"),
+    ),
+    Target(
+        name="booking",
+        files=_files(
+            "services/booking/src/booking/domain", "driver", "errors", "fare", "matching", "place", "quote", "ride"
+        ),
+        tests=("tests/unit/booking", "tests/property/booking"),
+    ),
+    Target(
+        name="demo",
+        files=_files("demo/src/hailbus_demo/ledger", "checks", "gather", "model"),
+        tests=("tests/unit/demo", "tests/property/demo"),
+    ),
+    Target(
+        name="analytics_spark",
+        files=_files("analytics_spark/src/analytics_spark", "verify", "broker_view", "sinks"),
+        tests=("tests/unit/analytics_spark",),
+    ),
+)

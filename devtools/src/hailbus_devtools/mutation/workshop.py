@@ -1,0 +1,251 @@
+"""A copy of the repository in which mutants are made and tested."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hailbus_devtools.check import ROOT
+from hailbus_devtools.mutation.generate import scope
+from hailbus_devtools.mutation.targets import SOURCES, Target
+
+_PLANTED = "a planted mutant: this module was imported from the copy"
+BASELINE_TIMEOUT_S = 900.0
+_TIMEOUT_FACTOR = 8.0
+_PASSED, _USAGE_ERROR, _NOTHING_COLLECTED = 0, 4, 5
+
+
+class WorkshopError(Exception):
+    """The tests cannot judge mutants: they fail without one, or do not notice a planted one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the tests said about one mutant.
+
+    Attributes:
+        caught: A test failed, the modules could not be imported, or the run passed its time limit.
+        by: The failed test, "time-out", "crash", "import", or "" for a survivor.
+        seconds: How long the run took.
+        tests: How many tests were chosen to judge the mutant.
+        output: The end of pytest's output.
+    """
+
+    caught: bool
+    by: str
+    seconds: float
+    tests: int
+    output: str
+
+
+@dataclass(slots=True)
+class Recording:
+    """Which tests execute which lines, as a run of the unchanged code showed."""
+
+    seconds: dict[str, float]
+    lines: dict[str, dict[int, list[str]]]
+    preload: list[str] = field(default_factory=list)
+
+    def tests_of(self, path: str, source: str, line: int) -> list[str]:
+        """Return the tests that execute the statement at a line, the fastest first.
+
+        A statement that runs at import is judged by every test that uses its module.
+        """
+        place = scope(source, line)
+        by_line = self.lines[path]
+        wanted = by_line if place.at_import else place.lines
+        found = {test for number in wanted for test in by_line.get(number, ())}
+        return sorted(found, key=lambda test: (self.seconds[test], test))
+
+
+class Workshop:
+    """One copy with its own warm interpreter. Runs one mutant at a time.
+
+    Attributes:
+        root: The root of the copy.
+        spare_s: What a run may take beyond eight times the duration of its tests.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.spare_s = 20.0
+        self._folder = tempfile.TemporaryDirectory(prefix="hailbus-mutation-", ignore_cleanup_errors=True)
+        self.root = Path(self._folder.name, "hailbus")
+        self._server: subprocess.Popen[str] | None = None
+        self._recording: Recording | None = None
+
+    def __enter__(self) -> Self:
+        """Make the copy: what git tracks and what it would track."""
+        names = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split("\0")
+        for name in filter(None, names):
+            if (ROOT / name).is_file():
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.root / name)
+        self._start([])
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End the interpreter and delete the copy."""
+        self._stop()
+        self._folder.cleanup()
+
+    @property
+    def recording(self) -> Recording:
+        """The tests of each line."""
+        assert self._recording is not None, "record() was not called"
+        return self._recording
+
+    def record(self, given: Recording | None = None) -> Recording:
+        """Run the tests over the unchanged code; then restart the interpreter with what they imported.
+
+        Raises:
+            WorkshopError: A test fails, or a module is not imported from the copy.
+        """
+        if given is not None:
+            self._recording = given
+            self._start(given.preload)
+            return given
+        files = {path: str(self.root / path) for path in self._target.files}
+        record_to = self.root.parent / "recording.json"
+        answer = self._ask(
+            args=[*self._target.tests, *(f"--deselect={test}" for test in self._target.deselected)],
+            timeout_s=BASELINE_TIMEOUT_S,
+            record=list(files.values()),
+            record_to=str(record_to),
+        )
+        if answer["status"] != _PASSED:
+            raise WorkshopError(f"the tests of {self._target.name} fail without a mutant:\n{answer['output']}")
+        found: dict[str, Any] = json.loads(record_to.read_text())
+        elsewhere = [path for path, file in files.items() if file not in found["imported"]]
+        if elsewhere:
+            raise WorkshopError(f"no test of {self._target.name} imports from the copy: {', '.join(elsewhere)}")
+        self._recording = Recording(
+            seconds=found["seconds"],
+            lines={
+                path: {int(line): tests for line, tests in found["lines"][file].items()} for path, file in files.items()
+            },
+            preload=found["preload"],
+        )
+        self._start(self._recording.preload)
+        return self._recording
+
+    def plant(self, path: str) -> None:
+        """Prove that the tests import this module of the copy: one that cannot be imported must fail them.
+
+        Raises:
+            WorkshopError: The tests pass, or fail for another reason.
+        """
+        source = (self.root / path).read_text()
+        tests = self.recording.tests_of(path, source, 1)
+        if not tests:
+            raise WorkshopError(f"no test of {self._target.name} executes a line of {path}")
+        with self._changed(path, f"{source}\nraise RuntimeError({_PLANTED!r})\n"):
+            answer = self._ask(args=tests[:1], timeout_s=self._limit_s(tests[:1]))
+        if answer["status"] == _PASSED or _PLANTED not in answer["output"]:
+            raise WorkshopError(f"the tests did not notice a mutant planted in {path}:\n{answer['output']}")
+
+    def judge(self, path: str, changed: str, line: int) -> Verdict:
+        """Run the tests that execute the statement at `line` over the changed module."""
+        tests = self.recording.tests_of(path, (self.root / path).read_text(), line)
+        if not tests:
+            return Verdict(caught=False, by="", seconds=0.0, tests=0, output="no test executes this statement")
+        with self._changed(path, changed):
+            answer = self._run(tests)
+        status = answer["status"]
+        return Verdict(
+            caught=status != _PASSED,
+            by="" if status == _PASSED else _reason(status, answer["output"]),
+            seconds=answer["seconds"],
+            tests=len(tests),
+            output=answer["output"],
+        )
+
+    def control(self, path: str, line: int) -> bool:
+        """Tell whether the same tests pass over the unchanged module."""
+        tests = self.recording.tests_of(path, (self.root / path).read_text(), line)
+        return not tests or self._run(tests)["status"] == _PASSED
+
+    def _run(self, tests: Sequence[str]) -> dict[str, Any]:
+        answer = self._ask(args=tests, timeout_s=self._limit_s(tests))
+        if answer["status"] in {_USAGE_ERROR, _NOTHING_COLLECTED}:
+            # The change may have renamed the parameters of a test, which proves nothing: run its whole file.
+            files = list(dict.fromkeys(test.split("::")[0] for test in tests))
+            answer = self._ask(args=files, timeout_s=self._limit_s(list(self.recording.seconds)))
+        return answer
+
+    def _limit_s(self, tests: Sequence[str]) -> float:
+        return self.spare_s + _TIMEOUT_FACTOR * sum(self.recording.seconds[test] for test in tests)
+
+    @contextmanager
+    def _changed(self, path: str, text: str) -> Iterator[None]:
+        file = self.root / path
+        original = file.read_text()
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*.pyc"):
+            compiled.unlink()
+        file.write_text(text)
+        try:
+            yield
+        finally:
+            file.write_text(original)
+
+    def _start(self, modules: Sequence[str]) -> None:
+        self._stop()
+        roots = [str(self.root / source) for source in SOURCES]
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "hailbus_devtools.mutation.fork_server"],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "PYTHONHASHSEED": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if modules:
+            self._exchange({"preload": list(modules)})
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            assert self._server.stdin is not None
+            assert self._server.stdout is not None
+            self._server.stdin.close()
+            self._server.wait()
+            self._server.stdout.close()
+            self._server = None
+
+    def _ask(self, *, args: Sequence[str], timeout_s: float, **more: Any) -> dict[str, Any]:  # Any: JSON
+        return self._exchange({"args": list(args), "timeout_s": timeout_s, **more})
+
+    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
+        server = self._server
+        assert server is not None, "used outside its `with` block"
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        line = server.stdout.readline()
+        if not line:
+            raise WorkshopError(f"the warm interpreter ended with status {server.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _reason(status: int | None, output: str) -> str:
+    if status is None:
+        return "time-out"
+    if status < 0:
+        return f"crash (signal {-status})"
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0].split(" - ")[0] if failed else f"pytest ended with status {status}"

@@ -1,0 +1,57 @@
+"""A refusal says what happened and what to do; events that make no sense are refused with a reason."""
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from booking.adapters.streams.service import fault_of
+from booking.domain.errors import (
+    DriverBusy,
+    DriverOffline,
+    NotFound,
+    NotYourRide,
+    QuoteExpired,
+    QuoteTaken,
+    Refusal,
+    WrongState,
+)
+from ride_events.pricing import SurgeUpdated
+
+NOW = datetime(2014, 5, 1, 8, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "says"),
+    [
+        (NotFound("ride", "r1"), "there is no ride 'r1'"),
+        (QuoteExpired("q1", NOW), "quote q1 was good until 2014-05-01T08:00:00+00:00; ask for a new one"),
+        (QuoteTaken("q1", "r1"), "quote q1 was accepted before, as ride r1; ask for a new one"),
+        (WrongState("r1", "completed", "be_matched"), "ride r1 is completed: it cannot be matched now"),
+        (NotYourRide("r1", "d1"), "ride r1 is not with driver d1"),
+        (DriverBusy("d1", "r1"), "driver d1 is on ride r1; complete or cancel it first"),
+        (DriverOffline("d1"), "driver d1 is offline; go online first"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Refusal) else "",
+)
+def test_a_refusal_says_what_happened(refusal: Refusal, says: str) -> None:
+    assert str(refusal) == says
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "sensible"),
+    [(0.49, False), (0.5, True), (20.0, True), (20.1, False), (float("nan"), False)],
+)
+def test_a_multiplier_is_between_half_and_twenty(multiplier: float, *, sensible: bool) -> None:
+    event = SurgeUpdated(
+        cell="882a100d29fffff",
+        multiplier=multiplier,
+        surge_version=1,
+        window_end=NOW,
+        demand=1.0,
+        supply=1.0,
+        valid_until=NOW + timedelta(minutes=5),
+    )
+    # Any: of the context, only the envelope's time is looked at.
+    item: Any = SimpleNamespace(event=event, ctx=SimpleNamespace(envelope=SimpleNamespace(time=NOW)))
+    assert (fault_of(item) is None) == sensible
