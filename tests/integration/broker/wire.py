@@ -79,16 +79,26 @@ class Wire:
         response = await self.ask(ApiKey.CREATE_TOPICS, 5, request)
         return ErrorCode(response.topics[0].error_code)
 
-    async def produce(self, topic: str, values: Sequence[bytes], partition: int = 0) -> tuple[ErrorCode, int]:
-        """One batch; the answer's code and base offset."""
+    @staticmethod
+    def produce_request(topic: str, values: Sequence[bytes], partition: int = 0) -> tuple[ApiKey, int, ProduceRequest]:
+        """One batch, for `send`."""
         batch = build_batch([RecordToWrite(key=None, value=value, timestamp=1) for value in values])
         data = [PartitionProduceData(index=partition, records=bytes(batch))]
         request = ProduceRequest(
             acks=-1, timeout_ms=10_000, topic_data=[TopicProduceData(name=topic, partition_data=data)]
         )
-        response = await self.ask(ApiKey.PRODUCE, 9, request)
+        return ApiKey.PRODUCE, 9, request
+
+    async def produced(self) -> tuple[ErrorCode, int]:
+        """The answer to `produce_request`: its code and base offset."""
+        response = await asyncio.wait_for(self.receive(ApiKey.PRODUCE, 9), 30)
         result = response.responses[0].partition_responses[0]
         return ErrorCode(result.error_code), result.base_offset
+
+    async def produce(self, topic: str, values: Sequence[bytes], partition: int = 0) -> tuple[ErrorCode, int]:
+        """One batch; the answer's code and base offset."""
+        self.send(*self.produce_request(topic, values, partition))
+        return await self.produced()
 
     @staticmethod
     def fetch_request(wanted: Sequence[tuple[str, int, int]], **limits: int) -> FetchRequest:

@@ -33,6 +33,9 @@ MAX_NAME_LENGTH: Final = 249
 """The longest directory name is 255, and `-` and the partition number follow the topic's name."""
 
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000
+"""Apache Kafka's own bound."""
+MAX_PARTITIONS: Final = 100_000
+"""Of the whole cluster; the limit of open files is a bound besides."""
 PRODUCER_ID_BLOCK: Final = 1_000
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -122,6 +125,7 @@ class Controller:
                 ErrorCode.POLICY_VIOLATION,
                 f"Unable to create {partition_count} partitions: {MAX_PARTITIONS_PER_REQUEST} at a time is the most.",
             )
+        self._check_total(partition_count)
         values = _without_nulls(configs or {})
         check_topic_configs(values)
         topic_id = self._new_topic_id()
@@ -134,6 +138,14 @@ class Controller:
         return NewTopic(
             topic_id=topic_id, partition_count=partition_count, replication_factor=replication_factor, records=records
         )
+
+    def _check_total(self, new_count: int) -> None:
+        total = sum(len(topic.partitions) for topic in self._image.topics.values())
+        if total + new_count > MAX_PARTITIONS:
+            raise ApiError(
+                ErrorCode.POLICY_VIOLATION,
+                f"The cluster has {total} partitions: with {new_count} more it would have more than {MAX_PARTITIONS}.",
+            )
 
     def delete_topic(self, topic: TopicState) -> list[Message]:
         """Decide about the end of a topic.
@@ -173,6 +185,7 @@ class Controller:
             raise ApiError(
                 ErrorCode.POLICY_VIOLATION, f"{MAX_PARTITIONS_PER_REQUEST} new partitions at a time is the most."
             )
+        self._check_total(count - current)
         if assignments is not None:
             if len(assignments) != count - current:
                 raise ApiError(

@@ -5,7 +5,10 @@ As for `records.errors`, `error_name` is the Kafka error that a client gets.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from errno import EMFILE, ENFILE
+from typing import ClassVar, Final
+
+_OUT_OF_DESCRIPTORS: Final = frozenset({EMFILE, ENFILE})
 
 
 class LogError(Exception):
@@ -29,6 +32,11 @@ class StorageError(LogError):
         super().__init__(f"{message}: {path}" if path else message)
         self.path = path
         self.errno = errno
+
+    @property
+    def is_out_of_descriptors(self) -> bool:
+        """Whether too many files were open: nothing was tried on the disk, and the same may succeed later."""
+        return self.errno in _OUT_OF_DESCRIPTORS
 
 
 class InvalidCheckpointError(StorageError):

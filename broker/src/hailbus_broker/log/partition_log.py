@@ -50,6 +50,7 @@ from hailbus_broker.records import (
     BATCH_OVERHEAD,
     BatchHeader,
     BatchView,
+    ControlType,
     CorruptBatchError,
     InvalidRecordError,
     iterate_records,
@@ -92,7 +93,7 @@ class PendingSync:
     `run` it in any thread, then give it to `PartitionLog.finish_sync` in the log's own.
     """
 
-    __slots__ = ("_directories", "_disk", "_epochs", "_files", "_paths", "end_offset")
+    __slots__ = ("_disk", "directories", "end_offset", "epochs", "files", "paths")
 
     def __init__(
         self,
@@ -104,10 +105,10 @@ class PendingSync:
         end_offset: Offset,
     ) -> None:
         self._disk: Final = disk
-        self._files: Final = files
-        self._paths: Final = paths
-        self._directories: Final = directories
-        self._epochs: Final = epochs
+        self.files: Final = files
+        self.paths: Final = paths
+        self.directories: Final = directories
+        self.epochs: Final = epochs
         self.end_offset: Final = end_offset
 
     def run(self) -> None:
@@ -116,13 +117,13 @@ class PendingSync:
         Raises:
             StorageError: It failed; give it to `finish_sync` too.
         """
-        for file in self._files:
+        for file in self.files:
             file.sync()
-        for path in self._paths:
+        for path in self.paths:
             self._disk.open(path).sync()
-        if self._epochs is not None:
-            self._disk.write_whole(*self._epochs)
-        for directory in self._directories:
+        if self.epochs is not None:
+            self._disk.write_whole(*self.epochs)
+        for directory in self.directories:
             self._disk.sync_directory(directory)
 
 
@@ -398,9 +399,9 @@ class PartitionLog:
 
         base_offset = self.log_end_offset
         last_offset = base_offset + offset_delta
+        segment = self._writable_segment(size_bytes, last_offset, max_timestamp, now_ms)
         _pack_offset(buffer, 0, base_offset)
         _pack_leader_epoch(buffer, _LEADER_EPOCH_POSITION, leader_epoch)
-        segment = self._writable_segment(size_bytes, last_offset, max_timestamp, now_ms)
         if leader_epoch > self._newest_leader_epoch:
             self._begin_epoch(leader_epoch, base_offset)
         file = segment.file
@@ -493,6 +494,12 @@ class PartitionLog:
         for batch in batches:
             if batch.header.leader_epoch > self.leader_epochs.latest:
                 self._begin_epoch(batch.header.leader_epoch, batch.header.base_offset)
+            if (
+                batch.header.is_control
+                and (marker := read_marker(batch)) is not None
+                and marker[0] is ControlType.ABORT
+            ):
+                segment.transaction_index.open_file()  # before the marker is in the log
         try:
             segment.write(buffer)
         except StorageError as error:
@@ -560,7 +567,8 @@ class PartitionLog:
         """Close the active segment and begin the next one at the log end. An empty active segment stays.
 
         Raises:
-            StorageError: The machine failed; the log refuses appends.
+            StorageError: The machine failed, and the log refuses appends; or too many files are open, and nothing has
+                changed.
         """
         if self._active.size_bytes == 0:
             return
@@ -569,7 +577,8 @@ class PartitionLog:
             self._write_snapshot(self.log_end_offset)
             self._active = Segment(self._disk, self.directory, self.log_end_offset, is_new=True, created_ms=now_ms)
         except StorageError as error:
-            self.failure = error
+            if not error.is_out_of_descriptors:
+                self.failure = error
             raise
         self._segments.append(self._active)
         self._is_directory_dirty = True
@@ -641,6 +650,20 @@ class PartitionLog:
     def sync_first(self, path: str) -> None:
         """Let the next sync take a file along, which somebody else has written."""
         self._first_paths.add(path)
+
+    def retry_sync(self, pending: PendingSync) -> None:
+        """Take back a sync that could not be run for want of file descriptors: the next one covers it."""
+        self._dirty_files.update(pending.files)
+        self._first_paths.update(pending.paths)
+        self._first_directories.update(pending.directories)
+        self._are_epochs_dirty |= pending.epochs is not None
+        self._is_directory_dirty = True
+
+    def release_closed_segments(self) -> None:
+        """Let go of the descriptors of all segments but the active one; they are opened again when they are needed."""
+        if not self._is_swapping:
+            for segment in self._segments[:-1]:
+                segment.release()
 
     def finish_sync(self, pending: PendingSync, error: StorageError | None = None) -> Offset:
         """Account for a sync that has been run.

@@ -11,6 +11,8 @@ from bisect import bisect_right
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.log.errors import StorageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from struct import Struct
@@ -87,7 +89,12 @@ class SparseIndex:
         """Append an entry. The caller keeps them growing."""
         self.tail.append((first, second))
         if len(self.tail) >= TAIL_ENTRIES:
-            self.flush()
+            try:
+                self.flush()
+            except StorageError as error:
+                if not error.is_out_of_descriptors:
+                    raise
+                # The batch is written already: its entry waits in memory until the file can be opened.
 
     def flush(self) -> File | None:
         """Write what waits in memory.

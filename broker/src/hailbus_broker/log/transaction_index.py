@@ -45,6 +45,11 @@ class TransactionIndex:
             self._entries = [AbortedTransaction(*entry[1:]) for entry in _ENTRY.iter_unpack(data[:whole])]
         return self._entries
 
+    def open_file(self) -> None:
+        """Open the file, and make it if it is missing, so that `append` needs no descriptor."""
+        if self._file is None:
+            self._file = self._disk.open(self.path, create=True)
+
     def append(self, aborted: AbortedTransaction) -> File:
         """Add an entry.
 
@@ -52,8 +57,8 @@ class TransactionIndex:
             The file, to be synced.
         """
         entries = self.entries
-        if self._file is None:
-            self._file = self._disk.open(self.path, create=True)
+        self.open_file()
+        assert self._file is not None
         self._file.append(_ENTRY.pack(_VERSION, *aborted))
         entries.append(aborted)
         return self._file

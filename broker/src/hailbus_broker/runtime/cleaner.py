@@ -99,6 +99,9 @@ class Cleaner:
         except (StorageError, RecordsError) as error:
             if not self._is_of(where, partition_log, task):
                 return True  # the topic or the segments were deleted meanwhile
+            if isinstance(error, StorageError) and error.is_out_of_descriptors:
+                self._report(error)
+                return False
             # As in Apache Kafka: what is damaged is left as it is, and the others go on.
             self._uncleanable.add(where)
             log.error("compaction_failed", partition=str(where), error=str(error))

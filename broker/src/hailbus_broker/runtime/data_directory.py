@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -16,6 +14,7 @@ from hailbus_broker.log import LogDirectory, MetaProperties, PartitionLog, Stora
 from hailbus_broker.log.log_directory import LOG_STARTS
 from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
+from hailbus_broker.runtime.descriptors import Descriptors
 from hailbus_broker.runtime.errors import StartError
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class DataDirectory:
         self._tail_cache = tail_cache
         self.names: Final = threading.Lock()
         """Held while a partition's directory is renamed, and by whoever renames files in one from another thread."""
-        _raise_file_limit()
+        self.descriptors: Final = Descriptors.of_process()
         new = MetaProperties(
             cluster_id=encode_uuid(UUID(bytes=chance.randbytes(16), version=4)),
             node_id=node_id,
@@ -207,6 +206,11 @@ class DataDirectory:
             logs.append(found)
         return logs
 
+    def release_closed_segments(self) -> None:
+        """Let go of the descriptors that nothing is written through."""
+        for partition_log in self.logs.logs.values():
+            partition_log.release_closed_segments()
+
     def delete(self, topic: str, index: int) -> str:
         """Take a partition away; what is returned is a folder for `Disk.remove_tree`."""
         with self.names:
@@ -259,10 +263,3 @@ def _is_misread(found: UUID, expected: UUID) -> bool:
     """Whether two topic ids differ so little that one is the other, damaged: in up to two characters of the file."""
     pairs = zip(encode_uuid(found), encode_uuid(expected), strict=True)
     return sum(one != other for one, other in pairs) <= _MISREAD_CHARACTERS
-
-
-def _raise_file_limit() -> None:
-    # One descriptor per open segment, one per connection.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from contextlib import contextmanager, suppress
-from errno import EIO
+from errno import EIO, EMFILE, ENFILE
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.errors import StorageError
@@ -106,8 +107,59 @@ class RealFile:
             raise _storage_error("cannot sync", self.path, error) from error
 
 
+class _Reserve:
+    """Descriptors that are held back, for work that opens a file and closes it again at once."""
+
+    def __init__(self, count: int) -> None:
+        self._count: Final = count
+        self._held: Final[list[int]] = []
+        self._lock: Final = threading.Lock()
+        self._fill()
+
+    def __del__(self) -> None:
+        for descriptor in self._held:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _fill(self) -> None:
+        with self._lock, suppress(OSError):
+            while len(self._held) < self._count:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    @contextmanager
+    def opened(self, path: str, flags: int) -> Iterator[int]:
+        """A descriptor of a file, closed at the end of the block; one that is held back goes when there is no other."""
+        descriptor = self._open(path, flags)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+            if len(self._held) < self._count:
+                self._fill()
+
+    def _open(self, path: str, flags: int) -> int:
+        while True:
+            try:
+                return os.open(path, flags, 0o644)
+            except OSError as error:
+                with self._lock:
+                    if error.errno not in {EMFILE, ENFILE} or not self._held:
+                        raise
+                    os.close(self._held.pop())  # another thread may be faster: then the next one goes
+
+
 class RealDisk:
-    """The file system of this machine; see `log.disk.Disk`."""
+    """The file system of this machine; see `log.disk.Disk`.
+
+    Args:
+        reserved_descriptors: Held back for `write_whole` and `sync_directory`, which then work when no other is left.
+    """
+
+    _reserve = _Reserve(0)
+
+    def __init__(self, *, reserved_descriptors: int = 0) -> None:
+        if reserved_descriptors:
+            self._reserve = _Reserve(reserved_descriptors)
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
         """Open a file to read and append."""
@@ -128,14 +180,12 @@ class RealDisk:
         """Write beside the file, sync, rename over it, sync the directory."""
         temporary = path + ".tmp"
         with _failing("cannot write", path):
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            with self._reserve.opened(temporary, flags) as descriptor:
                 rest = memoryview(data)
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             os.replace(temporary, path)
         self.sync_directory(os.path.dirname(path))
 
@@ -184,11 +234,9 @@ class RealDisk:
     def sync_directory(self, path: str) -> None:
         """Fsync of a directory."""
         with _failing("cannot sync the directory", path):
-            descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            with self._reserve.opened(path or ".", flags) as descriptor:
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 @contextmanager

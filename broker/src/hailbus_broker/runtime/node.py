@@ -28,6 +28,7 @@ from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
 from hailbus_broker.protocol.definitions.topic_record import TopicRecord
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.records import (
     Compression,
@@ -57,6 +58,9 @@ log: Any = get_logger()
 
 TAIL_CACHE_BYTES: Final = 32 * 1024 * 1024
 CHECKPOINT_INTERVAL_MS: Final = 60_000
+RESERVED_DESCRIPTORS: Final = 8
+"""More than there are threads that sync directories and write checkpoints at the same time."""
+WARNING_INTERVAL_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ class Node:
     ) -> None:
         self.config = config
         self.clock: Clock = clock or SystemClock()
-        self.disk: Disk = disk or RealDisk()
+        self.disk: Disk = disk or RealDisk(reserved_descriptors=RESERVED_DESCRIPTORS)
         self.chance = chance or random.SystemRandom()
         self.node_id: int = config["node.id"] if "node.id" in config.given else config["broker.id"]
         self.image = MetadataImage()
@@ -105,6 +109,7 @@ class Node:
         self.failure: StorageError | None = None
         """Why the data directory is offline: nothing is written to it before the next start."""
         self._is_stopping = False
+        self._last_warning_ms: int | None = None
 
     # ------------------------------------------------------------------ start and stop
 
@@ -227,6 +232,10 @@ class Node:
         retried sync may report success for pages that are lost. Apache Kafka then stops, having no other directory;
         here everything that was committed can still be read.
         """
+        if error.is_out_of_descriptors:
+            self.data.release_closed_segments()
+            self.warn_of_descriptors(str(error))
+            return
         if self.failure is not None or self._is_stopping:
             return
         self.failure = error
@@ -238,6 +247,18 @@ class Node:
         )
         for partition in (self.metadata, *self.all_partitions()):
             partition.refuse(error)
+
+    def warn_of_descriptors(self, reason: str) -> None:
+        """Log that something was refused or put off because too many files are open; once in a while."""
+        now_ms = self.clock.now_ms()
+        if self._last_warning_ms is None or now_ms - self._last_warning_ms >= WARNING_INTERVAL_MS:
+            self._last_warning_ms = now_ms
+            log.warning(
+                "too_many_open_files",
+                reason=reason,
+                limit=self.data.descriptors.limit,
+                advice="raise the limit of open files (ulimit -n), or have fewer partitions or connections",
+            )
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
         """Run something beside the requests until it ends or the node stops."""
@@ -377,6 +398,7 @@ class Node:
 
         Raises:
             StorageError: The machine failed, or did before; nothing has changed then.
+            ApiError: There is no room for new partitions; nothing has changed.
         """
         done: asyncio.Future[None] = self.loop.create_future()
 
@@ -408,6 +430,7 @@ class Node:
 
     def _make_logs(self, records: Sequence[Message]) -> list[tuple[str, int]]:
         """Make the logs of new partitions, before anybody may know of them: what fails then is only the request."""
+        self._check_room(sum(isinstance(record, PartitionRecord) for record in records))
         names = {record.topic_id: record.name for record in records if isinstance(record, TopicRecord)}
         wanted: dict[Uuid, list[int]] = {}
         for record in records:
@@ -426,8 +449,32 @@ class Node:
             except StorageError as error:
                 self.take_offline(error)
                 self._discard_logs(made)
+                if error.is_out_of_descriptors:
+                    raise ApiError(ErrorCode.POLICY_VIOLATION, f"Too many files are open: {error}.") from error
                 raise
         return made
+
+    def _check_room(self, new_count: int) -> None:
+        """Refuse partitions for which there are not enough file descriptors.
+
+        Raises:
+            ApiError: With a sentence that says what to do.
+        """
+        if not new_count:
+            return
+        hosted_count = sum(map(len, self.partitions.values()))
+        descriptors = self.data.descriptors
+        if new_count > descriptors.room_for_partitions(hosted_count):
+            self.data.release_closed_segments()
+            room = descriptors.room_for_partitions(hosted_count)
+            if new_count > room:
+                sentence = (
+                    f"This broker has {hosted_count} partitions and may open {descriptors.limit} files: there is room "
+                    f"for {room} more partitions, not for {new_count}. Raise the limit of open files (ulimit -n), "
+                    "or delete topics."
+                )
+                self.warn_of_descriptors(sentence)
+                raise ApiError(ErrorCode.POLICY_VIOLATION, sentence)
 
     def _discard_logs(self, made: Sequence[tuple[str, int]]) -> None:
         for topic, index in made:

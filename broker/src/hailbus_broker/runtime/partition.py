@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.group_sync import GroupSync
 
 NEVER_MS: Final = 2**63 - 1
+RETRY_S: Final = 0.1
+"""Pause before a sync is tried again for which there was no file descriptor."""
 
 
 class Reader(Protocol):
@@ -103,8 +105,9 @@ class Partition:
         origin: Origin = Origin.CLIENT,
         is_verified: bool = True,
         must_marker_be_newer: bool = False,
+        is_retry: bool = False,
     ) -> AppendResult:
-        """Write batches to the log. Whoever needs them to be safe then calls `when_committed`.
+        """Write batches to the log. Call `when_committed` to be notified once the records are durable.
 
         Raises:
             LogError: The log refused them, or the machine failed.
@@ -123,7 +126,17 @@ class Partition:
             )
         except StorageError as error:
             self._report(error)
-            raise
+            if is_retry or not error.is_out_of_descriptors:
+                raise
+            # Nothing was written, and the report has closed files that nothing is written to.
+            return self.append(
+                data,
+                now_ms=now_ms,
+                origin=origin,
+                is_verified=is_verified,
+                must_marker_be_newer=must_marker_be_newer,
+                is_retry=True,
+            )
         if self.flush_messages == 1:
             self._sync.mark(self)
         else:
@@ -179,6 +192,11 @@ class Partition:
         """A sync has ended: what it covered is safe, or the partition goes offline."""
         if pending is None:
             self._advance(self.log.synced_end_offset)
+            return
+        if error is not None and error.is_out_of_descriptors:
+            self.log.retry_sync(pending)
+            self._report(error)
+            self._sync.call_later(RETRY_S, self.flush)
             return
         try:
             end = self.log.finish_sync(pending, error)

@@ -96,6 +96,11 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.peer_host, self.peer = str(peer[0]), f"{peer[0]}:{peer[1]}"
+        node = self.dispatcher.node
+        if not node.data.descriptors.has_room_for_connection(transport.get_extra_info("socket").fileno()):
+            node.warn_of_descriptors(f"a connection from {self.peer} was refused")
+            self.close()
+            return
         self.dispatcher.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio calls it so
@@ -277,7 +282,11 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         assert transport is not None
         if self._socket is None:
-            self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            try:
+                self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+            except OSError as error:
+                self.abort(f"too many open files: {error}")
+                return
             self._socket.setblocking(False)
         self._file_send = FileSend(self.dispatcher.node.loop, self._socket, request.parts, self._files_sent)
         self._is_file_send_due = transport.get_write_buffer_size() > 0

@@ -303,7 +303,7 @@ async def find_coordinator(
             done = node.create_internal_topic(topic)
             if done is not None:
                 await done
-        except StorageError as error:
+        except (StorageError, ApiError) as error:
             code, text = ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)
     is_found = code is ErrorCode.NONE
     node_id = node.node_id if is_found else -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hailbus_broker.cluster.controller import is_protected
+from hailbus_broker.cluster.controller import MAX_PARTITIONS_PER_REQUEST, is_protected
 from hailbus_broker.protocol.definitions.create_partitions_response import (
     CreatePartitionsResponse,
     CreatePartitionsTopicResult,
@@ -21,6 +21,8 @@ from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.server.handlers.configs import topic_configs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hailbus_broker.protocol.definitions.create_partitions_request import CreatePartitionsRequest
     from hailbus_broker.protocol.definitions.create_topics_request import CreatableTopic, CreateTopicsRequest
     from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
@@ -34,6 +36,11 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
     names = Counter(topic.name for topic in message.topics)
     results: list[CreatableTopicResult] = []
     pending = []
+    _check_request(
+        len(topic.assignments)
+        or (node.config["num.partitions"] if topic.num_partitions == -1 else topic.num_partitions)
+        for topic in message.topics
+    )
     for topic in message.topics:
         result = CreatableTopicResult(name=topic.name, error_message=None)
         if names[topic.name] > 1:
@@ -52,6 +59,8 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
                 assignments=_assignments(topic),
                 configs=_configs(topic),
             )
+            if not message.validate_only:
+                pending.append(node.write_metadata(new.records))
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
@@ -59,7 +68,6 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
         overrides = {entry.name: entry.value for entry in topic.configs if entry.value is not None}
         if not message.validate_only:
             result.topic_id = new.topic_id
-            pending.append(node.write_metadata(new.records))
         result.num_partitions = new.partition_count
         result.replication_factor = new.replication_factor
         result.configs = [
@@ -69,6 +77,13 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
     for done in pending:
         await done
     return CreateTopicsResponse(topics=results)
+
+
+def _check_request(counts: Iterable[int]) -> None:
+    """Refuse a request for very many partitions as a whole, as Apache Kafka does."""
+    total = sum(count for count in counts if count > 0)
+    if total > MAX_PARTITIONS_PER_REQUEST:
+        raise ApiError(ErrorCode.POLICY_VIOLATION, "Excessively large number of partitions per request.")
 
 
 def _assignments(topic: CreatableTopic) -> dict[int, list[int]]:
@@ -140,6 +155,8 @@ async def create_partitions(
     counts = Counter(topic.name for topic in message.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
     pending = []
+    hosted = {name: len(state.partitions) for name, state in node.image.topics.items()}
+    _check_request(topic.count - hosted[topic.name] for topic in message.topics if topic.name in hosted)
     for topic in message.topics:
         result = results.setdefault(topic.name, CreatePartitionsTopicResult(name=topic.name))
         try:
@@ -147,12 +164,12 @@ async def create_partitions(
                 raise ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             assignments = None if topic.assignments is None else [entry.broker_ids for entry in topic.assignments]
             records = node.controller.create_partitions(topic.name, topic.count, assignments=assignments)
+            if not message.validate_only:
+                pending.append(node.write_metadata(records))
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
             continue
-        if not message.validate_only:
-            pending.append(node.write_metadata(records))
     for done in pending:
         await done
     return CreatePartitionsResponse(results=list(results.values()))

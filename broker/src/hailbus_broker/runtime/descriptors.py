@@ -1,0 +1,49 @@
+"""How many files and connections the process may still open, and what is refused before there are too many.
+
+A process that has no file descriptor left cannot begin a segment or sync a directory. So new connections and new
+partitions are refused while there are still some, and what is served already goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from typing import Final
+
+LEAST_RESERVE: Final = 64
+RESERVE_SHARE: Final = 8
+"""The reserve is this part of the limit, and at least `LEAST_RESERVE`."""
+
+
+class Descriptors:
+    """The process's descriptors: the last ones are kept for segments, indexes and syncs of what is served already.
+
+    Attributes:
+        limit: How many there may be (`ulimit -n`).
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit: Final = limit
+        self._reserve: Final = min(max(limit // RESERVE_SHARE, LEAST_RESERVE), limit // 3)
+
+    @classmethod
+    def of_process(cls) -> Descriptors:
+        """Raise the process's limit as far as it may, and take that."""
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return cls(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    def has_room_for_connection(self, descriptor: int) -> bool:
+        """Whether a connection may stay. The system gives the lowest free number: all below it are in use."""
+        return descriptor < self.limit - self._reserve
+
+    def room_for_partitions(self, hosted_count: int) -> int:
+        """How many partitions may be added: an open file each, and connections must stay possible besides.
+
+        Args:
+            hosted_count: Partitions that there are.
+        """
+        by_open_files = self.limit - self._reserve - len(os.listdir("/dev/fd"))  # noqa: PTH208 - a Path per descriptor is much more work
+        return max(min(by_open_files, self.limit - 2 * self._reserve - hosted_count), 0)
