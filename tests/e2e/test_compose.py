@@ -174,7 +174,9 @@ def lake_report(system: System) -> str:
 
     def is_complete() -> bool:
         nonlocal text
-        code, output = container.exec_run(["lake", "verify", "--bootstrap", "broker:29092", "--json"], stderr=False)
+        code, output = container.exec_run(
+            ["lake", "verify", "--full", "--bootstrap", "broker:29092", "--json"], stderr=False
+        )
         text = output.decode()
         return bool(code == 0)
 

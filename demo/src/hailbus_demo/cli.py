@@ -265,6 +265,10 @@ def ledger(
             "--lake-report", help="What `lake verify --json` printed, where the lake's folder is out of reach."
         ),
     ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option("--journal", help="The file that the event logger writes; without it, it is not compared."),
+    ] = None,
     book: BookOption = None,
     catch_up: CatchUpOption = 300.0,
     summary: SummaryOption = None,
@@ -278,16 +282,18 @@ def ledger(
         raise UsageError(f"--book {book} does not exist: name the file that `demo replay` wrote, or leave it out")
     if lake_dir is not None and not lake_dir.is_dir():
         raise UsageError(f"--lake-dir {lake_dir} does not exist: name the lake's folder, or leave it out")
-    lake_problems = None
+    report = None
     if lake_report is not None:
         if lake_dir is not None:
             raise UsageError("--lake-report and --lake-dir name the same thing twice: leave one out")
         try:
-            lake_problems = read_lake_report(lake_report.read_text(encoding="utf-8"))
+            report = read_lake_report(lake_report.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError):
             raise UsageError(
                 f"--lake-report {lake_report} holds no output of `lake verify --json`: write it anew"
             ) from None
+    if journal is not None and not journal.is_file():
+        raise UsageError(f"--journal {journal} does not exist: name the event logger's file, or leave it out")
     databases = {}
     for entry in database or []:
         name, equals, url = entry.partition("=")
@@ -301,7 +307,8 @@ def ledger(
         booking_url=booking_url,
         databases=databases,
         lake_dir=lake_dir,
-        lake_problems=lake_problems,
+        lake_report=report,
+        journal=journal,
         book_path=book,
         deadline_s=catch_up,
         summary=summary,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from hailbus_demo.city.plan import to_datetime, to_text
-from hailbus_demo.ledger.model import Check
+from hailbus_demo.ledger.draw import Ledger
+from hailbus_demo.ledger.model import Line, Verdict
 from hailbus_demo.replay.book import Book
 from hailbus_demo.replay.stage import Stage
 from hailbus_demo.replay.sure import Traffic
 from hailbus_demo.services import AT_MOST_ONCE
 from hailbus_demo.supervise.processes import Supervisor
 from hailbus_demo.watch import Watch, utc_now_text
+
+OK: Final[Mapping[Verdict, bool | None]] = {"agrees": True, "disagrees": False, "not_checked": False, "shown": None}
+"""Verdict → whether the line holds, `None` where nothing is judged."""
 
 
 @dataclass(slots=True)
@@ -40,10 +45,9 @@ class Figures:
     traffic: Traffic
     timings: Timings
     phase: str = "starting"
-    checks: list[Check] = field(default_factory=list)
     accounts: dict[str, dict[str, int]] = field(default_factory=dict)
-    groups: dict[str, dict[str, int]] = field(default_factory=dict)
-    balanced: bool | None = None
+    groups: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    ledger: Ledger | None = None
     rides_before: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -57,7 +61,7 @@ class Figures:
             "event_time": to_text(event_ms) if event_ms else None,
             "run": self.run,
             "speed": self.speed,
-            "balanced": self.balanced,
+            "balanced": None if self.ledger is None else self.ledger.balanced,
             "rides": self.book.counts(),
             "accounts": self.accounts,
             "groups": [
@@ -82,7 +86,9 @@ class Figures:
                 {"cell": cell, "multiplier": multiplier}
                 for cell, multiplier in watch.hot_cells(to_datetime(event_ms) if event_ms else None)
             ],
-            "checks": [asdict(check) for check in self.checks],
+            "lines": [line.as_json() for line in self.lines],
+            "left_out": [] if self.ledger is None else list(self.ledger.left_out),
+            "checks": [{"name": line.name, "ok": OK[line.verdict], "detail": line.detail} for line in self.lines],
             "figures": {
                 "services_ready_s": _since(timings.started, timings.services_ready),
                 "first_event_s": _since(timings.started, watch.first_record_at),
@@ -103,6 +109,11 @@ class Figures:
                 "lake_tables": watch.lake.tables,
             },
         }
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines of the ledger, none before it is drawn up."""
+        return () if self.ledger is None else self.ledger.lines
 
     def processes(self) -> list[dict[str, Any]]:
         """Return name, pid, state, restarts, CPU time and memory of each process."""
@@ -136,7 +147,7 @@ class Figures:
         end = timings.rides_done or time.monotonic()
         if timings.first_ride is None or end <= timings.first_ride:
             return None
-        return round((len(self.book.states) - self.rides_before) / (end - timings.first_ride), 1)
+        return round((len(self.book.rides) - self.rides_before) / (end - timings.first_ride), 1)
 
 
 def _since(start: float | None, end: float | None) -> float | None:

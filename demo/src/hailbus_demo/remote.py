@@ -18,6 +18,7 @@ from hailbus_demo.audit import AuditPlan, catch_up, draw_up
 from hailbus_demo.city.plan import to_ms
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.figures import Figures, Timings
+from hailbus_demo.ledger.gather import Sources
 from hailbus_demo.options import RideOptions
 from hailbus_demo.replay.advice import RecommenderClient
 from hailbus_demo.replay.book import Book
@@ -30,7 +31,7 @@ from hailbus_demo.ride_files.reader import describe
 from hailbus_demo.rides import RideSource
 from hailbus_demo.run import SERVICE_DEADLINE_S, Interrupts, refuse_silence
 from hailbus_demo.services import CONSUMERS, TOPIC_NAMES
-from hailbus_demo.show import Screen, figures_table, ledger_table
+from hailbus_demo.show import Screen, figures_table, ledger_table, what_is_wrong
 from hailbus_demo.supervise.state import DataDir, write_whole
 from hailbus_demo.watch import Watch
 
@@ -94,7 +95,7 @@ async def play_against(
     watch = Watch(bus, topics=TOPIC_NAMES, consumers=CONSUMERS, lake_dir=None)
     figures = Figures(
         run=1, speed=options.speed, book=book, stage=stage, watch=watch, supervisor=None,
-        traffic=booking.traffic, timings=Timings(), rides_before=len(book.states), phase="running",
+        traffic=booking.traffic, timings=Timings(), rides_before=len(book.rides), phase="running",
     )  # fmt: skip
     interrupts.install()
     await watch.start()
@@ -116,6 +117,7 @@ async def play_against(
             if adopted:
                 screen.say(f"{adopted} rides were under way: they go on")
             figures.timings.first_ride = time.monotonic()
+            book.begin()
             playing = asyncio.create_task(world.play(source.plans()))
             asked = asyncio.create_task(_asked(interrupts, options.duration_s))
             await asyncio.wait({playing, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,6 +127,7 @@ async def play_against(
             asked.cancel()
             if not interrupted:
                 await world.settle(past_ms=stage.now_ms + ENDS_WITHIN_MS)
+            book.end()
             figures.timings.rides_done = time.monotonic()
     except GaveUpError as error:
         raise RunFailedError(str(error)) from error
@@ -154,7 +157,8 @@ async def audit(
     booking_url: str,
     databases: Mapping[str, str],
     lake_dir: Path | None,
-    lake_problems: tuple[list[str], int] | None,
+    lake_report: Mapping[str, Any] | None,
+    journal: Path | None,
     book_path: Path | None,
     deadline_s: float,
     summary: Path | None,
@@ -177,20 +181,20 @@ async def audit(
         traffic=booking.traffic, timings=Timings(), phase="catching_up",
     )  # fmt: skip
     plan = AuditPlan(
-        bus=bus,
-        bootstrap=bootstrap,
-        booking=booking,
-        databases=databases,
-        consumers=CONSUMERS,
-        lake_dir=lake_dir,
-        lake_problems=lake_problems,
+        sources=Sources(
+            bootstrap=bootstrap,
+            databases=databases,
+            consumers=consumers,
+            book=None if book_path is None else book.account,
+            journal=journal,
+            lake_dir=lake_dir,
+            lake_report=lake_report,
+        ),
         deadline_s=deadline_s,
     )
     try:
-        behind, _ = await catch_up(plan, watch)
-        await draw_up(plan, figures, behind=behind, replayed=book_path is not None)
-    except GaveUpError as error:
-        raise RunFailedError(str(error)) from error
+        await catch_up(plan, watch)
+        ledger = await draw_up(plan, figures)
     finally:
         await watch.stop()
         book.close()
@@ -199,7 +203,9 @@ async def audit(
     console.print(ledger_table(state))
     if summary is not None:
         write_whole(summary, json.dumps(state, indent=2) + "\n")
-    return 0 if figures.balanced else 1
+    if not ledger.balanced:
+        console.print(what_is_wrong(ledger.lines), style="bold red", soft_wrap=True, markup=False)
+    return ledger.exit_code
 
 
 async def provision(bootstrap: str) -> int:

@@ -9,6 +9,7 @@ import logging
 import signal
 import time
 import webbrowser
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from hailbus_demo.audit import AuditPlan, catch_up, draw_up
 from hailbus_demo.chaos import VICTIMS, Chaos
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.figures import Figures, Timings
+from hailbus_demo.ledger.gather import Sources
 from hailbus_demo.options import RideOptions, parse_address
 from hailbus_demo.replay.advice import RecommenderClient
 from hailbus_demo.replay.book import Book
@@ -33,6 +35,7 @@ from hailbus_demo.ride_files.reader import describe
 from hailbus_demo.rides import RideSource
 from hailbus_demo.services import (
     CONSUMERS,
+    DATABASES,
     TOPIC_NAMES,
     Ports,
     broker_spec,
@@ -40,7 +43,7 @@ from hailbus_demo.services import (
     names,
     service_specs,
 )
-from hailbus_demo.show import Screen, figures_table, ledger_table
+from hailbus_demo.show import Screen, figures_table, ledger_table, what_is_wrong
 from hailbus_demo.supervise.ports import HOST, accepts, free_ports, require_free
 from hailbus_demo.supervise.processes import Supervisor, command
 from hailbus_demo.supervise.state import DataDir, RunState, write_whole
@@ -135,6 +138,7 @@ class _Run:
             clock_ms=None if before is None else before.clock_ms,
         )
         self.continues = before is not None
+        self.played_to_the_end = False
         self.screen = Screen(console)
         self.interrupts = Interrupts()
         self.supervisor = Supervisor(say=self.screen.say)
@@ -209,22 +213,25 @@ class _Run:
             supervisor=self.supervisor,
             traffic=booking.traffic,
             timings=self.timings,
-            rides_before=len(book.states),
+            rides_before=len(book.rides),
         )
         await watch.start()
         self.screen.figures = figures
         writer = asyncio.create_task(self._keep_writing(figures))
         plan = AuditPlan(
-            bus=bus,
-            bootstrap=bootstrap,
-            booking=booking,
-            databases={
-                name: self.data_dir.database_url(name) for name in ("booking", "surge", "recommender", "logger")
-            },
-            consumers=CONSUMERS,
-            lake_dir=self.data_dir.lake if options.spark else None,
+            sources=Sources(
+                bootstrap=bootstrap,
+                databases={name: self.data_dir.database_url(name) for name in DATABASES},
+                consumers=CONSUMERS,
+                book=book.account,
+                journal=self.data_dir.journal,
+                lake_dir=self.data_dir.lake if options.spark else None,
+                restarted=self._restarted,
+                ended=lambda: self.played_to_the_end,
+            ),
             deadline_s=options.catch_up_s,
         )
+        book.begin()
         try:
             async with self.screen, driver_apps(bus) as locations:
                 await self._play(figures, booking, advice, locations)
@@ -333,6 +340,7 @@ class _Run:
             if self.supervisor.failure.done():
                 self.supervisor.failure.result()
             interrupted = not playing.done()
+            self.played_to_the_end = not interrupted
             if interrupted:
                 figures.phase = "stopping"
                 stage.stop()
@@ -341,6 +349,7 @@ class _Run:
                 await world.settle(past_ms=stage.now_ms + ENDS_WITHIN_MS)
                 stage.now_ms += ENDS_WITHIN_MS
             await locations.close()
+            figures.book.end()
             self.timings.rides_done = time.monotonic()
             figures.phase = "catching_up"
             self._save_clock(stage)
@@ -390,17 +399,31 @@ class _Run:
             behind, caught_up_at = await self._unless_insisted(
                 asyncio.create_task(catch_up(plan, watch)), lost="no ledger was drawn up"
             )
-            if plan.lake_dir is not None:
-                behind |= await self._finish_lake(plan.lake_dir, watch)
+            lake_dir = plan.sources.lake_dir
+            if lake_dir is not None:
+                behind |= await self._finish_lake(lake_dir, watch)
                 watch.look_at_lake()
                 caught_up_at = time.monotonic()
+            self._say_late(behind)
             self.timings.caught_up = caught_up_at
             figures.phase = "checking"
-            await draw_up(plan, figures, behind=behind, replayed=True)
+            ledger = await draw_up(plan, figures)
         except GaveUpError as error:
             raise RunFailedError(str(error)) from error
         figures.phase = "done"
-        return 0 if figures.balanced else 1
+        return ledger.exit_code
+
+    def _say_late(self, behind: Mapping[str, int]) -> None:
+        late = ", ".join(f"{name} by {count:,}" for name, count in sorted(behind.items()) if count)
+        if late:
+            self.screen.say(f"still behind at the deadline: {late}")
+
+    def _restarted(self) -> frozenset[str]:
+        """Return the processes that were restarted. Runs before this one, on the same log, count as restarts of all."""
+        children = self.supervisor.children
+        if self.continues:
+            return frozenset(children)
+        return frozenset(name for name, child in children.items() if child.restarts)
 
     async def _finish_lake(self, lake_dir: Path, watch: Watch) -> dict[str, int]:
         """Have the Spark job bring silver and gold up to bronze and end; return it as late if it does not."""
@@ -427,8 +450,7 @@ class _Run:
         if self.options.summary is not None:
             write_whole(self.options.summary, json.dumps(state, indent=2) + "\n")
         if not state["balanced"]:
-            wrong = [check["name"] for check in state["checks"] if check["ok"] is False]
-            self.console.print(f"the accounts disagree: {', '.join(wrong)}", style="bold red", soft_wrap=True)
+            self.console.print(what_is_wrong(figures.lines), style="bold red", soft_wrap=True, markup=False)
 
     async def _keep_writing(self, figures: Figures) -> None:
         while True:

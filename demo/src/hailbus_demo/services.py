@@ -22,6 +22,9 @@ AT_MOST_ONCE = frozenset({DRIVER_LOCATIONS.name})
 TOPIC_NAMES = tuple(topic.name for topic in TOPICS)
 COMPACTED = frozenset(topic.name for topic in TOPICS if "compact" in topic.cleanup_policy)
 
+DATABASES = ("booking", "surge", "recommender", "logger")
+"""Services with a database, as `--database` names them."""
+
 CONSUMERS = (
     Consumer(
         group="booking",
@@ -124,7 +127,7 @@ def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) 
         env={
             "LOGGER_BOOTSTRAP_SERVERS": bootstrap,
             "LOGGER_DATABASE_URL": data_dir.database_url("logger"),
-            "LOGGER_FILE": str((data_dir.root / "audit.jsonl").absolute()),
+            "LOGGER_FILE": str(data_dir.journal.absolute()),
         },
         log=data_dir.logs / "event-logger.log",
         ready=_group_consumes(bus, "event-logger"),

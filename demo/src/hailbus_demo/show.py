@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hailbus_demo.figures import Figures
+from hailbus_demo.ledger.model import Line
 
 PLAIN_EVERY_S = 5.0
 STILL_EVERY_S = 60.0
@@ -141,17 +143,36 @@ def plain_line(state: dict[str, Any]) -> str:
     return " | ".join(parts)
 
 
+MARKS: Final[Mapping[str, str]] = {
+    "agrees": "[green]ok[/]",
+    "disagrees": "[bold red]NO[/]",
+    "not_checked": "[bold red]??[/]",
+    "shown": "[dim]–[/]",
+}
+
+
 def ledger_table(state: dict[str, Any]) -> Table:
-    """Return the ledger's checks as a table."""
+    """Return the ledger's lines as a table."""
     verdict = {True: "[bold green]balanced[/]", False: "[bold red]NOT BALANCED[/]", None: "not checked"}
-    table = Table(title=f"Ledger: {verdict[state['balanced']]}", title_justify="left", show_lines=False)
+    left_out = f"; not part of this run: {'; '.join(state['left_out'])}" if state["left_out"] else ""
+    table = Table(title=f"Ledger: {verdict[state['balanced']]}", title_justify="left", caption=left_out.lstrip("; "))
     table.add_column("")
-    table.add_column("what", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    for check in state["checks"]:
-        mark = {True: "[green]ok[/]", False: "[bold red]NO[/]", None: "[dim]–[/]"}[check["ok"]]
-        table.add_row(mark, check["name"], check["detail"])
+    table.add_column("line", overflow="fold", ratio=2)
+    table.add_column("between", overflow="fold", ratio=2)
+    table.add_column("found", overflow="fold", ratio=3)
+    for line in state["lines"]:
+        table.add_row(MARKS[line["verdict"]], line["name"], " = ".join(line["between"]), Text(line["detail"]))
     return table
+
+
+def what_is_wrong(lines: Sequence[Line]) -> str:
+    """Return in one sentence which lines disagree, and which could not be checked."""
+    parts = []
+    for verdict, words in (("disagrees", "the accounts disagree"), ("not_checked", "not checked")):
+        wrong = [f"{line.name} ({line.detail})" for line in lines if line.verdict == verdict]
+        if wrong:
+            parts.append(f"{words}: {', '.join(wrong)}")
+    return "; ".join(parts)
 
 
 def figures_table(state: dict[str, Any]) -> Table:

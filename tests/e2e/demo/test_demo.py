@@ -63,6 +63,7 @@ def assert_balanced(done: subprocess.CompletedProcess[str], summary: Path, *, re
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     state = summary_of(summary)
     assert state["balanced"] is True
+    assert {line["verdict"] for line in state["lines"]} <= {"agrees", "shown"}
     rides = state["rides"]
     assert rides["requested"] == requested
     assert rides["requested"] == sum(rides[end] for end in ("completed", "cancelled", "unmatched", "in_flight"))
@@ -127,7 +128,9 @@ def test_the_lake_balances_too(tmp_path: Path) -> None:
     done = demo(*QUIET, "--limit", "40", "--data-dir", str(tmp_path / "data"), "--summary", str(summary), within_s=800)
     state = assert_balanced(done, summary, requested=40)
     assert state["lake_rows"] == sum(topic["records"] for topic in state["topics"])
-    assert "lake = log" in done.stdout
+    verdicts = {line["id"]: line["verdict"] for line in state["lines"]}
+    assert [verdicts[name] for name in ("lake-bronze", "lake-silver", "lake-gold")] == ["agrees"] * 3
+    assert state["left_out"] == []
 
 
 @pytest.fixture

@@ -1,148 +1,294 @@
-"""The ledger's decisions: balanced when all agree, and each way to disagree is found and named."""
+"""The ledger's parts, without a log: verdicts, the reader of records, lines over accounts that are missing."""
 
-from collections import Counter
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from hailbus_demo.ledger import checks
-from hailbus_demo.ledger.model import Consumer, InboxContent, LogContent, OutboxContent, RideTrail, five
+import pytest
+from hailbus.record_sum import MODULUS, record_hash
+from hailbus_demo.ledger.accounts import Accounts, LakeAccount
+from hailbus_demo.ledger.draw import Ledger, SoFar, draw_up
+from hailbus_demo.ledger.lines import LINES
+from hailbus_demo.ledger.lines.money import listed_fare
+from hailbus_demo.ledger.log import LogAccount, LogReader, LogRecord, pack_id, unpack_id
+from hailbus_demo.ledger.model import Finding, Line, Unread, is_balanced
 
-SURGE = Consumer(group="surge", database="surge", topics=("rides.v1", "driver-locations.v1"))
+RIDE = "00000000-0000-4000-8000-000000000001"
 
 
-def log_of(*ids: str, kind: str = "ride.requested", source: str = "/booking") -> LogContent:
-    return LogContent(
-        ids={("rides.v1", kind): set(ids)},
-        sources={("rides.v1", kind): Counter({source: len(ids)})},
-        records=Counter({("rides.v1", 0): len(ids)}),
-        starts={("rides.v1", 0): 0},
-        ends={("rides.v1", 0): len(ids)},
+REQUEST = {
+    "ride_id": "r1",
+    "rider_id": "rider",
+    "quote_id": "q1",
+    "pickup": {"lat": 40.7, "lng": -74.0},
+    "dropoff": {"lat": 40.8, "lng": -74.0},
+    "pickup_cell": "882a100d25fffff",
+    "dropoff_cell": "882a100d25fffff",
+    "fare": {"amount_minor": 800, "currency": "USD"},
+    "multiplier": 1.0,
+    "surge_version": None,
+}
+
+
+def line(verdict: Any, *findings: Finding, name: str = "a") -> Line:
+    return Line(id=name, name=name, between=("one", "other"), verdict=verdict, detail="", findings=tuple(findings))
+
+
+def record(
+    offset: int, *, event_id: str = RIDE, kind: str = "ride.requested", key: str = "r1", data: Any = None, **change: Any
+) -> LogRecord:
+    said = {**REQUEST, "seq": offset + 1, **(data or {})}
+    headers: Sequence[tuple[str, bytes | None]] = [
+        ("ce_id", event_id.encode()),
+        ("ce_source", b"/booking"),
+        ("ce_type", kind.encode()),
+        ("ce_time", b"2014-05-02T17:00:00.125000Z"),
+        ("ce_subject", key.encode()),
+        ("ce_dataschema", f"hailbus:{kind}/v1".encode()),
+    ]
+    made = LogRecord("rides.v1", 0, offset, 1_000, key.encode(), json.dumps(said).encode(), headers)
+    return made._replace(**change)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["agrees", "agrees"], True),
+        (["agrees", "shown"], True),
+        (["agrees", "disagrees"], False),
+        (["agrees", "not_checked"], False),
+        (["shown"], False),
+        ([], False),
+    ],
+)
+def test_only_a_ledger_of_which_every_line_was_judged_and_agrees_is_balanced(
+    verdicts: list[str], expected: bool
+) -> None:
+    lines = [line(verdict) for verdict in verdicts]
+    assert is_balanced(lines) is expected
+    ledger = Ledger(lines=tuple(lines), left_out=())
+    assert (ledger.balanced, ledger.exit_code) == (expected, 0 if expected else 1)
+
+
+def test_an_account_that_could_not_be_read_is_not_checked_and_one_that_is_no_part_is_named() -> None:
+    ledger = draw_up(Accounts(log=Unread(reason="the broker is silent")))
+    assert not ledger.balanced
+    assert {one.verdict for one in ledger.lines} == {"not_checked"}
+    assert all(one.detail == "not checked: the broker is silent" for one in ledger.lines)
+    assert "silver follows from bronze" in ledger.left_out
+    assert len(ledger.lines) + len(ledger.left_out) == len(LINES)
+
+
+def test_line_ids_and_names_are_unique_and_each_names_two_accounts() -> None:
+    assert len({spec.id for spec in LINES}) == len({spec.name for spec in LINES}) == len(LINES)
+    assert all(spec.between[0] != spec.between[1] for spec in LINES)
+
+
+def test_a_finding_says_where_to_look() -> None:
+    found = Finding(what="it is gone", topic="rides.v1", partition=3, offset=7, id="x")
+    assert str(found) == "it is gone (rides.v1-3 offset 7, id x)"
+    assert str(Finding(what="it is gone", topic="rides.v1")) == "it is gone (rides.v1)"
+    assert str(Finding(what="it is gone")) == "it is gone"
+
+
+def test_a_line_as_json_holds_a_bounded_number_of_findings() -> None:
+    many = line("disagrees", *(Finding(what="gone", offset=n) for n in range(50)))
+    shown = many.as_json()
+    assert len(shown["findings"]) == 20
+    assert shown["findings"][1] == {"what": "gone", "topic": None, "partition": None, "offset": 1, "id": None}
+    assert shown["between"] == ["one", "other"]
+
+
+def test_so_far_a_disagreement_counts_when_it_stays_the_same() -> None:
+    lasting, passing = Finding(what="lost", offset=1), Finding(what="late", offset=2)
+    so_far = SoFar(grace_s=5)
+
+    def settle(at_s: float, *findings: Finding) -> Line:
+        ledger = Ledger(lines=(line("disagrees" if findings else "agrees", *findings),), left_out=())
+        return so_far.settle(ledger, now_s=at_s).lines[0]
+
+    assert settle(0, lasting, passing).verdict == "agrees"
+    assert settle(4, lasting).verdict == "agrees"
+    at_five = settle(5, lasting, passing)
+    assert (at_five.verdict, at_five.findings, at_five.detail) == ("disagrees", (lasting,), "lost (offset 1)")
+    assert settle(9, passing).verdict == "agrees"  # seen since 5 only: it had been gone at 4
+    assert settle(10, passing).findings == (passing,)
+    assert settle(11).verdict == "agrees"
+
+
+def test_so_far_what_was_not_checked_stays_so() -> None:
+    ledger = Ledger(lines=(line("not_checked"), line("shown", name="b")), left_out=())
+    assert [one.verdict for one in SoFar(grace_s=5).settle(ledger, now_s=0).lines] == ["not_checked", "shown"]
+
+
+@pytest.mark.parametrize("event_id", [RIDE, RIDE.upper(), "a", "", "é" * 36, "x" * 16, "3d" + RIDE[2:], "0" * 36])
+def test_event_ids_come_back_as_they_were(event_id: str) -> None:
+    assert unpack_id(pack_id(event_id)) == event_id
+
+
+def test_the_reader_keeps_the_order_of_the_log_and_the_first_of_two_publications() -> None:
+    reader = LogReader()
+    other = RIDE[:-1] + "2"
+    reader.feed(record(0, event_id=other, data={"seq": 2}))
+    reader.feed(record(1, data={"seq": 1}))
+    reader.feed(record(2, event_id=other, data={"seq": 2}))
+    assert [step.seq for step in reader.rides["r1"]] == [2, 1]
+    assert [reader.place_of(row).offset for row in reader.repeats] == [2]
+    assert reader.content_of(reader.repeats[0]) == reader.content_of(reader.rides["r1"][0].row)
+    assert reader.newest_ms["rides.v1"] == 1_399_050_000_125
+    assert reader.broken == []
+
+
+def test_the_readers_checksum_is_the_sum_of_the_records_hashes() -> None:
+    reader = LogReader()
+    records = [record(0), record(1, event_id=RIDE[:-1] + "2")]
+    for one in records:
+        reader.feed(one)
+    expected = sum(record_hash(0, one.offset, one.key, one.value, one.headers) for one in records) % MODULUS
+    assert reader.partitions["rides.v1", 0].checksum == expected
+    assert reader.partitions["rides.v1", 0].records == 2
+
+
+def test_the_reader_names_gaps_and_goes_on_where_it_stopped() -> None:
+    reader = LogReader()
+    reader.begin({("rides.v1", 0): 0})
+    reader.feed(record(2))
+    reader.reach(("rides.v1", 0), 5)
+    reader.begin({("rides.v1", 0): 1})
+    assert reader.partitions["rides.v1", 0].gaps == [(0, 2), (3, 5)]
+    assert reader.partitions["rides.v1", 0].next_offset == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"headers": [("ce_id", b"x")]}, "a CloudEvents header is missing"),
+        ({"topic": "quotes.v1"}, "does not belong on this topic"),
+        ({"value": b"{"}, "cannot be read"),
+        ({"value": b'{"seq": 1}'}, "cannot be read: "),
+        ({"key": b"r2"}, "the record's key is 'r2'"),
+        ({"value": json.dumps({**REQUEST, "seq": 1, "ride_id": "r2"}).encode()}, "its ride_id 'r2'"),
+    ],
+)
+def test_what_is_no_event_is_found_where_it_is(change: dict[str, Any], words: str) -> None:
+    reader = LogReader()
+    reader.feed(record(0)._replace(**change))
+    found = reader.broken[0]
+    assert words in found.what
+    assert (found.partition, found.offset) == (0, 0)
+
+
+def test_an_offset_that_comes_twice_is_found() -> None:
+    reader = LogReader()
+    reader.feed(record(3))
+    reader.feed(record(3, event_id=RIDE[:-1] + "2"))
+    assert reader.broken[0].what == "offset 3 came again or too late"
+
+
+def test_rows_of_a_changelog_are_kept_by_their_latest_value() -> None:
+    reader = LogReader(("surge-city-changelog",))
+    for offset, value in enumerate([b'{"a": 1}', b'{"a": 2}']):
+        reader.feed(LogRecord("surge-city-changelog", 0, offset, 0, b'"state"', value, ()))
+    assert reader.tables["surge-city-changelog"] == {"state": {"a": 2}}
+    reader.feed(LogRecord("surge-city-changelog", 0, 2, 0, b'"state"', None, ()))
+    assert reader.tables["surge-city-changelog"] == {}
+
+
+@pytest.mark.parametrize(
+    ("distance_m", "duration_s", "multiplier", "cents"),
+    [(0, 0, 1.0, 800), (5_000, 900, 1.0, 1_570), (5_000, 900, 1.5, 2_355), (10_000, 1_800, 1.1, 3_124)],
+)
+def test_the_price_list(distance_m: int, duration_s: int, multiplier: float, cents: int) -> None:
+    assert listed_fare(distance_m=distance_m, duration_s=duration_s, multiplier=multiplier) == cents
+
+
+REPORT: dict[str, Any] = {
+    "lines": [
+        {"name": "bronze = log", "verdict": "agrees", "detail": "fine", "findings": []},
+        {"name": "silver = bronze", "verdict": "agrees", "detail": "fine", "findings": []},
+        {"name": "gold = recomputed", "verdict": "agrees", "detail": "fine", "findings": []},
+    ],
+    "partitions": [],
+}
+
+
+def lake_lines(report: dict[str, Any]) -> dict[str, Line]:
+    reader = LogReader()
+    reader.feed(record(0))
+    place = ("rides.v1", 0)
+    log = LogAccount(starts={place: 0}, ends={place: 1}, reader=reader)
+    ledger = draw_up(Accounts(log=log, lake=LakeAccount(report=report)))
+    return {one.id: one for one in ledger.lines if one.id.startswith("lake-")}
+
+
+def part(**change: Any) -> dict[str, Any]:
+    reader = LogReader()
+    reader.feed(record(0))
+    checksum = f"{reader.partitions['rides.v1', 0].checksum:016x}"
+    whole = {"topic": "rides.v1", "partition": 0, "log_start": 0, "end": 1, "checked_from": 0}
+    counts = {"log_records": 1, "lake_records": 1, "log_checksum": checksum, "lake_checksum": checksum}
+    return {**whole, **counts, **change}
+
+
+def test_a_lake_that_agrees() -> None:
+    lines = lake_lines({**REPORT, "partitions": [part()]})
+    assert {one.verdict for one in lines.values()} == {"agrees"}
+
+
+@pytest.mark.parametrize(
+    ("partitions", "words"),
+    [
+        ([], "1 records are in the log, and the lake was not asked for them (rides.v1-0)"),
+        ([part(end=2)], "compared to the end 2"),
+        ([part(checked_from=1)], "compared from 1 on"),
+        ([part(lake_records=0)], "0 with"),
+        ([part(lake_checksum="0" * 16)], "1 with 0000000000000000 in the lake"),
+    ],
+)
+def test_a_lake_that_was_compared_with_something_else_disagrees(partitions: list[Any], words: str) -> None:
+    found = lake_lines({**REPORT, "partitions": partitions})["lake-bronze"]
+    assert found.verdict == "disagrees"
+    assert words in found.detail
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {},
+        {"lines": []},
+        {"lines": "x"},
+        {"lines": [{"name": "silver = bronze"}]},
+        {"lines": [{**REPORT["lines"][1], "verdict": "fine"}]},
+        {"lines": [{**REPORT["lines"][1], "verdict": "not_checked", "detail": "the broker is silent"}]},
+        {"lines": [REPORT["lines"][1], REPORT["lines"][1]]},
+    ],
+)
+def test_a_report_of_the_lake_that_cannot_be_read_is_not_excused(report: dict[str, Any]) -> None:
+    lines = lake_lines(report)
+    assert lines["lake-silver"].verdict == "not_checked"
+    assert lines["lake-bronze"].verdict == "not_checked"
+
+
+def test_what_the_lake_finds_is_a_finding_of_the_ledger() -> None:
+    told = {"message": "rides.v1-0: offset 0 is altered", "topic": "rides.v1", "partition": 0, "offset": 0, "id": RIDE}
+    silver = {"name": "silver = bronze", "verdict": "disagrees", "detail": "1 row", "findings": [told]}
+    line_ = lake_lines({**REPORT, "lines": [REPORT["lines"][0], silver, REPORT["lines"][2]]})["lake-silver"]
+    assert line_.verdict == "disagrees"
+    assert line_.findings == (
+        Finding(what="rides.v1-0: offset 0 is altered", topic="rides.v1", partition=0, offset=0, id=RIDE),
     )
 
 
-def inbox_of(*ids: str, seen: int | None = None, rows: int | None = None) -> InboxContent:
-    return InboxContent(
-        applied={"rides.v1": set(ids)},
-        seen=Counter({"rides.v1": len(ids) if seen is None else seen}),
-        rows=Counter({"rides.v1": len(ids) if rows is None else rows}),
+def test_a_run_that_goes_on_leaves_its_end_open() -> None:
+    reader = LogReader()
+    reader.feed(record(0))
+    place = ("rides.v1", 0)
+    accounts = Accounts(
+        log=LogAccount(starts={place: 0}, ends={place: 1}, reader=reader), moved=("rides.v1-0 went on",)
     )
-
-
-def test_accounts_that_agree() -> None:
-    states = {"a": "completed", "b": "cancelled", "c": "unmatched", "d": "matched"}
-    found = checks.rides_add_up({"replay": states, "booking": states, "log": {**states, "d": "in_flight"}})
-    assert len(found) == 6
-    assert all(check.ok for check in found)
-    assert found[0].detail == "4 requested = 1 completed + 1 cancelled + 1 unmatched + 1 in flight"
-    assert five(states)["in_flight"] == 1
-
-
-def test_a_ride_that_only_one_account_knows() -> None:
-    found = checks.rides_add_up({"replay": {"a": "completed"}, "log": {"a": "completed", "x": "completed"}})
-    assert [check.ok for check in found] == [True, True, False]
-    assert found[2].detail == "1 rides are known to the log only: x"
-
-
-def test_a_ride_that_ended_differently() -> None:
-    found = checks.rides_add_up({"booking": {"a": "completed"}, "log": {"a": "matched"}})
-    assert found[2].ok is False
-    assert found[2].detail == "1 rides ended differently, as a: completed by booking, in_flight by the log"
-
-
-def test_trails() -> None:
-    whole = RideTrail(seqs=[1, 2, 3], types=["ride.requested", "ride.matched", "ride.cancelled"])
-    assert whole.state == "cancelled"
-    assert checks.ride_trails(LogContent(rides={"a": whole})).ok
-    gap = RideTrail(seqs=[1, 3], types=["ride.requested", "ride.matched"])
-    assert checks.ride_trails(LogContent(rides={"a": gap})).detail.endswith("a: its events are numbered [1, 3]")
-    twice = RideTrail(seqs=[1, 2, 3], types=["ride.requested", "ride.cancelled", "ride.completed"])
-    assert checks.ride_trails(LogContent(rides={"a": twice})).detail.endswith("a: it ended 2 times")
-    orphan = RideTrail(seqs=[1], types=["ride.matched"])
-    assert checks.ride_trails(LogContent(rides={"a": orphan})).detail.endswith("a: it was never requested")
-
-
-def outbox_check(outbox: OutboxContent, log: LogContent) -> tuple[bool | None, str]:
-    found = checks.outbox_is_log("booking", outbox, log, source="/booking", exempt={"driver-locations.v1"})
-    return found.ok, found.detail
-
-
-def test_outbox_and_log_agree() -> None:
-    outbox = OutboxContent(published={"rides.v1": {"1", "2"}}, waiting=3)
-    assert outbox_check(outbox, log_of("1", "2")) == (
-        True,
-        "all 2 events are in the log, and no other; 3 wait for their time",
-    )
-
-
-def test_a_lost_an_invented_and_an_owed_event() -> None:
-    outbox = OutboxContent(published={"rides.v1": {"1", "2"}}, owed=1, failed=1)
-    ok, words = outbox_check(outbox, log_of("2", "3"))
-    assert ok is False
-    assert words == (
-        "1 published events are not in the log: 1; 1 events in the log are not in the outbox: 3; "
-        "1 events are due and not published; 1 events could not be published"
-    )
-
-
-def test_events_of_others_are_not_the_outboxs_business() -> None:
-    outbox = OutboxContent(published={})
-    assert outbox_check(outbox, log_of("9", source="/surge"))[0] is True
-
-
-def test_what_the_broker_compacted_is_not_lost() -> None:
-    log = log_of("2")
-    log.ends["rides.v1", 0] = 2  # two offsets, one record left
-    assert log.shortened == {"rides.v1"}
-    assert outbox_check(OutboxContent(published={"rides.v1": {"1", "2"}}), log)[0] is True
-
-
-def test_applied_once() -> None:
-    found = checks.applied_once(SURGE, inbox_of("1", "2", seen=5), log_of("1", "2"), exempt=())
-    assert found.ok
-    assert found.detail == "all 2 events applied once (3 were seen again and passed over)"
-
-
-def test_missing_surplus_twice_and_unseen() -> None:
-    found = checks.applied_once(SURGE, inbox_of("2", "3", rows=3, seen=2), log_of("1", "2"), exempt=())
-    assert found.ok is False
-    assert found.detail == (
-        "rides.v1: 1 events were not applied: 1; rides.v1: 1 applied events are not in the log: 3; "
-        "1 events were applied twice; 1 events were applied without being seen"
-    )
-
-
-def test_a_group_is_asked_only_for_the_types_it_applies() -> None:
-    picky = Consumer(group="p", database="p", topics=("rides.v1",), types=frozenset({"ride.completed"}))
-    log = log_of("1", "2")
-    log.ids["rides.v1", "ride.completed"] = {"3"}
-    assert checks.expected_ids(picky, log) == {"rides.v1": {"3"}}
-    assert checks.applied_once(picky, inbox_of("3"), log, exempt=()).ok
-
-
-def test_at_most_once_topics_are_shown_not_judged() -> None:
-    log = LogContent(ids={("driver-locations.v1", "driver.location_reported"): {"1"}})
-    assert checks.applied_once(SURGE, InboxContent(), log, exempt={"driver-locations.v1"}).ok
-    shown = checks.at_most_once("driver-locations.v1", sent=10, in_log=9, seen={"surge": 8})
-    assert shown.ok is None
-    assert shown.detail == "10 sent, 9 in the log, 8 seen by surge"
-
-
-def test_broker_counts() -> None:
-    log = log_of("1", "2")
-    assert checks.broker_counts(log, compacted=()).ok
-    log.ends["rides.v1", 0] = 3
-    assert checks.broker_counts(log, compacted=()).detail == "rides.v1-0: 2 records in 3 offsets"
-    assert checks.broker_counts(log, compacted={"rides.v1"}).ok
-
-
-def test_late_readers_dead_letters_and_the_lake() -> None:
-    assert checks.all_caught_up({"surge": 0}).ok
-    assert checks.all_caught_up({"surge": 7, "lake": 0}).detail == "still behind at the deadline: surge by 7"
-    assert checks.dead_letters({"rides.v1.surge-dlt": 0}).ok
-    assert checks.dead_letters({"rides.v1.surge-dlt": 2}).detail == "2 in rides.v1.surge-dlt"
-    assert checks.lake_is_log([], 5, 5, 1).ok
-    bad = checks.lake_is_log(["a-0: x", "a-1: x", "a-2: x", "a-3: x"], 5, 6, 4)
-    assert (bad.ok, bad.detail) == (False, "a-0: x; a-1: x; a-2: x and 1 more")
-
-
-def test_records_that_came_meanwhile_are_not_judged() -> None:
-    assert checks.nothing_moved({("a", 0): 1}, {("a", 0): 1}).ok
-    assert checks.nothing_moved({("a", 0): 1}, {("a", 0): 4}).ok is None
+    by_id = {one.id: one for one in draw_up(accounts).lines}
+    assert by_id["still"].verdict == "not_checked"
+    assert by_id["still"].detail.endswith("rides.v1-0 went on")
+    so_far = {one.id: one for one in draw_up(replace(accounts, so_far=True)).lines}
+    assert so_far["still"].verdict == "shown"

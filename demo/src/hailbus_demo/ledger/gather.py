@@ -1,194 +1,218 @@
-"""Reads what the ledger compares: the log, the services' databases, booking's HTTP view. Changes nothing."""
+"""Gathers the accounts: databases first, then the ends of the log, then the log up to those ends. Changes nothing.
+
+What booking's database calls published was acknowledged before the database was read, so it is below the ends, which
+are asked for later: an event that is not there was lost, and none can be excused as "published later".
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from hailbus import Bus, ClusterAdmin, ConfigurationError, record_reader
-from hailbus.codec import decode
-from hailbus.database import READ_ONLY, create_engine
-from ride_events import CATALOGUE
-from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
-
-from hailbus_demo.errors import RunFailedError, UsageError
-from hailbus_demo.ledger.model import InboxContent, LogContent, OutboxContent, Partition, RideTrail
-from hailbus_demo.replay.sure import SureClient
+from hailbus_demo.errors import RunFailedError
+from hailbus_demo.ledger.accounts import (
+    Accounts,
+    BookAccount,
+    GroupsAccount,
+    InboxAccount,
+    LakeAccount,
+    LettersAccount,
+)
+from hailbus_demo.ledger.databases import read_booking, read_inbox, read_journal, read_recommender
+from hailbus_demo.ledger.kafka import KafkaLog
+from hailbus_demo.ledger.lines.pricing import changelogs, closed_until_ms, expected_close_ms
+from hailbus_demo.ledger.log import TOPIC_NAMES, LogAccount, LogReader
+from hailbus_demo.ledger.model import Consumer, Partition, Unread
 from hailbus_demo.supervise.processes import command
 
-RIDES_TOPIC = "rides.v1"
-ROWS_AT_A_TIME = 5_000
-LATEST_US = 2**62
+T = TypeVar("T")
+DEAD_LETTER_SUFFIX: Final = "-dlt"
+SURGE_GROUP: Final = "surge"
 
 
-async def read_log(bus: Bus, topics: Sequence[str], *, counted_only: Collection[str]) -> LogContent:
-    """Read every record of some topics up to the end of the moment.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where the accounts are.
 
-    Memory: one event id per record, but for the topics of which only the number is wanted.
-
-    Args:
-        bus: Where from.
-        topics: Topic names.
-        counted_only: Topics whose event ids do not matter.
+    Attributes:
+        bootstrap: The cluster.
+        databases: Service (booking, surge, recommender, logger) → SQLAlchemy URL; one that is not named is not part of
+            this run, and neither are the lines that need it.
+        consumers: The groups.
+        book: Returns the riders' book, `None` where nobody kept one.
+        journal: The event logger's file, `None` where it is out of reach.
+        lake_dir: The lake's folder, `None` where there is none to look into.
+        lake_report: What `lake verify --json` printed, where it was run already.
+        restarted: Returns the names of processes that were restarted, `None` when nobody counted.
+        ended: Returns whether every ride was played to its end, `None` when nobody knows.
     """
-    content = LogContent()
-    async with ClusterAdmin(bus) as admin:
-        for (topic, partition), offset in (await admin.start_offsets(topics)).items():
-            content.starts[topic, partition] = offset
-        for (topic, partition), offset in (await admin.end_offsets(topics)).items():
-            content.ends[topic, partition] = offset
-    counted = frozenset(counted_only)
-    for topic in counted & set(topics):
-        for place, end in content.ends.items():
-            if place[0] == topic:
-                content.records[place] = end - content.starts[place]
-    read = [topic for topic in topics if topic not in counted]
-    if read:
-        await _read_ids(bus, read, content)
-    return content
+
+    bootstrap: str
+    databases: Mapping[str, str]
+    consumers: tuple[Consumer, ...]
+    book: Callable[[], BookAccount] | None = None
+    journal: Path | None = None
+    lake_dir: Path | None = None
+    lake_report: Mapping[str, Any] | None = None
+    restarted: Callable[[], frozenset[str]] | None = None
+    ended: Callable[[], bool] | None = None
 
 
-async def _read_ids(bus: Bus, topics: Sequence[str], content: LogContent) -> None:
-    ids, sources = content.ids, content.sources
-    async for record in record_reader(bus, topics, start="earliest", until_end=True, client_id="ledger"):
-        place = (record.topic, record.partition)
-        if record.offset >= content.ends.get(place, 0):
-            continue
-        content.records[place] += 1
-        event_id = kind = source = None
-        for name, value in record.headers:
-            if name == "ce_id":
-                event_id = value.decode("utf-8", "replace")
-            elif name == "ce_type":
-                kind = value.decode("utf-8", "replace")
-            elif name == "ce_source":
-                source = value.decode("utf-8", "replace")
-        if event_id is None or kind is None or source is None:
-            content.unreadable[record.topic] += 1
-            continue
-        known = ids.get((record.topic, kind))
-        if known is None:
-            known = ids[record.topic, kind] = set()
-            sources[record.topic, kind] = Counter()
-        if event_id in known:
-            content.repeated[record.topic] += 1
-            continue
-        known.add(event_id)
-        sources[record.topic, kind][source] += 1
-        if record.topic == RIDES_TOPIC:
-            event: Any = decode(record, CATALOGUE)[0]  # a RideEvent: all events of this topic are
-            trail = content.rides.setdefault(event.ride_id, RideTrail())
-            trail.seqs.append(event.seq)
-            trail.types.append(kind)
+@dataclass(slots=True)
+class _Moment:
+    """What would change if anybody still worked."""
+
+    ends: dict[Partition, int] = field(default_factory=dict)
+    committed: dict[str, dict[Partition, int]] = field(default_factory=dict)
 
 
-async def read_outbox(url: str, *, now_ms: int | None, ends: Mapping[Partition, int]) -> OutboxContent:
-    """Read an outbox.
+class Gatherer:
+    """Gathers the accounts, once or again and again: it reads of the log only what it has not read before."""
 
-    Args:
-        url: SQLAlchemy URL of the service's database.
-        now_ms: The service's clock: rows that wait for a later time are not owed yet; `None` for nothing waits.
-        ends: Where the log was read to: what was published later is not judged.
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self.reader = LogReader(changelogs(SURGE_GROUP))
+        self._log: KafkaLog | None = None
+
+    async def gather(self, *, so_far: bool = False) -> Accounts:
+        """Return the accounts of this moment.
+
+        Args:
+            so_far: Whether the run goes on: then the lake and the dead letters' contents are left out.
+        """
+        sources = self.sources
+        before = await self._moment()
+        databases = sources.databases
+        booking = await _read(databases, "booking", read_booking)
+        recommender = await _read(databases, "recommender", read_recommender)
+        inboxes: dict[str, InboxAccount | Unread | None] = {}
+        for consumer in sources.consumers:
+            url = databases.get(consumer.database)
+            inboxes[consumer.group] = None if url is None else await _or_unread(read_inbox(url, consumer.group))
+        path = sources.journal
+        journal = None if path is None else await _or_unread(asyncio.to_thread(read_journal, path))
+        # The driver apps note a position before they send it, the riders an answer after they got it.
+        book = None if sources.book is None else sources.book()
+        log = await self.gather_log()
+        letters = await _or_unread(asyncio.to_thread(self._letters))
+        lake: LakeAccount | Unread | None = None
+        if sources.lake_report is not None:
+            lake = LakeAccount(report=sources.lake_report)
+        elif sources.lake_dir is not None and not so_far:
+            lake = await _or_unread(lake_report(sources.lake_dir, sources.bootstrap))
+        after = await self._moment()
+        groups: GroupsAccount | Unread = (
+            after if isinstance(after, Unread) else GroupsAccount(committed=after.committed)
+        )
+        return Accounts(
+            log=log,
+            book=book,
+            booking=booking,
+            inboxes=inboxes,
+            consumers=sources.consumers,
+            groups=groups,
+            recommender=recommender,
+            journal=journal,
+            letters=letters,
+            lake=lake,
+            surge_group=SURGE_GROUP,
+            ended=None if sources.ended is None else sources.ended(),
+            restarted=None if sources.restarted is None else sources.restarted(),
+            moved=() if so_far else _moved(before, after, log),
+            read_at_ms=time.time_ns() // 1_000_000,
+            so_far=so_far,
+        )
+
+    async def gather_log(self) -> LogAccount | Unread:
+        """Read the log alone, up to the ends of this moment."""
+        return await _or_unread(asyncio.to_thread(self._read_log))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        log, self._log = self._log, None
+        if log is not None:
+            await asyncio.to_thread(log.close)
+
+    @property
+    def surge_is_behind(self) -> bool:
+        """Whether surge has minutes to close that it will close by itself: event time has passed them."""
+        expected, closed = expected_close_ms(self.reader), closed_until_ms(self.reader, SURGE_GROUP)
+        return expected is not None and (closed is None or closed < expected)
+
+    def _connected(self) -> KafkaLog:
+        if self._log is None:
+            self._log = KafkaLog(self.sources.bootstrap)
+        return self._log
+
+    def _topics(self) -> list[str]:
+        return [*TOPIC_NAMES, *changelogs(SURGE_GROUP)]
+
+    async def _moment(self) -> _Moment | Unread:
+        def ask() -> _Moment:
+            log = self._connected()
+            _, ends = log.bounds(self._topics())
+            return _Moment(ends=ends, committed=log.committed([consumer.group for consumer in self.sources.consumers]))
+
+        return await _or_unread(asyncio.to_thread(ask))
+
+    def _read_log(self) -> LogAccount:
+        log = self._connected()
+        starts, ends = log.bounds(self._topics())
+        self.reader.begin(starts)
+        log.read(self.reader, ends)
+        events = {place: offset for place, offset in starts.items() if place[0] in TOPIC_NAMES}
+        return LogAccount(
+            starts=events, ends={place: end for place, end in ends.items() if place in events}, reader=self.reader
+        )
+
+    def _letters(self) -> LettersAccount:
+        counts, letters = self._connected().letters(DEAD_LETTER_SUFFIX)
+        return LettersAccount(counts=counts, letters=letters)
+
+
+def _moved(before: _Moment | Unread, after: _Moment | Unread, log: LogAccount | Unread) -> tuple[str, ...]:
+    """Return what happened between two moments, as sentences."""
+    for moment in (before, after):
+        if isinstance(moment, Unread):
+            return (moment.reason,)
+    assert isinstance(before, _Moment)
+    assert isinstance(after, _Moment)
+    moved = []
+    read = {} if isinstance(log, Unread) else log.ends
+    for place, end in sorted(after.ends.items()):
+        if before.ends.get(place, 0) != end or read.get(place, end) != end:
+            moved.append(f"{place[0]}-{place[1]} went on from {before.ends.get(place, 0)} to {end}")
+    for group, offsets in sorted(after.committed.items()):
+        if offsets != before.committed.get(group):
+            moved.append(f"group {group} committed")
+    return tuple(moved)
+
+
+async def _read(databases: Mapping[str, str], name: str, read: Callable[[str], Awaitable[T]]) -> T | Unread | None:
+    url = databases.get(name)
+    return None if url is None else await _or_unread(read(url))
+
+
+async def _or_unread(work: Awaitable[T]) -> T | Unread:
+    try:
+        return await work
+    except RunFailedError as error:
+        return Unread(reason=str(error))
+
+
+async def lake_report(lake_dir: Path, bootstrap: str) -> LakeAccount:
+    """Have the lake compared by its own witness, `lake verify`, which runs without Spark.
 
     Raises:
-        RunFailedError: The database cannot be read.
-    """
-    content = OutboxContent()
-    now_us = None if now_ms is None else now_ms * 1000
-    statement = (
-        "SELECT id, aggregatetype, published_at, cancelled_at, failed_at, not_before, published_partition, "
-        "published_offset FROM hailbus_outbox"
-    )
-    async for rows in _rows(url, statement, {}):
-        for event_id, topic, published_at, cancelled_at, failed_at, not_before, partition, offset in rows:
-            if published_at is not None:
-                if partition is None or offset is None or offset < ends.get((topic, partition), 0):
-                    content.published.setdefault(topic, set()).add(event_id)
-            elif cancelled_at is not None:
-                continue
-            elif failed_at is not None:
-                content.failed += 1
-            elif not_before is not None and now_us is not None and not_before > now_us:
-                content.waiting += 1
-            else:
-                content.owed += 1
-    return content
-
-
-async def count_owed(url: str, *, now_ms: int | None) -> int:
-    """Return how many events an outbox has yet to publish; see `read_outbox`."""
-    statement = (
-        "SELECT count(*) FROM hailbus_outbox WHERE published_at IS NULL AND cancelled_at IS NULL AND failed_at IS NULL "
-        "AND (not_before IS NULL OR not_before <= :now)"
-    )
-    owed = 0
-    async for rows in _rows(url, statement, {"now": LATEST_US if now_ms is None else now_ms * 1000}):
-        owed += sum(row[0] for row in rows)
-    return owed
-
-
-async def read_inbox(url: str, consumer: str, *, ends: Mapping[Partition, int]) -> InboxContent:
-    """Read what a consumer applied, of the records before `ends`: what came later is not judged.
-
-    Raises:
-        RunFailedError: The database cannot be read.
-    """
-    content = InboxContent()
-    statement = 'SELECT event_id, topic, "partition", offset_, seen_count FROM hailbus_inbox WHERE consumer = :consumer'
-    async for rows in _rows(url, statement, {"consumer": consumer}):
-        for event_id, topic, partition, offset, seen in rows:
-            if offset >= ends.get((topic, partition), 0):
-                continue
-            content.applied.setdefault(topic, set()).add(event_id)
-            content.seen[topic] += seen
-            content.rows[topic] += 1
-    return content
-
-
-async def _rows(url: str, statement: str, values: Mapping[str, Any]) -> Any:
-    try:
-        engine = create_engine(url)
-    except ConfigurationError as error:
-        raise UsageError(f"--database: {error}") from error
-    try:
-        async with engine.connect() as connection:
-            await connection.execution_options(**READ_ONLY)
-            result = await connection.stream(text(statement), dict(values))
-            async for rows in result.partitions(ROWS_AT_A_TIME):
-                yield rows
-    except (SQLAlchemyError, OSError) as error:
-        shown = engine.url.render_as_string(hide_password=True)
-        raise RunFailedError(f"{shown} cannot be read: {str(error).splitlines()[0]}") from error
-    finally:
-        await engine.dispose()
-
-
-async def booking_rides(booking: SureClient) -> dict[str, str]:
-    """Return ride id → state of every ride, by booking's public API."""
-    states: dict[str, str] = {}
-    after = None
-    while True:
-        page = await booking.get("/rides?limit=500" + (f"&after={after}" if after else ""))
-        for ride in page["rides"]:
-            states[ride["ride_id"]] = ride["state"]
-        after = page["next"]
-        if after is None:
-            return states
-
-
-async def lake_report(lake_dir: Path, bootstrap: str) -> tuple[list[str], int]:
-    """Have the lake compared with the log by its own witness, `lake verify`, which runs without Spark.
-
-    Returns:
-        What disagrees, and the rows compared.
+        RunFailedError: It printed no report.
     """
     process = await asyncio.create_subprocess_exec(
-        *(command("lake"), "verify", "--bootstrap", bootstrap, "--dir", str(lake_dir), "--json"),
+        *(command("lake"), "verify", "--full", "--bootstrap", bootstrap, "--dir", str(lake_dir), "--json"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -199,20 +223,23 @@ async def lake_report(lake_dir: Path, bootstrap: str) -> tuple[list[str], int]:
         process.kill()
         raise
     try:
-        return read_lake_report(output.decode())
-    except (ValueError, KeyError):
+        return LakeAccount(report=read_lake_report(output.decode()))
+    except ValueError as error:
         words = errors.decode("utf-8", "replace").strip().splitlines()
-        return [words[-1] if words else f"`lake verify` exited with {process.returncode}"], 0
+        said = words[-1] if words else str(error)
+        raise RunFailedError(f"`lake verify` ended with {process.returncode} and no report: {said}") from error
 
 
-def read_lake_report(text: str) -> tuple[list[str], int]:
-    """Return what disagrees and the rows compared of a report of `lake verify --json`.
+def read_lake_report(text: str) -> Mapping[str, Any]:
+    """Return a report of `lake verify --json`.
 
     Raises:
-        ValueError, KeyError: It is no such report.
+        ValueError: It is none.
     """
     report = json.loads(text)
-    problems = [str(problem) for problem in report["problems"]]
-    if not report["ok"] and not problems:
-        problems = ["`lake verify` says so without a reason"]
-    return problems, int(report["rows"])
+    if isinstance(report, dict) and isinstance(report.get("lines"), list):
+        return report
+    raise ValueError("it has no lines")
+
+
+__all__ = ["Gatherer", "Sources", "lake_report", "read_lake_report"]

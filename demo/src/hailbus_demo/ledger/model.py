@@ -1,22 +1,116 @@
-"""What the ledger compares and what it says, as plain values."""
+"""What the ledger says: lines, each of which compares two independent accounts, and what disagrees in them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 Partition = tuple[str, int]
 """Topic and partition number."""
+Verdict = Literal["agrees", "disagrees", "not_checked", "shown"]
+
+FINDINGS_SHOWN: Final = 20
+"""A line's JSON names so many of its findings; its sentence says how many there are."""
+FINDINGS_KEPT: Final = 10_000
+"""A line keeps so many findings; the ones beyond are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One comparison. `ok` is None for what is shown but not judged."""
+class Finding:
+    """One disagreement between two accounts.
 
+    Attributes:
+        what: A sentence with both values.
+        topic: Of the record concerned, where there is one; `partition` and `offset` belong to it.
+        id: The event id where an event is concerned, else the id of the ride, driver, cell or group.
+    """
+
+    what: str
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    id: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as JSON values."""
+        return {
+            "what": self.what,
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "id": self.id,
+        }
+
+    def __str__(self) -> str:
+        """Return the sentence and where to look."""
+        place = [] if self.topic is None else [self.topic + ("" if self.partition is None else f"-{self.partition}")]
+        if self.offset is not None:
+            place.append(f"offset {self.offset}")
+        named = [part for part in (" ".join(place), "" if self.id is None else f"id {self.id}") if part]
+        return f"{self.what} ({', '.join(named)})" if named else self.what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the comparison of a line found; no findings mean agreement.
+
+    Attributes:
+        agreement: The sentence for a line that agrees: what was compared, with numbers.
+        findings: What disagrees.
+        shown: Whether the line is information by nature and is not judged.
+        unchecked: Why the comparison could not be made, `None` when it was.
+    """
+
+    agreement: str = ""
+    findings: tuple[Finding, ...] = ()
+    shown: bool = False
+    unchecked: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the ledger.
+
+    Attributes:
+        id: Stable name.
+        name: What the line promises.
+        between: The two accounts that it compares.
+        verdict: `shown` only for what is information by nature; `not_checked` counts as not balanced.
+        detail: The verdict in a sentence.
+        findings: What disagrees, at most `FINDINGS_KEPT`.
+    """
+
+    id: str
     name: str
-    ok: bool | None
+    between: tuple[str, str]
+    verdict: Verdict
     detail: str
+    findings: tuple[Finding, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the line as JSON values, with at most `FINDINGS_SHOWN` findings."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "between": list(self.between),
+            "verdict": self.verdict,
+            "detail": self.detail,
+            "findings": [finding.as_json() for finding in self.findings[:FINDINGS_SHOWN]],
+        }
+
+
+def is_balanced(lines: Collection[Line]) -> bool:
+    """Return whether there are lines, each that is judged agrees, and none was left unchecked."""
+    judged = [line for line in lines if line.verdict != "shown"]
+    return bool(judged) and all(line.verdict == "agrees" for line in judged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """An account that belongs to the run and could not be read."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,86 +130,40 @@ class Consumer:
     types: frozenset[str] | None = None
 
 
-@dataclass(slots=True)
-class RideTrail:
-    """A ride by the log: the sequence numbers of its events, and how it ended."""
+class Findings:
+    """Collects findings and counts those beyond `FINDINGS_KEPT`."""
 
-    seqs: list[int] = field(default_factory=list)
-    types: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.kept: list[Finding] = []
+        self.count = 0
 
-    @property
-    def state(self) -> str:
-        """Return `completed`, `cancelled`, `unmatched` or `in_flight`."""
-        for kind in self.types:
-            state = kind.removeprefix("ride.")
-            if state in ("completed", "cancelled", "unmatched"):
-                return state
-        return "in_flight"
+    def add(
+        self,
+        what: str,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        id: str | None = None,  # noqa: A002  # the finding's own field
+    ) -> None:
+        """Add one finding."""
+        self.count += 1
+        if len(self.kept) < FINDINGS_KEPT:
+            self.kept.append(Finding(what=what, topic=topic, partition=partition, offset=offset, id=id))
 
+    def extend(self, findings: Iterable[Finding]) -> None:
+        """Add findings that were made elsewhere."""
+        for finding in findings:
+            self.count += 1
+            if len(self.kept) < FINDINGS_KEPT:
+                self.kept.append(finding)
 
-@dataclass(slots=True)
-class LogContent:
-    """What was read from the log, up to the ends of the moment.
-
-    `ids` has the event ids of each topic and type; `repeated` counts records whose event id was there before;
-    `sources` has the source of each event id's topic and type; `unreadable` are records without an event id.
-    """
-
-    ids: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-    sources: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
-    repeated: Counter[str] = field(default_factory=Counter)
-    unreadable: Counter[str] = field(default_factory=Counter)
-    records: Counter[Partition] = field(default_factory=Counter)
-    starts: dict[Partition, int] = field(default_factory=dict)
-    ends: dict[Partition, int] = field(default_factory=dict)
-    rides: dict[str, RideTrail] = field(default_factory=dict)
-
-    @property
-    def shortened(self) -> set[str]:
-        """Topics that once held more: the broker compacted them or deleted what was past its time."""
-        return {
-            topic
-            for (topic, partition), end in self.ends.items()
-            if self.starts.get((topic, partition), 0) > 0 or self.records[topic, partition] < end
-        }
+    def judge(self, agreement: str) -> Judgement:
+        """Return the judgement of a line with these findings."""
+        return Judgement(agreement=agreement, findings=tuple(self.kept))
 
 
-@dataclass(slots=True)
-class OutboxContent:
-    """What an outbox says it published, and what it still owes (due, neither published nor cancelled)."""
-
-    published: dict[str, set[str]] = field(default_factory=dict)
-    owed: int = 0
-    waiting: int = 0
-    failed: int = 0
-
-
-@dataclass(slots=True)
-class InboxContent:
-    """What a consumer applied: event ids, inbox rows and deliveries seen, by topic."""
-
-    applied: dict[str, set[str]] = field(default_factory=dict)
-    seen: Counter[str] = field(default_factory=Counter)
-    rows: Counter[str] = field(default_factory=Counter)
-
-    def judged(self, exempt: Collection[str]) -> tuple[int, int, int]:
-        """Return distinct events, rows and deliveries of all topics but the exempt ones."""
-        distinct = sum(len(ids) for topic, ids in self.applied.items() if topic not in exempt)
-        rows = sum(n for topic, n in self.rows.items() if topic not in exempt)
-        return distinct, rows, sum(n for topic, n in self.seen.items() if topic not in exempt)
-
-
-def some(items: set[str], *, most: int = 3) -> str:
+def some(items: Collection[str], *, most: int = 3) -> str:
     """Return a few of many names, for a message."""
     shown = ", ".join(sorted(items)[:most])
     return shown + (f" and {len(items) - most:,} more" if len(items) > most else "")
-
-
-def five(states: Mapping[str, str]) -> dict[str, int]:
-    """Return requested, completed, cancelled, unmatched and in flight of ride id → state."""
-    ended = ("completed", "cancelled", "unmatched")
-    tally = Counter(state if state in ended else "in_flight" for state in states.values())
-    return {
-        "requested": len(states),
-        **{name: tally[name] for name in ("completed", "cancelled", "unmatched", "in_flight")},
-    }

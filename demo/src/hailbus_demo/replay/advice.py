@@ -28,15 +28,15 @@ class RecommenderClient:
         status, served = await self.client.post("/recommendations", body, key=key)
         return served if status == 200 else None
 
-    async def chosen(self, served: Any, plan: RidePlan, ride_id: str, at_ms: int, key: str) -> bool:
-        """Report the option that the rider took, if one of them was; say whether."""
+    async def chosen(self, served: Any, plan: RidePlan, ride_id: str, at_ms: int, key: str) -> str | None:
+        """Report the option that the rider took, if one of them was; return its id when the recommender took it."""
         zone_id = self.city.zone_of(plan.dropoff)
         taken = next((option for option in served["destinations"] if option.get("zone_id") == zone_id), None)
         if taken is None:
-            return False
+            return None
         status, _ = await self.client.post(
             f"/recommendations/{served['recommendation_id']}/chosen",
             {"option_id": taken["option_id"], "ride_id": ride_id, "time": to_text(at_ms)},
             key=key,
         )
-        return status == 200
+        return str(taken["option_id"]) if status == 200 else None

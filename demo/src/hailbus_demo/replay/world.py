@@ -55,8 +55,8 @@ class Advice(Protocol):
     async def ask(self, plan: RidePlan, at_ms: int, key: str) -> Any:
         """Return what was served, to be handed to `chosen`."""
 
-    async def chosen(self, served: Any, plan: RidePlan, ride_id: str, at_ms: int, key: str) -> bool:
-        """Report the option that the rider took, if one of them was; say whether."""
+    async def chosen(self, served: Any, plan: RidePlan, ride_id: str, at_ms: int, key: str) -> str | None:
+        """Report the option that the rider took, if one of them was; return its id."""
 
 
 @dataclass(slots=True)
@@ -161,8 +161,9 @@ class World:
         adopted = 0
         async for body in self._pages("/rides", "rides"):
             ride_id, state = body["ride_id"], body["state"]
-            if self.book.states.get(ride_id) not in ENDED:
-                self.book.note(ride_id, state)
+            known = self.book.rides.get(ride_id)
+            if known is None or known.state not in ENDED:
+                self.book.note_ride(body)
             if state in ENDED:
                 continue
             adopted += 1
@@ -223,6 +224,8 @@ class World:
         if plan.asks_recommender and self.advice is not None and not ride.asked_again:
             ride.served = await self.advice.ask(plan, at_ms, f"{self.run_id}:{plan.key}:advice")
             self.book.recommendations_asked += 1
+            if ride.served is not None:
+                self.book.note_advice(plan.rider_id, ride.served)
         body = {
             "rider_id": plan.rider_id,
             "pickup": _as_json(plan.pickup),
@@ -241,7 +244,7 @@ class World:
         if status != 201:
             self._refused("quote", status, quote)
             return
-        self.book.quotes_offered += 1
+        self.book.note_quote(quote)
         ride.quote_id = quote["quote_id"]
         if not plan.accepts:
             self.book.quotes_left += 1
@@ -267,7 +270,9 @@ class World:
         self.rides[ride.ride_id] = ride
         if ride.served is not None and self.advice is not None:
             taken = await self.advice.chosen(ride.served, plan, ride.ride_id, at_ms, f"{self.run_id}:{plan.key}:chosen")
-            self.book.recommendations_chosen += taken
+            if taken is not None:
+                self.book.recommendations_chosen += 1
+                self.book.note_choice(ride.served["recommendation_id"], taken)
             ride.served = None
         await self._on_ride(ride, body, at_ms)
         if plan.gives_up == "requested" and ride.state not in ENDED:
@@ -313,7 +318,7 @@ class World:
         state, driver_id = str(body["state"]), body["driver_id"]
         before, driver_before = ride.state, ride.driver_id
         ride.state = state
-        self.book.note(ride.ride_id, state)
+        self.book.note_ride(body)
         if state in ("requested", "redispatched"):
             if before != state or driver_before is not None:
                 self._free(ride, at_ms)
@@ -443,6 +448,7 @@ class World:
         if driver.online:
             return
         driver.place, driver.leg = plan.place, None
+        self.book.note_position(plan.driver_id, *plan.place, at_ms)  # booking reports it if the driver was online
         status, body = await self.updates.send(
             {"kind": "online", "driver_id": plan.driver_id, "position": _as_json(plan.place), "simulated": True}, at_ms
         )
@@ -496,6 +502,7 @@ class World:
         near = self._recent_pickups[random.randrange(len(self._recent_pickups))]
         place = (round(near[0] + random.gauss(0, 0.003), 5), round(near[1] + random.gauss(0, 0.004), 5))
         driver.place, driver.leg = place, None
+        self.book.note_position(driver.driver_id, *place, at_ms)
         status, body = await self.updates.send(
             {"kind": "location", "driver_id": driver.driver_id, "position": _as_json(place)}, at_ms
         )
@@ -519,9 +526,11 @@ class World:
                 continue
             if driver.ride_id is not None and not self.busy_locations:
                 continue
+            place = driver.position(at_ms)
+            self.book.note_position(driver.driver_id, *place, at_ms)
             self.locations.report(
                 driver.driver_id,
-                driver.position(at_ms),
+                place,
                 free=driver.ride_id is None,
                 ride_id=driver.ride_id,
                 at_ms=at_ms,

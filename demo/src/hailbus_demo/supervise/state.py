@@ -13,7 +13,7 @@ from typing import IO
 
 from hailbus_demo.errors import UsageError
 
-FORMAT = 1
+FORMAT = 2
 """Grows when what a run leaves cannot be continued by a newer version."""
 MARKER = "state.json"
 
@@ -62,6 +62,11 @@ class DataDir:
     def book(self) -> Path:
         """The replay's book."""
         return self.root / "book.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        """The event logger's file."""
+        return self.root / "audit.jsonl"
 
     @property
     def rejects(self) -> Path:
@@ -117,6 +122,7 @@ class DataDir:
             "logs",
             "surge",
             "book.jsonl",
+            "book.jsonl.positions",
             "rejects.csv",
             "ledger.json",
             "audit.jsonl",

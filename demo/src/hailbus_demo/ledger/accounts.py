@@ -1,0 +1,275 @@
+"""The accounts that the ledger compares, as plain values: each says what one witness knows, and no more."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from hailbus_demo.ledger.log import LogAccount, PackedId, pack_id, unpack_id
+from hailbus_demo.ledger.model import Consumer, Partition, Unread
+
+OutboxState = Literal["published", "due", "waiting", "cancelled", "failed"]
+
+
+class BookRide(NamedTuple):
+    """What the rider was told of a ride last."""
+
+    state: str
+    seq: int
+    quote_id: str
+    rider_id: str
+    driver_id: str | None
+    fare_minor: int
+    payment: str
+    multiplier: float
+    distance_m: int | None
+    duration_s: int | None
+
+
+class BookQuote(NamedTuple):
+    """What the rider was told of a quote."""
+
+    rider_id: str
+    fare_minor: int
+    multiplier: float
+    surge_version: int | None
+
+
+class BookAdvice(NamedTuple):
+    """What the rider was recommended, and took: option ids in the order shown, by rank and kind."""
+
+    rider_id: str
+    options: tuple[str, ...]
+    chosen: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookAccount:
+    """The riders' book: what the simulator was told by HTTP answers, and what it sent.
+
+    Attributes:
+        rides: By ride id.
+        quotes: By quote id.
+        advice: By recommendation id.
+        positions: For each position sent, a hash of who was where when; see `log.position_hash`.
+        is_whole: Whether every run that wrote the book ended in order, so that no answer can be missing.
+    """
+
+    rides: Mapping[str, BookRide]
+    quotes: Mapping[str, BookQuote]
+    advice: Mapping[str, BookAdvice]
+    positions: array[int]
+    is_whole: bool
+
+
+class BookingRide(NamedTuple):
+    """A row of `booking_rides`."""
+
+    state: str
+    seq: int
+    timer_seq: int
+    quote_id: str
+    rider_id: str
+    driver_id: str | None
+    fare_minor: int
+    authorised_minor: int
+    payment: str
+
+
+class BookingQuote(NamedTuple):
+    """A row of `booking_quotes`."""
+
+    state: str
+    seq: int
+    rider_id: str
+    ride_id: str | None
+    fare_minor: int
+    multiplier: float
+
+
+class BookingDriver(NamedTuple):
+    """A row of `booking_drivers`."""
+
+    status: str
+    seq: int
+    ride_id: str | None
+
+
+class BookingMultiplier(NamedTuple):
+    """A row of `booking_multipliers`."""
+
+    multiplier: float
+    version: int
+    valid_until_ms: int
+
+
+class OutboxRow(NamedTuple):
+    """A row of `hailbus_outbox`. `content` is the hash of key, payload and headers; see `log.content_hash`."""
+
+    packed_id: PackedId
+    topic: str
+    type: str
+    key: str | None
+    state: OutboxState
+    partition: int | None
+    offset: int | None
+    published_ms: int | None
+    content: int
+
+    @property
+    def id(self) -> str:
+        """The event id."""
+        return unpack_id(self.packed_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookingAccount:
+    """Booking's database. `outbox` has every row, in the order of commits."""
+
+    rides: Mapping[str, BookingRide]
+    quotes: Mapping[str, BookingQuote]
+    drivers: Mapping[str, BookingDriver]
+    multipliers: Mapping[str, BookingMultiplier]
+    outbox: Sequence[OutboxRow]
+
+
+@dataclass(slots=True, kw_only=True)
+class InboxAccount:
+    """What a consumer claimed: one entry per row of its inbox, in columns."""
+
+    consumer: str
+    ids: list[PackedId] = field(default_factory=list)
+    places: list[Partition] = field(default_factory=list)
+    place: array[int] = field(default_factory=lambda: array("H"))
+    offset: array[int] = field(default_factory=lambda: array("q"))
+    applied_ms: array[int] = field(default_factory=lambda: array("q"))
+    seen: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+    _index: dict[Partition, int] = field(default_factory=dict)
+
+    def add(self, event_id: str, topic: str, partition: int, offset: int, seen: int, applied_ms: int) -> None:
+        """Take a row."""
+        place = (topic, partition)
+        index = self._index.get(place)
+        if index is None:
+            index = self._index[place] = len(self.places)
+            self.places.append(place)
+        self.ids.append(pack_id(event_id))
+        self.place.append(index)
+        self.offset.append(offset)
+        self.applied_ms.append(applied_ms)
+        self.seen[topic] += seen
+        self.rows[topic] += 1
+
+
+class Answer(NamedTuple):
+    """A row of `recommender_answer`. `options` are pairs of option id and rank."""
+
+    rider_id: str
+    options: tuple[tuple[str, int], ...]
+    chosen: str | None
+
+
+class Journey(NamedTuple):
+    """A row of `recommender_journey`, or what a completed ride makes of it."""
+
+    rider_id: str
+    pickup_cell: str
+    dropoff_cell: str
+    started_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecommenderAccount:
+    """The recommender's database. `pruned` says that old answers were removed."""
+
+    answers: Mapping[str, Answer]
+    journeys: Mapping[Journey, int]
+    open_rides: frozenset[str]
+    pruned: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class JournalAccount:
+    """The event logger's file, one entry per line, in columns. `value` is the hash of the data; see `log.value_hash`.
+
+    `keys` has the key of each record of a compacted topic, by place and offset.
+    """
+
+    ids: list[PackedId] = field(default_factory=list)
+    places: list[Partition] = field(default_factory=list)
+    place: array[int] = field(default_factory=lambda: array("H"))
+    offset: array[int] = field(default_factory=lambda: array("q"))
+    value: array[int] = field(default_factory=lambda: array("Q"))
+    keys: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    broken: list[tuple[int, str]] = field(default_factory=list)
+    _index: dict[Partition, int] = field(default_factory=dict)
+
+    def add(self, event_id: str, topic: str, partition: int, offset: int, value: int) -> None:
+        """Take a line."""
+        place = (topic, partition)
+        index = self._index.get(place)
+        if index is None:
+            index = self._index[place] = len(self.places)
+            self.places.append(place)
+        self.ids.append(pack_id(event_id))
+        self.place.append(index)
+        self.offset.append(offset)
+        self.value.append(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsAccount:
+    """Committed offsets: group → partition → offset, of the partitions that it committed."""
+
+    committed: Mapping[str, Mapping[Partition, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LettersAccount:
+    """The dead-letter topics: topic → records, and for the first records what each says of its origin."""
+
+    counts: Mapping[str, int]
+    letters: Sequence[tuple[str, int, int, str]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeAccount:
+    """What `lake verify --json` printed."""
+
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """Everything that was gathered. `None` is not part of this run, `Unread` is and could not be read.
+
+    Attributes:
+        consumers: The groups that must apply what they subscribe to.
+        inboxes: Group → its inbox.
+        ended: Whether every ride was played to its end, so that none may be in flight.
+        restarted: Names of processes that were restarted, `None` when nobody counted: they may publish an event again.
+        moved: What changed while the accounts were read, as sentences; empty when everything stood still.
+        read_at_ms: Unix milliseconds when the accounts were read: what is older than its topic's retention may be gone.
+        so_far: Whether the run goes on: lines that only the end decides are shown.
+    """
+
+    log: LogAccount | Unread
+    book: BookAccount | Unread | None = None
+    booking: BookingAccount | Unread | None = None
+    inboxes: Mapping[str, InboxAccount | Unread | None] = field(default_factory=dict)
+    consumers: Sequence[Consumer] = ()
+    groups: GroupsAccount | Unread | None = None
+    recommender: RecommenderAccount | Unread | None = None
+    journal: JournalAccount | Unread | None = None
+    letters: LettersAccount | Unread | None = None
+    lake: LakeAccount | Unread | None = None
+    surge_group: str = "surge"
+    ended: bool | None = None
+    restarted: frozenset[str] | None = None
+    moved: tuple[str, ...] = ()
+    read_at_ms: int = 0
+    so_far: bool = False

@@ -1,0 +1,250 @@
+"""Reads the services' databases by plain SQL, without their code, and the event logger's file. Changes nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hailbus import ConfigurationError
+from hailbus.database import READ_ONLY, create_engine
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from hailbus_demo.errors import RunFailedError, UsageError
+from hailbus_demo.ledger.accounts import (
+    Answer,
+    BookingAccount,
+    BookingDriver,
+    BookingMultiplier,
+    BookingQuote,
+    BookingRide,
+    InboxAccount,
+    JournalAccount,
+    Journey,
+    OutboxRow,
+    OutboxState,
+    RecommenderAccount,
+)
+from hailbus_demo.ledger.log import COMPACTED, content_hash, pack_id, value_hash
+
+ROWS_AT_A_TIME = 5_000
+LATEST_US = 2**62
+_DATA = b',"data":'
+_OPTION_ID, _RANK = 0, 2
+"""Positions of the fields of an option in `recommender_answer.options`."""
+
+
+async def read_booking(url: str) -> BookingAccount:
+    """Read rides, quotes, drivers, multipliers and the outbox of booking's database.
+
+    Raises:
+        RunFailedError: The database cannot be read.
+    """
+    reader = _Database(url)
+    try:
+        now_us = await _clock_us(reader)
+        return BookingAccount(
+            rides={
+                row[0]: BookingRide(*row[1:])
+                async for row in reader.rows(
+                    "SELECT ride_id, state, seq, timer_seq, quote_id, rider_id, driver_id, fare_minor, "
+                    "authorised_minor, payment FROM booking_rides"
+                )
+            },
+            quotes={
+                row[0]: BookingQuote(*row[1:])
+                async for row in reader.rows(
+                    "SELECT quote_id, state, seq, rider_id, ride_id, fare_minor, multiplier FROM booking_quotes"
+                )
+            },
+            drivers={
+                row[0]: BookingDriver(*row[1:])
+                async for row in reader.rows("SELECT driver_id, status, seq, ride_id FROM booking_drivers")
+            },
+            multipliers={
+                row[0]: BookingMultiplier(row[1], row[2], _ms(row[3]))
+                async for row in reader.rows("SELECT cell, multiplier, version, valid_until FROM booking_multipliers")
+            },
+            outbox=[_outbox_row(row, now_us) async for row in reader.rows(_OUTBOX)],
+        )
+    finally:
+        await reader.close()
+
+
+_OUTBOX = (
+    "SELECT id, aggregatetype, type, aggregateid, payload, headers, published_at, cancelled_at, failed_at, not_before, "
+    "published_partition, published_offset FROM hailbus_outbox ORDER BY position"
+)
+
+
+def _outbox_row(row: Sequence[Any], now_us: int) -> OutboxRow:
+    event_id, topic, kind, key, payload, headers, published, cancelled, failed, not_before, partition, offset = row
+    state: OutboxState
+    if published is not None:
+        state = "published"
+    elif cancelled is not None:
+        state = "cancelled"
+    elif failed is not None:
+        state = "failed"
+    elif not_before is not None and not_before > now_us:
+        state = "waiting"
+    else:
+        state = "due"
+    content = content_hash(
+        None if key is None else key.encode(),
+        None if payload is None else payload.encode(),
+        [
+            (name, value.encode() if isinstance(value, str) else base64.b64decode(value["base64"]))
+            for name, value in json.loads(headers)
+        ],
+    )
+    published_ms = None if published is None else published // 1000
+    return OutboxRow(pack_id(event_id), topic, kind, key, state, partition, offset, published_ms, content)
+
+
+async def count_due(url: str) -> int:
+    """Return how many events booking's outbox has yet to publish.
+
+    Raises:
+        RunFailedError: The database cannot be read.
+    """
+    reader = _Database(url)
+    try:
+        statement = (
+            "SELECT count(*) FROM hailbus_outbox WHERE published_at IS NULL AND cancelled_at IS NULL "
+            "AND failed_at IS NULL AND (not_before IS NULL OR not_before <= :now)"
+        )
+        now_us = await _clock_us(reader)
+        return sum([int(row[0]) async for row in reader.rows(statement, {"now": now_us})])
+    finally:
+        await reader.close()
+
+
+async def _clock_us(reader: _Database) -> int:
+    """Return booking's time in microseconds: of its event clock, where it has one, else nothing counts as waiting."""
+    latest = [row[0] async for row in reader.rows("SELECT now FROM booking_clock WHERE name = 'event'")]
+    return _ms(latest[0]) * 1000 if latest else LATEST_US
+
+
+async def read_inbox(url: str, consumer: str) -> InboxAccount:
+    """Read what one consumer claimed.
+
+    Raises:
+        RunFailedError: The database cannot be read.
+    """
+    reader = _Database(url)
+    account = InboxAccount(consumer=consumer)
+    statement = (
+        'SELECT event_id, topic, "partition", offset_, seen_count, applied_at FROM hailbus_inbox '
+        "WHERE consumer = :consumer"
+    )
+    try:
+        async for event_id, topic, partition, offset, seen, at in reader.rows(statement, {"consumer": consumer}):
+            account.add(event_id, topic, partition, offset, seen, at // 1000)
+    finally:
+        await reader.close()
+    return account
+
+
+async def read_recommender(url: str) -> RecommenderAccount:
+    """Read what the recommender answered and learned.
+
+    Raises:
+        RunFailedError: The database cannot be read.
+    """
+    reader = _Database(url)
+    answers: dict[str, Answer] = {}
+    pruned = False
+    try:
+        async for number, recommendation_id, rider_id, options, chosen in reader.rows(
+            "SELECT number, recommendation_id, rider_id, options, chosen_option_id FROM recommender_answer "
+            "ORDER BY number"
+        ):
+            pruned = pruned or (not answers and number > 1)
+            pairs = tuple((str(option[_OPTION_ID]), int(option[_RANK])) for option in json.loads(options))
+            answers[recommendation_id] = Answer(rider_id, pairs, chosen)
+        journeys = Counter(
+            [
+                Journey(*row)
+                async for row in reader.rows(
+                    "SELECT rider_id, pickup_cell, dropoff_cell, started_s FROM recommender_journey"
+                )
+            ]
+        )
+        open_rides = frozenset([row[0] async for row in reader.rows("SELECT ride_id FROM recommender_open_ride")])
+    finally:
+        await reader.close()
+    return RecommenderAccount(answers=answers, journeys=journeys, open_rides=open_rides, pruned=pruned)
+
+
+def read_journal(path: Path) -> JournalAccount:
+    """Read the event logger's file.
+
+    Raises:
+        RunFailedError: The file cannot be read.
+    """
+    account = JournalAccount()
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                cut = line.find(_DATA)
+                try:
+                    head = json.loads(line[:cut] + b"}") if cut > 0 and line.endswith(b"}\n") else None
+                    if head is None:
+                        account.broken.append((number, "the line is torn"))
+                        continue
+                    topic, partition, offset = str(head["topic"]), int(head["partition"]), int(head["offset"])
+                    account.add(str(head["id"]), topic, partition, offset, value_hash(line[cut + len(_DATA) : -2]))
+                    if topic in COMPACTED and head["subject"] is not None:
+                        account.keys[topic, partition, offset] = str(head["subject"])
+                except (ValueError, KeyError, TypeError) as error:
+                    account.broken.append((number, f"the line cannot be read: {error}"))
+    except OSError as error:
+        raise RunFailedError(f"{path} cannot be read: {error.strerror}") from error
+    return account
+
+
+class _Database:
+    """One database, read only."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self.engine = create_engine(url)
+        except ConfigurationError as error:
+            raise UsageError(f"--database: {error}") from error
+        path = self.engine.url.database
+        if self.engine.dialect.name == "sqlite" and path and not Path(path).is_file():
+            raise RunFailedError(f"{path} does not exist")  # to open it would make an empty one
+
+    async def rows(self, statement: str, values: Mapping[str, Any] | None = None) -> AsyncIterator[Sequence[Any]]:
+        """Yield the rows of a statement.
+
+        Raises:
+            RunFailedError: The database cannot be read.
+        """
+        try:
+            async with self.engine.connect() as connection:
+                await connection.execution_options(**READ_ONLY)
+                result = await connection.stream(text(statement), dict(values or {}))
+                async for rows in result.partitions(ROWS_AT_A_TIME):
+                    for row in rows:
+                        yield row
+        except (SQLAlchemyError, OSError) as error:
+            shown = self.engine.url.render_as_string(hide_password=True)
+            raise RunFailedError(f"{shown} cannot be read: {str(error).splitlines()[0]}") from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.engine.dispose()
+
+
+def _ms(value: Any) -> int:
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1000)

@@ -1,0 +1,19 @@
+"""The lines of the ledger: one pure function each, which compares two accounts and says what disagrees."""
+
+from hailbus_demo.ledger.lines import advice, consumers, drivers, lake, log, money, positions, pricing, rides
+from hailbus_demo.ledger.lines.registry import LineSpec
+
+LINES: tuple[LineSpec, ...] = (
+    *rides.LINES,
+    *money.LINES,
+    *drivers.LINES,
+    *log.LINES,
+    *consumers.LINES,
+    *pricing.LINES,
+    *advice.LINES,
+    *positions.LINES,
+    *lake.LINES,
+)
+"""Every line, in the order in which they are shown."""
+
+__all__ = ["LINES", "LineSpec"]

@@ -1,0 +1,306 @@
+"""The log itself: nothing lost, nothing invented, nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ride_events import TOPICS
+
+from hailbus_demo.ledger.accounts import (
+    Accounts,
+    BookingAccount,
+    GroupsAccount,
+    JournalAccount,
+    LettersAccount,
+    OutboxRow,
+)
+from hailbus_demo.ledger.lines.registry import LineSpec
+from hailbus_demo.ledger.lines.rides import LOG
+from hailbus_demo.ledger.log import COMPACTED, POSITIONS, LogAccount, PackedId
+from hailbus_demo.ledger.model import Findings, Judgement, Partition
+
+OUTBOX: Final = "booking's outbox"
+SOURCE: Final = "/booking"
+RETENTION_MS: Final[Mapping[str, int]] = {
+    topic.name: round(topic.retention.total_seconds() * 1000) for topic in TOPICS if topic.retention is not None
+}
+PRODUCERS: Final[Mapping[str, str]] = {
+    "/booking": "booking",
+    "/surge": "surge",
+    "/recommender": "recommender",
+    "/driver-app": "the driver apps",
+}
+"""Source → the process that publishes under it."""
+
+
+def _outbox(accounts: Accounts) -> Judgement:
+    log, booking = accounts.log, accounts.booking
+    assert isinstance(log, LogAccount)
+    assert isinstance(booking, BookingAccount)
+    reader, found = log.reader, Findings()
+    waiting = sent = 0
+    said: set[PackedId] = set()
+    keyed = _newest_published(booking)
+    for row in booking.outbox:
+        said.add(row.packed_id)
+        if row.state == "published":
+            sent += 1
+            _published(found, log, row, keyed, accounts.read_at_ms)
+            continue
+        if row.packed_id in reader.rows:
+            # Published and not marked yet is a moment of the relay; cancelled or refused, it must not be there.
+            if row.state in ("cancelled", "failed", "waiting"):
+                what = f"{row.type} is {row.state} by {OUTBOX} and in {LOG} all the same"
+                found.extend([reader.finding(what, reader.rows[row.packed_id])])
+            elif row.state == "due":
+                found.add(f"{row.type} is in {LOG} and due by {OUTBOX}", topic=row.topic, id=row.id)
+        elif row.state == "due":
+            found.add(f"{row.type} is due and not published", topic=row.topic, id=row.id)
+        elif row.state == "failed":
+            found.add(f"{row.type} could not be published", topic=row.topic, id=row.id)
+        elif row.state == "waiting":
+            waiting += 1
+    for packed, number in reader.rows.items():
+        if packed not in said and reader.source_of(number) == SOURCE and reader.place_of(number).topic != POSITIONS:
+            found.extend([reader.finding(f"{reader.type_of(number)} is in {LOG} and not in {OUTBOX}", number)])
+    later = f"; {waiting:,} wait for their time" if waiting else ""
+    return found.judge(f"all {sent:,} published events are in the log as they were written, and no other{later}")
+
+
+def _newest_published(booking: BookingAccount) -> dict[tuple[str, int, str], int]:
+    """Return topic, partition and key → the highest offset that the outbox published for it."""
+    newest: dict[tuple[str, int, str], int] = {}
+    for row in booking.outbox:
+        if row.topic in COMPACTED and row.partition is not None and row.offset is not None and row.key is not None:
+            place = (row.topic, row.partition, row.key)
+            newest[place] = max(row.offset, newest.get(place, -1))
+    return newest
+
+
+def _published(
+    found: Findings, log: LogAccount, row: OutboxRow, newest: Mapping[tuple[str, int, str], int], read_at_ms: int
+) -> None:
+    reader = log.reader
+    number = reader.rows.get(row.packed_id)
+    if number is None:
+        place = (row.topic, -1 if row.partition is None else row.partition)
+        offset = -1 if row.offset is None else row.offset
+        end, start = log.ends.get(place, 0), log.starts.get(place, 0)
+        if offset >= end:
+            what = f"{row.type} was acknowledged at or beyond the log's end {end}: the acknowledged tail is lost"
+        elif offset < start:
+            kept_ms = RETENTION_MS.get(row.topic)
+            if kept_ms is not None and row.published_ms is not None and row.published_ms + kept_ms <= read_at_ms:
+                return  # older than its topic keeps it
+            what = f"{row.type} was deleted before its time: the log starts at {start}"
+        elif row.topic in COMPACTED and row.key is not None:
+            if newest[row.topic, place[1], row.key] > offset and reader.newer_of_key(place, row.key.encode(), offset):
+                return  # a newer record of the same key replaced it
+            what = f"{row.type} is the newest of key {row.key} by {OUTBOX} and is not in {LOG}"
+        else:
+            what = f"{row.type} was acknowledged and is not in {LOG}"
+        found.add(what, topic=row.topic, partition=row.partition, offset=row.offset, id=row.id)
+        return
+    at = reader.place_of(number)
+    if reader.content_of(number) != row.content:
+        found.extend([reader.finding(f"{row.type} is not in {LOG} as {OUTBOX} wrote it", number)])
+    elif at.topic != row.topic or at.partition != row.partition:
+        what = f"{row.type} was acknowledged in {row.topic}-{row.partition} and is in {at.topic}-{at.partition}"
+        found.extend([reader.finding(what, number)])
+
+
+def _offsets(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    found = Findings()
+    records = 0
+    for place, end in sorted(log.ends.items()):
+        part = log.partitions[place]
+        records += part.records
+        topic, partition = place
+        for first, last in part.gaps:
+            if topic not in COMPACTED and topic not in log.reader.tables:
+                found.add(
+                    f"offsets {first} to {last - 1} hold no record, and the topic is not compacted",
+                    topic=topic,
+                    partition=partition,
+                    offset=first,
+                )
+            elif topic in COMPACTED:
+                _explain(found, accounts, log, place, first, last)
+        if part.next_offset < end:
+            found.add(f"was read to {part.next_offset} of {end}", topic=topic, partition=partition, offset=end)
+        if part.start > 0 and topic not in COMPACTED and topic not in log.reader.tables:
+            kept_ms = RETENTION_MS.get(topic)
+            if kept_ms is None:
+                found.add("the first offsets are gone and nothing may delete them", topic=topic, partition=partition)
+    found.extend(log.reader.broken)
+    partitions = len(log.ends)
+    return found.judge(f"{records:,} records in {partitions} partitions, each offset once and each an event")
+
+
+def _explain(found: Findings, accounts: Accounts, log: LogAccount, place: Partition, first: int, last: int) -> None:
+    """A hole in a compacted topic must have held keys of which the log has something newer."""
+    keys = _keys_by_offset(accounts, place)
+    for offset in range(first, last):
+        key = keys.get(offset)
+        if key is not None and log.reader.newer_of_key(place, key.encode(), offset):
+            continue
+        who = "no account says what was there" if key is None else f"nothing newer of key {key} is in the log"
+        found.add(f"the record is gone, and {who}", topic=place[0], partition=place[1], offset=offset, id=key)
+
+
+def _keys_by_offset(accounts: Accounts, place: Partition) -> dict[int, str]:
+    keys: dict[int, str] = {}
+    if isinstance(accounts.booking, BookingAccount):
+        for row in accounts.booking.outbox:
+            if (row.topic, row.partition) == place and row.offset is not None and row.key is not None:
+                keys[row.offset] = row.key
+    if isinstance(accounts.journal, JournalAccount):
+        for (topic, partition, offset), key in accounts.journal.keys.items():
+            if (topic, partition) == place:
+                keys.setdefault(offset, key)
+    return keys
+
+
+def _repeats(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    reader, found = log.reader, Findings()
+    again: dict[str, int] = {}
+    for row in reader.repeats:
+        first = reader.row_of(reader.id_of(row))
+        assert first is not None
+        place, source = reader.place_of(first), reader.source_of(row)
+        if reader.content_of(row) != reader.content_of(first):
+            what = (
+                f"the event's id is at {place.topic}-{place.partition} offset {place.offset}, too, with other content"
+            )
+            found.extend([reader.finding(what, row)])
+            continue
+        producer = PRODUCERS.get(source, source)
+        again[producer] = again.get(producer, 0) + 1
+        restarted = accounts.restarted
+        if restarted is not None and not restarted & {producer, "broker"}:
+            what = (
+                f"the event is at {place.topic}-{place.partition} offset {place.offset}, too, "
+                f"and neither {producer} nor the broker was restarted"
+            )
+            found.extend([reader.finding(what, row)])
+    if not again:
+        return found.judge("no event is in the log twice")
+    shown = ", ".join(f"{count:,} by {producer}" for producer, count in sorted(again.items()))
+    if found.count == 0 and accounts.restarted is None:
+        return Judgement(agreement=f"{shown}: nobody counted restarts, after which that is right", shown=True)
+    return found.judge(f"{shown}, after a restart, each word for word")
+
+
+def _groups(accounts: Accounts) -> Judgement:
+    log, groups = accounts.log, accounts.groups
+    assert isinstance(log, LogAccount)
+    assert isinstance(groups, GroupsAccount)
+    found = Findings()
+    behind = 0
+    for consumer in accounts.consumers:
+        committed = groups.committed.get(consumer.group, {})
+        for place, end in sorted(log.ends.items()):
+            if place[0] not in consumer.topics:
+                continue
+            start = log.starts.get(place, 0)
+            at = committed.get(place)
+            if at is not None and at > end:
+                found.add(
+                    f"group {consumer.group} committed {at}, beyond the end {end}",
+                    topic=place[0],
+                    partition=place[1],
+                    offset=at,
+                    id=consumer.group,
+                )
+            reached = start if at is None else max(at, start)
+            if reached < end and _holds_records(log, place, reached):
+                behind += end - reached
+                if not accounts.so_far:
+                    found.add(
+                        f"group {consumer.group} is {end - reached} records behind the end {end}",
+                        topic=place[0],
+                        partition=place[1],
+                        offset=reached,
+                        id=consumer.group,
+                    )
+    if accounts.so_far and not found.count:
+        return Judgement(agreement=f"{behind:,} records are still to be read", shown=True)
+    return found.judge(f"{len(accounts.consumers)} groups committed the end of every partition")
+
+
+def _holds_records(log: LogAccount, place: Partition, offset: int) -> bool:
+    """Whether a record is at the offset or after it: the end of a compacted partition may hold none."""
+    part = log.partitions[place]
+    return not any(first <= offset and last >= log.ends[place] for first, last in part.gaps)
+
+
+def _letters(accounts: Accounts) -> Judgement:
+    letters = accounts.letters
+    assert isinstance(letters, LettersAccount)
+    found = Findings()
+    for topic, partition, offset, origin in letters.letters:
+        found.add(f"a record was set aside: {origin}", topic=topic, partition=partition, offset=offset)
+    shown = {topic for topic, *_ in letters.letters}
+    for topic, count in letters.counts.items():
+        if count and topic not in shown:
+            found.add(f"{count:,} records were set aside", topic=topic)
+    return found.judge(f"{len(letters.counts)} dead-letter topics are empty")
+
+
+def _still(accounts: Accounts) -> Judgement:
+    if accounts.so_far:
+        return Judgement(agreement="the run goes on", shown=True)
+    if accounts.moved:
+        return Judgement(unchecked="the accounts are of different moments, as " + "; ".join(accounts.moved))
+    return Judgement(agreement="nothing was published, committed or applied while the accounts were read")
+
+
+LINES: Final = (
+    LineSpec(
+        id="outbox-log",
+        name="what booking published is in the log, and nothing else",
+        between=(OUTBOX, LOG),
+        needs=("booking", "log"),
+        judge=_outbox,
+    ),
+    LineSpec(
+        id="log-offsets",
+        name="every offset of the log holds an event",
+        between=("the broker's offsets", "the records that were read"),
+        needs=("log",),
+        judge=_offsets,
+    ),
+    LineSpec(
+        id="log-repeats",
+        name="no event is in the log twice without a restart",
+        between=(LOG, "the launcher's count of restarts"),
+        needs=("log",),
+        judge=_repeats,
+    ),
+    LineSpec(
+        id="groups-log",
+        name="every group has read everything",
+        between=("the groups' committed offsets", LOG),
+        needs=("groups", "log"),
+        judge=_groups,
+    ),
+    LineSpec(
+        id="dead-letters",
+        name="no event was set aside",
+        between=("the dead-letter topics", LOG),
+        needs=("letters", "log"),
+        judge=_letters,
+    ),
+    LineSpec(
+        id="still",
+        name="the accounts are of one moment",
+        between=("the accounts before", "the accounts after"),
+        needs=("log",),
+        judge=_still,
+    ),
+)

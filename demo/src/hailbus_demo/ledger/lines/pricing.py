@@ -1,0 +1,342 @@
+"""Surge: it counted the demand that the log holds, published what came of it, and quotes follow what it published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import h3
+from ride_events.geo import PRICING_RESOLUTION, ROLL_UP_RESOLUTION
+
+from hailbus_demo.ledger.accounts import Accounts
+from hailbus_demo.ledger.lines.registry import LineSpec
+from hailbus_demo.ledger.log import LogAccount, LogReader, milliseconds
+from hailbus_demo.ledger.model import Findings, Judgement
+
+SURGE_TABLES: Final = "surge's tables"
+MINUTE_MS: Final = 60_000
+SLOT_MS: Final = 300_000
+WINDOW_MS: Final = 5 * MINUTE_MS
+LATENESS_MS: Final = 30_000
+REQUEST_WEIGHT: Final = 1.0
+QUOTE_WEIGHT: Final = 0.3
+CAP: Final = 3.0
+QUANTUM: Final = 0.1
+VALID_MS: Final = 300_000
+HORIZONS_MIN: Final = frozenset({15, 30})
+LEAST_MEAN: Final = 0.5
+"""Forecasts of fewer pickups are not published."""
+EPSILON: Final = 1e-6
+SOURCES: Final = ("rides.v1", "quotes.v1", "drivers.v1", "driver-locations.v1")
+WINDOWS_OF_A_FACT: Final = WINDOW_MS // MINUTE_MS
+"""A rider who asks counts in so many of a cell's windows."""
+
+
+def changelogs(group: str) -> tuple[str, str]:
+    """Return the topics that hold surge's state and the pickups that it counted."""
+    return f"{group}-city-changelog", f"{group}-slots-changelog"
+
+
+def pricing_cell(cell: str) -> str | None:
+    """Return the cell of the pricing resolution that holds a cell, `None` for one that is larger."""
+    resolution = h3.get_resolution(cell)
+    if resolution < PRICING_RESOLUTION:
+        return None
+    return cell if resolution == PRICING_RESOLUTION else str(h3.cell_to_parent(cell, PRICING_RESOLUTION))
+
+
+def _state(accounts: Accounts, reader: LogReader) -> Mapping[str, Any]:
+    row = reader.tables.get(changelogs(accounts.surge_group)[0], {}).get("state")
+    return row if isinstance(row, dict) else {}
+
+
+def pickups_by_slot(reader: LogReader) -> dict[int, dict[str, list[int]]]:
+    """Return slot number → cell → rows of the rides requested there."""
+    slots: dict[int, dict[str, list[int]]] = {}
+    for steps in reader.rides.values():
+        for step in steps:
+            if step.type == "ride.requested" and (cell := pricing_cell(step.data["pickup_cell"])) is not None:
+                slots.setdefault(step.time_ms // SLOT_MS, {}).setdefault(cell, []).append(step.row)
+    return slots
+
+
+def expected_close_ms(reader: LogReader) -> int | None:
+    """Return the end of the last minute that surge must have closed, `None` before the first event."""
+    newest = [reader.newest_ms[topic] for topic in SOURCES if topic in reader.newest_ms]
+    return (max(newest) - LATENESS_MS) // MINUTE_MS * MINUTE_MS if newest else None
+
+
+def closed_until_ms(reader: LogReader, group: str) -> int | None:
+    """Return up to when surge closed its minutes, by its own table."""
+    row = reader.tables.get(changelogs(group)[0], {}).get("state")
+    closed = row.get("closed_until_ms") if isinstance(row, dict) else None
+    return int(closed) if closed is not None else None
+
+
+def _slots(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    reader, found = log.reader, Findings()
+    state = _state(accounts, reader)
+    closed, expected = closed_until_ms(reader, accounts.surge_group), expected_close_ms(reader)
+    late = int(state.get("late_count", 0))
+    counted = {
+        int(number): {str(cell): int(count) for cell, count in row.items()}
+        for number, row in reader.tables.get(changelogs(accounts.surge_group)[1], {}).items()
+        if isinstance(row, dict)
+    }
+    if expected is not None and not accounts.so_far and (closed is None or closed < expected):
+        found.add(
+            f"surge has closed the minutes until {closed}, and the log reaches to {expected}: it does not count",
+            id=accounts.surge_group,
+        )
+    pickups = pickups_by_slot(reader)
+    missed = total = 0
+    oldest = min(counted, default=0)
+    for number in sorted(pickups.keys() | counted.keys()):
+        if closed is None or (number + 1) * SLOT_MS > closed or number < oldest:
+            continue  # not closed yet, or forgotten
+        ours, theirs = pickups.get(number, {}), counted.get(number, {})
+        for cell in sorted(ours.keys() | theirs.keys()):
+            asked, said = len(ours.get(cell, ())), theirs.get(cell, 0)
+            total += said
+            missed += max(0, asked - said)
+            if said > asked or (asked > said and missed > late):
+                what = f"{asked} rides were requested in cell {cell} in slot {number} by the log, {said} by surge"
+                if asked:
+                    found.extend([reader.finding(what, ours[cell][0])])
+                else:
+                    found.add(what, id=cell)
+    passed = f"; {late:,} facts came late" if late else ""
+    return found.judge(f"{total:,} requested rides were counted in {len(counted):,} slots{passed}")
+
+
+def _prices(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    reader, found = log.reader, Findings()
+    prices = _state(accounts, reader).get("prices", {})
+    surging = 0
+    for cell in sorted(reader.cells.keys() | prices.keys()):
+        steps = reader.cells.get(cell)
+        held = prices.get(cell)
+        multiplier, valid_until = (1.0, 0) if held is None else (float(held[2]), int(held[3]))
+        surging += multiplier > 1.0
+        if steps is None:
+            if multiplier > 1.0:
+                found.add(
+                    f"cell {cell} costs {multiplier} by {SURGE_TABLES}, never published", topic="surge.v1", id=cell
+                )
+            continue
+        last = max(steps, key=lambda step: step.data["surge_version"])
+        said = float(last.data["multiplier"])
+        if said != multiplier or (multiplier > 1.0 and milliseconds(last.data["valid_until"]) != valid_until):
+            what = f"cell {cell} costs {multiplier} by {SURGE_TABLES}, {said} by the log"
+            found.extend([reader.finding(what, last.row)])
+    return found.judge(f"{len(reader.cells):,} cells have the price that surge holds, {surging:,} of them above 1.0")
+
+
+def _demand(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    reader, found = log.reader, Findings()
+    late = int(_state(accounts, reader).get("late_count", 0))
+    asked, quoted = _riders(reader)
+    short = updates = 0
+    for cell, steps in reader.cells.items():
+        before = 0
+        for step in steps:
+            updates += 1
+            data = step.data
+            end_ms = milliseconds(data["window_end"])
+            version, multiplier = int(data["surge_version"]), float(data["multiplier"])
+            wrong = ""
+            if not 1.0 <= multiplier <= CAP or abs(round(multiplier / QUANTUM) * QUANTUM - multiplier) > EPSILON:
+                wrong = f"multiplier {multiplier} is no tenth between 1.0 and {CAP}"
+            elif version != end_ms // MINUTE_MS or end_ms % MINUTE_MS or step.time_ms != end_ms:
+                wrong = f"version {version} does not follow from the window's end {data['window_end']}"
+            elif version <= before:
+                wrong = f"version {version} stands after version {before}"
+            elif milliseconds(data["valid_until"]) != end_ms + VALID_MS:
+                wrong = f"it is valid until {data['valid_until']}, not {VALID_MS // 60_000} minutes"
+            elif float(data["supply"]) < 0:
+                wrong = f"supply {data['supply']} is below 0"
+            if wrong:
+                found.extend([reader.finding(f"cell {cell}: {wrong}", step.row)])
+            before = max(before, version)
+            demand = _demand_at(asked, quoted, cell, end_ms)
+            said = float(data["demand"])
+            short += said < demand - EPSILON
+            if said > demand + EPSILON or (said < demand - EPSILON and short > WINDOWS_OF_A_FACT * late):
+                what = f"cell {cell}: demand {said} at {data['window_end']} by surge, {demand:g} by rides and quotes"
+                found.extend([reader.finding(what, step.row)])
+    return found.judge(f"{updates:,} updates state the demand that rides.v1 and quotes.v1 hold")
+
+
+Riders = dict[tuple[str, int], set[str]]
+"""Cell and minute → riders."""
+
+
+def _riders(reader: LogReader) -> tuple[Riders, Riders]:
+    """Return who requested a ride and who was quoted a fare, by cell and minute."""
+    asked: Riders = {}
+    quoted: Riders = {}
+    for trails, kind, riders in ((reader.rides, "ride.requested", asked), (reader.quotes, "quote.offered", quoted)):
+        for steps in trails.values():
+            for step in steps:
+                if step.type == kind and (cell := pricing_cell(step.data["pickup_cell"])) is not None:
+                    riders.setdefault((cell, step.time_ms // MINUTE_MS), set()).add(step.data["rider_id"])
+    return asked, quoted
+
+
+def _demand_at(asked: Riders, quoted: Riders, cell: str, end_ms: int) -> float:
+    """Return the weighted riders of the five minutes before a window's end."""
+    last = end_ms // MINUTE_MS
+    minutes = range(last - WINDOWS_OF_A_FACT, last)
+    requests: set[str] = set().union(*(asked.get((cell, minute), ()) for minute in minutes))
+    quotes: set[str] = set().union(*(quoted.get((cell, minute), ()) for minute in minutes))
+    return REQUEST_WEIGHT * len(requests) + QUOTE_WEIGHT * len(quotes - requests)
+
+
+def _forecasts(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    reader, found = log.reader, Findings()
+    closed = closed_until_ms(reader, accounts.surge_group)
+    known: dict[str, int] = {}
+    pickups = pickups_by_slot(reader)
+    for number, cells in sorted(pickups.items()):
+        for cell in cells:
+            for one in (cell, str(h3.cell_to_parent(cell, ROLL_UP_RESOLUTION))):
+                known.setdefault(one, number)
+    made: dict[tuple[str, int, int], int] = {}
+    for step in reader.forecasts:
+        data = step.data
+        cell, horizon, issued = str(data["cell"]), int(data["horizon_min"]), milliseconds(data["issued_at"])
+        wrong = ""
+        if issued % SLOT_MS or step.time_ms != issued:
+            wrong = f"issued at {data['issued_at']}, which ends no slot"
+        elif horizon not in HORIZONS_MIN:
+            wrong = f"its horizon is {horizon} minutes"
+        elif not 0 <= data["p10"] <= data["p50"] <= data["p90"]:
+            wrong = f"its quantiles {data['p10']}, {data['p50']}, {data['p90']} do not rise"
+        elif not LEAST_MEAN <= data["mean"] < float("inf"):
+            wrong = f"its mean is {data['mean']}"
+        elif cell not in known or known[cell] >= issued // SLOT_MS:
+            wrong = "no ride was requested there before"
+        elif closed is None or issued > closed:
+            wrong = f"issued at {data['issued_at']}, which surge has not closed"
+        elif (cell, horizon, issued) in made:
+            wrong = f"forecast twice for {data['issued_at']} and {horizon} minutes"
+        made[cell, horizon, issued] = step.row
+        if wrong:
+            found.extend([reader.finding(f"cell {cell}: {wrong}", step.row)])
+    busy = _must_forecast(pickups, closed)
+    for (cell, issued), rows in busy.items():
+        if not any((cell, horizon, issued) in made for horizon in HORIZONS_MIN):
+            what = (
+                f"cell {cell}: {len(rows)} rides in the half hour before {issued}, and no forecast was published then"
+            )
+            found.extend([reader.finding(what, rows[-1])])
+    return found.judge(f"{len(made):,} forecasts, one for each busy cell, horizon and interval")
+
+
+BUSY_PICKUPS: Final = 10
+"""So many pickups in the last half hour in a roll-up cell make a forecast of at least half a pickup certain."""
+HALF_HOUR_SLOTS: Final = 6
+
+
+def _must_forecast(
+    pickups: Mapping[int, Mapping[str, list[int]]], closed: int | None
+) -> dict[tuple[str, int], list[int]]:
+    """Return roll-up cell and issue time → rows of the pickups that make a forecast due."""
+    by_parent: dict[int, dict[str, list[int]]] = {}
+    for number, cells in pickups.items():
+        parents = by_parent.setdefault(number, {})
+        for cell, rows in cells.items():
+            parents.setdefault(str(h3.cell_to_parent(cell, ROLL_UP_RESOLUTION)), []).extend(rows)
+    due: dict[tuple[str, int], list[int]] = {}
+    for number, cells in by_parent.items():
+        issued = (number + 1) * SLOT_MS
+        if closed is None or issued > closed:
+            continue
+        for cell in cells:
+            rows = [
+                row
+                for slot in range(number + 1 - HALF_HOUR_SLOTS, number + 1)
+                for row in by_parent.get(slot, {}).get(cell, ())
+            ]
+            if len(rows) >= BUSY_PICKUPS:
+                due[cell, issued] = rows
+    return due
+
+
+def _quotes(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    reader, found = log.reader, Findings()
+    published = {
+        (cell, int(step.data["surge_version"])): float(step.data["multiplier"])
+        for cell, steps in reader.cells.items()
+        for step in steps
+    }
+    holes = any(part.gaps or part.start for (topic, _), part in log.partitions.items() if topic == "surge.v1")
+    surged = 0
+    for steps in reader.quotes.values():
+        step = steps[0]
+        if step.type != "quote.offered":
+            continue
+        version, multiplier = step.data["surge_version"], float(step.data["multiplier"])
+        cell = str(step.data["pickup_cell"])
+        if version is None:
+            if multiplier != 1.0:
+                what = f"quoted at {multiplier} in cell {cell} by no update of surge"
+                found.extend([reader.finding(what, step.row)])
+            continue
+        surged += multiplier > 1.0
+        said = published.get((cell, int(version)))
+        if said is None and holes:
+            continue  # the update was compacted away
+        if said != multiplier:
+            what = f"quoted at {multiplier} in cell {cell} by version {version}, which is {said} in surge.v1"
+            found.extend([reader.finding(what, step.row)])
+    return found.judge(f"{len(reader.quotes):,} quotes honour what surge published, {surged:,} of them above 1.0")
+
+
+LINES: Final = (
+    LineSpec(
+        id="surge-pickups",
+        name="surge counted every requested ride",
+        between=("rides.v1 in the log", SURGE_TABLES),
+        needs=("log",),
+        judge=_slots,
+    ),
+    LineSpec(
+        id="surge-prices",
+        name="surge published every price that it holds",
+        between=(SURGE_TABLES, "surge.v1 in the log"),
+        needs=("log",),
+        judge=_prices,
+    ),
+    LineSpec(
+        id="surge-demand",
+        name="surge's updates state the demand that there was",
+        between=("rides.v1 and quotes.v1 in the log", "surge.v1 in the log"),
+        needs=("log",),
+        judge=_demand,
+    ),
+    LineSpec(
+        id="forecasts",
+        name="demand was forecast in every interval",
+        between=("rides.v1 in the log", "forecasts.v1 in the log"),
+        needs=("log",),
+        judge=_forecasts,
+    ),
+    LineSpec(
+        id="quotes-surge",
+        name="quotes honour what surge published",
+        between=("quotes.v1 in the log", "surge.v1 in the log"),
+        needs=("log",),
+        judge=_quotes,
+    ),
+)

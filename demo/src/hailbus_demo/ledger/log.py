@@ -1,0 +1,422 @@
+"""The log as an account of its own: what records say, fed one by one, in a form that a million of them fit in memory.
+
+`LogReader` takes records in the order of each partition's offsets and may be fed further at any time; `account` gives
+what was read so far. Per record it keeps about 200 bytes: the event id, the place and two hashes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from hailbus import Event, event_info
+from hailbus.record_sum import MODULUS, record_hash
+from pydantic_core import from_json
+from ride_events import CATALOGUE, TOPICS
+from ride_events.drivers import DRIVER_LOCATIONS
+
+from hailbus_demo.ledger.model import Finding, Partition
+
+GAPS_KEPT: Final = 1_000
+CLASSES: Final[Mapping[str, type[Event]]] = {info.dataschema: cls for cls in CATALOGUE for info in (event_info(cls),)}
+"""`ce_dataschema` → event class, of every event of the published language."""
+TOPIC_NAMES: Final = frozenset(topic.name for topic in TOPICS)
+PackedId = bytes | str
+"""An event id as `pack_id` returns it."""
+POSITION_TYPE: Final = "driver.location_reported"
+
+
+class LogRecord(NamedTuple):
+    """A record as a client read it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+class Step(NamedTuple):
+    """One event of a ride, quote, payment, driver or cell, as the log tells it. `data` is the event's JSON."""
+
+    type: str
+    row: int
+    seq: int
+    time_ms: int
+    data: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class PartitionLog:
+    """One partition as read: `gaps` are offsets between `start` and `next_offset` at which no record came."""
+
+    start: int
+    next_offset: int
+    records: int = 0
+    checksum: int = 0
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Place(NamedTuple):
+    """Where a record is."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogAccount:
+    """What the log holds.
+
+    Attributes:
+        starts: First offset of each partition, by the broker.
+        ends: End of each partition, by the broker, when the reading began.
+        partitions: What was read of each.
+        reader: Where the records' rows are; see the methods of `LogReader`.
+    """
+
+    starts: Mapping[Partition, int]
+    ends: Mapping[Partition, int]
+    reader: LogReader
+
+    @property
+    def partitions(self) -> Mapping[Partition, PartitionLog]:
+        """What was read of each partition."""
+        return self.reader.partitions
+
+
+class LogReader:
+    """Reads records into columns and trails; not safe for several threads at once.
+
+    Attributes:
+        partitions: What was read of each partition.
+        rows: Event id → row of the first record that carries it.
+        repeats: Rows of records whose event id was there before.
+        broken: What is no event, or not what its topic or key says.
+        rides: Ride id → its steps in the order of the log; `quotes`, `drivers`, `cells` likewise; `payments` by ride.
+        served: Recommendation id → step; `chosen` likewise.
+        forecasts: Every forecast.
+        timers: Every timer.
+        positions: For each position report, a hash of who was where when, see `position_hash`; `position_rows` are
+            their rows.
+        newest_ms: Topic → the newest event time.
+        tables: Changelog topic → key → the latest value.
+    """
+
+    def __init__(self, changelogs: Sequence[str] = ()) -> None:
+        self.partitions: dict[Partition, PartitionLog] = {}
+        self.rows: dict[PackedId, int] = {}
+        self.repeats: list[int] = []
+        self.broken: list[Finding] = []
+        self.rides: dict[str, list[Step]] = {}
+        self.quotes: dict[str, list[Step]] = {}
+        self.drivers: dict[str, list[Step]] = {}
+        self.payments: dict[str, list[Step]] = {}
+        self.cells: dict[str, list[Step]] = {}
+        self.served: dict[str, Step] = {}
+        self.chosen: dict[str, Step] = {}
+        self.forecasts: list[Step] = []
+        self.timers: list[Step] = []
+        self.positions = array("Q")
+        self.position_rows = array("q")
+        self.newest_ms: dict[str, int] = {}
+        self.tables: dict[str, dict[str, Any]] = {name: {} for name in changelogs}
+        self._places: list[Partition] = []
+        self._place_index: dict[Partition, int] = {}
+        self._kinds: list[tuple[str, str]] = []  # source and type
+        self._kind_index: dict[tuple[str, str], int] = {}
+        self._ids: list[PackedId] = []
+        self._place = array("H")
+        self._offset = array("q")
+        self._kind = array("H")
+        self._content = array("Q")
+        self._value = array("Q")
+        self._timestamp = array("q")
+        self._latest_of_key: dict[Partition, dict[bytes, int]] = {}
+        self._trails: dict[str, tuple[dict[str, list[Step]], str]] = {
+            "rides.v1": (self.rides, "ride_id"),
+            "quotes.v1": (self.quotes, "quote_id"),
+            "drivers.v1": (self.drivers, "driver_id"),
+            "payments.v1": (self.payments, "ride_id"),
+            "surge.v1": (self.cells, "cell"),
+        }
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def begin(self, starts: Mapping[Partition, int]) -> None:
+        """Begin partitions that were not read before at their first offset."""
+        for place, start in starts.items():
+            if place not in self.partitions:
+                self.partitions[place] = PartitionLog(start=start, next_offset=start)
+
+    def reach(self, place: Partition, end: int) -> None:
+        """Note that the partition was read to `end`: offsets before it without a record are gaps."""
+        log = self.partitions[place]
+        if end > log.next_offset:
+            self._gap(log, log.next_offset, end)
+            log.next_offset = end
+
+    @staticmethod
+    def _gap(log: PartitionLog, start: int, end: int) -> None:
+        if len(log.gaps) < GAPS_KEPT:
+            log.gaps.append((start, end))
+        else:
+            log.gaps[-1] = (log.gaps[-1][0], end)
+
+    def feed(self, record: LogRecord) -> None:
+        """Take the next record of its partition. An offset that was read before is refused as broken."""
+        place = (record.topic, record.partition)
+        log = self.partitions.get(place)
+        if log is None:
+            log = self.partitions[place] = PartitionLog(start=record.offset, next_offset=record.offset)
+        if record.offset < log.next_offset:
+            self._break(record, f"offset {record.offset} came again or too late", None)
+            return
+        if record.offset > log.next_offset:
+            self._gap(log, log.next_offset, record.offset)
+        log.next_offset = record.offset + 1
+        log.records += 1
+        log.checksum = (
+            log.checksum + record_hash(record.partition, record.offset, record.key, record.value, record.headers)
+        ) % MODULUS
+        table = self.tables.get(record.topic)
+        if table is not None:
+            self._feed_table(table, record)
+        elif record.topic in TOPIC_NAMES:
+            self._feed_event(place, record)
+
+    def _feed_table(self, table: dict[str, Any], record: LogRecord) -> None:
+        try:
+            key = str(from_json(record.key or b'""'))
+            if record.value is None:
+                table.pop(key, None)
+            else:
+                table[key] = from_json(record.value)
+        except ValueError as error:
+            self._break(record, f"a row of the table's changelog is no JSON: {error}", None)
+
+    def _feed_event(self, place: Partition, record: LogRecord) -> None:
+        event_id = kind = source = time = subject = schema = None
+        for name, value in record.headers:
+            if value is None:
+                continue
+            if name == "ce_id":
+                event_id = value.decode("utf-8", "replace")
+            elif name == "ce_type":
+                kind = value.decode("utf-8", "replace")
+            elif name == "ce_source":
+                source = value.decode("utf-8", "replace")
+            elif name == "ce_time":
+                time = value.decode("utf-8", "replace")
+            elif name == "ce_dataschema":
+                schema = value.decode("utf-8", "replace")
+            elif name == "ce_subject":
+                subject = value.decode("utf-8", "replace")
+        if record.key is not None and place[0] in COMPACTED:
+            self._latest_of_key.setdefault(place, {})[record.key] = record.offset
+        if event_id is None or kind is None or source is None or time is None:
+            self._break(record, "the record is no event: a CloudEvents header is missing", event_id)
+            return
+        event_class = CLASSES.get(schema or "")
+        if event_class is None or event_info(event_class).type != kind:
+            self._break(record, f"an event of type {kind!r} and schema {schema!r} is unknown", event_id)
+            return
+        if event_info(event_class).topic.name != record.topic:
+            self._break(record, f"an event of type {kind!r} does not belong on this topic", event_id)
+            return
+        row = self._append(place, record, event_id, source, kind)
+        packed = pack_id(event_id)
+        if packed in self.rows:
+            self.repeats.append(row)
+            return
+        self.rows[packed] = row
+        try:
+            event_class.model_validate_json(record.value or b"")
+            data = from_json(record.value or b"")
+            time_ms = milliseconds(time)
+            self._follow(record, Step(kind, row, int(data.get("seq", 0)), time_ms, data), subject)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error).replace("\n", " ")
+            self._break(record, f"an event of type {kind!r} cannot be read: {reason}", event_id)
+
+    def _follow(self, record: LogRecord, step: Step, subject: str | None) -> None:
+        """Add an event to what it belongs to."""
+        data, key = step.data, None if record.key is None else record.key.decode("utf-8", "replace")
+        self.newest_ms[record.topic] = max(step.time_ms, self.newest_ms.get(record.topic, step.time_ms))
+        if key != subject:
+            self._break(record, f"the record's key is {key!r}, its event's subject {subject!r}", self.id_of(step.row))
+        trail = self._trails.get(record.topic)
+        if trail is not None:
+            steps, field_name = trail
+            name = str(data[field_name])
+            if name != key:
+                self._break(record, f"the record's key is {key!r}, its {field_name} {name!r}", self.id_of(step.row))
+            steps.setdefault(name, []).append(step)
+        elif step.type == POSITION_TYPE:
+            position = data["position"]
+            hashed = position_hash(str(data["driver_id"]), position["lat"], position["lng"], step.time_ms)
+            self.positions.append(hashed)
+            self.position_rows.append(step.row)
+        elif step.type == "recommendation.served":
+            self.served[str(data["recommendation_id"])] = step
+        elif step.type == "recommendation.chosen":
+            self.chosen[str(data["recommendation_id"])] = step
+        elif step.type == "demand.forecast_published":
+            self.forecasts.append(step)
+        elif step.type == "booking.timer_elapsed":
+            self.timers.append(step)
+
+    def _append(self, place: Partition, record: LogRecord, event_id: str, source: str, kind: str) -> int:
+        index = self._place_index.get(place)
+        if index is None:
+            index = self._place_index[place] = len(self._places)
+            self._places.append(place)
+        said = (source, kind)
+        kind_index = self._kind_index.get(said)
+        if kind_index is None:
+            kind_index = self._kind_index[said] = len(self._kinds)
+            self._kinds.append(said)
+        self._ids.append(pack_id(event_id))
+        self._place.append(index)
+        self._offset.append(record.offset)
+        self._kind.append(kind_index)
+        self._content.append(content_hash(record.key, record.value, record.headers))
+        self._value.append(value_hash(record.value))
+        self._timestamp.append(record.timestamp_ms)
+        return len(self._ids) - 1
+
+    def _break(self, record: LogRecord, what: str, event_id: str | None) -> None:
+        if len(self.broken) < GAPS_KEPT:
+            self.broken.append(
+                Finding(
+                    what=what, topic=record.topic, partition=record.partition, offset=record.offset, id=event_id or None
+                )
+            )
+
+    # ------------------------------------------------------------------------------------------ asking
+
+    def __len__(self) -> int:
+        """Return how many events were read, repetitions included."""
+        return len(self._ids)
+
+    def row_of(self, event_id: str) -> int | None:
+        """Return the row of the first record with this event id."""
+        return self.rows.get(pack_id(event_id))
+
+    def place_of(self, row: int) -> Place:
+        """Return where a row's record is."""
+        topic, partition = self._places[self._place[row]]
+        return Place(topic, partition, self._offset[row])
+
+    def id_of(self, row: int) -> str:
+        """Return a row's event id."""
+        return unpack_id(self._ids[row])
+
+    def source_of(self, row: int) -> str:
+        """Return the CloudEvents source of a row's event."""
+        return self._kinds[self._kind[row]][0]
+
+    def type_of(self, row: int) -> str:
+        """Return the type of a row's event."""
+        return self._kinds[self._kind[row]][1]
+
+    def content_of(self, row: int) -> int:
+        """Return the hash of a row's key, value and headers; see `content_hash`."""
+        return self._content[row]
+
+    def value_of(self, row: int) -> int:
+        """Return the hash of a row's value; see `value_hash`."""
+        return self._value[row]
+
+    def timestamp_of(self, row: int) -> int:
+        """Return a row's record timestamp in Unix milliseconds."""
+        return self._timestamp[row]
+
+    def events(self) -> Iterator[int]:
+        """Yield the rows of all events, each event once, in the order of reading."""
+        return iter(self.rows.values())
+
+    def newer_of_key(self, place: Partition, key: bytes, offset: int) -> bool:
+        """Return whether a compacted partition holds a record of this key at a higher offset."""
+        return self._latest_of_key.get(place, {}).get(key, -1) > offset
+
+    def count_by_type(self) -> Counter[str]:
+        """Return event type → events."""
+        return Counter(self.type_of(row) for row in self.rows.values())
+
+    def finding(self, what: str, row: int) -> Finding:
+        """Return a finding about a row's record."""
+        topic, partition, offset = self.place_of(row)
+        return Finding(what=what, topic=topic, partition=partition, offset=offset, id=self.id_of(row))
+
+
+COMPACTED: Final = frozenset(topic.name for topic in TOPICS if "compact" in topic.cleanup_policy)
+POSITIONS: Final = DRIVER_LOCATIONS.name
+
+
+def pack_id(event_id: str) -> PackedId:
+    """Return an event id in few bytes: a canonical UUID takes 16, any other id stays as it is."""
+    if len(event_id) == 36:
+        try:
+            packed = bytes.fromhex(event_id.replace("-", ""))
+        except ValueError:
+            return event_id
+        if len(packed) == 16 and unpack_id(packed) == event_id:
+            return packed
+    return event_id
+
+
+def unpack_id(packed: PackedId) -> str:
+    """Return the event id that `pack_id` packed."""
+    if isinstance(packed, str):
+        return packed
+    text = packed.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def content_hash(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
+    """Return 64 bits of what a record says, wherever it is: two publications of one event have the same."""
+    return record_hash(0, 0, key, value, headers)
+
+
+def value_hash(value: bytes | None) -> int:
+    """Return 64 bits of a record's value."""
+    return int.from_bytes(blake2b(value or b"", digest_size=8).digest(), "little")
+
+
+def position_hash(driver_id: str, lat: float, lng: float, time_ms: int) -> int:
+    """Return 64 bits of who was where when."""
+    said = f"{driver_id}\n{lat!r}\n{lng!r}\n{time_ms}".encode()
+    return int.from_bytes(blake2b(said, digest_size=8).digest(), "little")
+
+
+def milliseconds(text: str) -> int:
+    """Return the Unix milliseconds of an RFC 3339 time."""
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+__all__ = [
+    "COMPACTED",
+    "POSITIONS",
+    "LogAccount",
+    "LogReader",
+    "LogRecord",
+    "PackedId",
+    "PartitionLog",
+    "Place",
+    "Step",
+    "content_hash",
+    "milliseconds",
+    "pack_id",
+    "position_hash",
+    "unpack_id",
+    "value_hash",
+]
