@@ -107,9 +107,18 @@ def test_a_waiting_fetch_waits_for_min_bytes(cluster: Cluster, wire: Wire, topic
     assert values(found.records) == [b"x" * 1000, b"y" * 1000]
 
 
+def test_min_bytes_above_max_bytes_count_as_max_bytes(wire: Wire, topic: str) -> None:
+    wire.write(topic, b"x" * 1000)
+    ask_later(wire, topic, min_bytes=10_000_000, max_wait_ms=15_000, max_bytes=500)
+    assert wire.has_answer(within_s=5)
+    found = wire.answer(ApiKey.FETCH, 12).responses[0].partitions[0]
+    assert values(found.records) == [b"x" * 1000]
+
+
 def ask_later(wire: Wire, topic: str, **more: Any) -> None:
     part = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
-    wire.ask(ApiKey.FETCH, 12, max_bytes=1 << 20, topics=[{"topic": topic, "partitions": [part]}], **more)
+    fields = {"max_bytes": 1 << 20, **more}
+    wire.ask(ApiKey.FETCH, 12, topics=[{"topic": topic, "partitions": [part]}], **fields)
 
 
 def test_an_unknown_partition_beside_one_at_its_end(cluster: Cluster, wire: Wire, topic: str) -> None:
@@ -163,8 +172,8 @@ def test_a_topic_is_fetched_by_id_and_an_unknown_id_is_an_error(wire: Wire, topi
 class Session:
     """An incremental fetch session (KIP-227)."""
 
-    def __init__(self, wire: Wire, topic: str) -> None:
-        self.wire, self.topic, self.id, self.epoch = wire, topic, 0, 0
+    def __init__(self, wire: Wire, topic: str, *, max_bytes: int = 1 << 20) -> None:
+        self.wire, self.topic, self.max_bytes, self.id, self.epoch = wire, topic, max_bytes, 0, 0
 
     def fetch(self, offsets: dict[int, int], *, forget: tuple[int, ...] = ()) -> dict[int, list[bytes | None]]:
         answer = self.ask(offsets, forget=forget)
@@ -184,6 +193,7 @@ class Session:
             12,
             max_wait_ms=0,
             min_bytes=1,
+            max_bytes=self.max_bytes,
             session_id=self.id,
             session_epoch=self.epoch,
             topics=[{"topic": self.topic, "partitions": parts}] if parts else [],
@@ -202,6 +212,16 @@ def test_a_session_remembers_and_brings_only_what_changed(wire: Wire, make_topic
     assert session.fetch({}) == {1: [b"one"]}
     wire.write(topic, b"more", partition=0)
     assert session.fetch({1: 1}, forget=(0,)) == {}  # partition 0 is not asked for any more
+
+
+def test_a_session_brings_its_partitions_in_turn(wire: Wire, make_topic: MakeTopic) -> None:
+    topic = make_topic(3)
+    for partition in range(3):
+        wire.write(topic, b"x" * 1000, partition=partition)
+    session = Session(wire, topic, max_bytes=500)  # room for one batch in each answer
+    session.fetch({0: 0, 1: 0, 2: 0})
+    brought = [index for _ in range(6) for index, found in session.fetch({}).items() if found]
+    assert brought == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_session_that_is_unknown_or_out_of_step_is_refused(wire: Wire, topic: str) -> None:
@@ -254,7 +274,7 @@ def test_an_offset_for_a_time_lies_within_a_batch(wire: Wire, topic: str, codec:
 
 
 def test_latest_is_the_last_stable_offset_for_read_committed(wire: Wire, topic: str, name: str) -> None:
-    wire.write(topic, b"plain")
+    wire.write(topic, b"plain", timestamp=now_ms() - 10_000)
     producer = wire.new_producer(name)
     add = wire.call(
         ApiKey.ADD_PARTITIONS_TO_TXN,
@@ -275,6 +295,9 @@ def test_latest_is_the_last_stable_offset_for_read_committed(wire: Wire, topic: 
     assert wire.produce(topic, batch, transactional_id=name).error_code == 0
     assert wire.list_offset(topic, -1, isolation=0).offset == 2
     assert wire.list_offset(topic, -1, isolation=1).offset == 1
+    hidden = wire.list_offset(topic, -3, isolation=1)  # the newest record is in the open transaction
+    assert (hidden.error_code, hidden.offset, hidden.timestamp, hidden.leader_epoch) == (0, -1, -1, -1)
+    assert wire.list_offset(topic, -3, isolation=0).offset == 1
     found = wire.fetch(topic, 0, isolation=1)
     assert (found.high_watermark, found.last_stable_offset, values(found.records)) == (2, 1, [b"plain"])
     ended = wire.call(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterable
 
     from hailbus_broker.protocol.schema import Uuid
 
@@ -35,12 +36,31 @@ class FetchEntry:
 
 @dataclass(slots=True)
 class FetchSession:
-    """One client's session. `epoch` is what its next request must carry."""
+    """One client's session.
+
+    Attributes:
+        epoch: What the next request must carry.
+        entries: The partitions in the order in which they are read.
+    """
 
     session_id: int
     epoch: int
     uses_ids: bool
     entries: dict[tuple[str, Uuid, int], FetchEntry] = field(default_factory=dict)
+
+    def rotate(self, served: Iterable[FetchEntry]) -> None:
+        """Move the partitions that brought records behind the others.
+
+        Answers are bounded in bytes: in a fixed order the first partitions could use up each of them.
+        """
+        entries = self.entries
+        if len(entries) < 2:
+            return
+        for entry in served:
+            key = (entry.topic, entry.topic_id, entry.index)
+            remembered = entries.pop(key, None)
+            if remembered is not None:
+                entries[key] = remembered
 
 
 class FetchSessions:

@@ -68,7 +68,9 @@ class ParkedFetch:
         "is_full",
         "is_scheduled",
         "isolation",
+        "max_bytes",
         "message",
+        "min_bytes",
         "partitions",
         "request",
         "session",
@@ -80,6 +82,8 @@ class ParkedFetch:
         self.dispatcher = dispatcher
         self.request = request
         self.message = message
+        self.max_bytes: int = min(message.max_bytes, dispatcher.node.config["fetch.max.bytes"])
+        self.min_bytes = min(message.min_bytes, self.max_bytes)
         self.session: FetchSession | None = None
         self.is_full = True
         self.entries: list[FetchEntry] = []
@@ -92,7 +96,7 @@ class ParkedFetch:
         """Answer at once if there is enough, else wait."""
         answers, size, must_answer = self.read()
         message = self.message
-        if must_answer or size >= message.min_bytes or message.max_wait_ms <= 0 or not self.entries:
+        if must_answer or size >= self.min_bytes or message.max_wait_ms <= 0 or not self.entries:
             self.answer(answers)
             return
         for partition in self.partitions:
@@ -113,7 +117,7 @@ class ParkedFetch:
         if self.timer is None:
             return
         answers, size, must_answer = self.read()
-        if must_answer or size >= self.message.min_bytes:
+        if must_answer or size >= self.min_bytes:
             self.cancel()
             self.answer(answers)
 
@@ -136,7 +140,7 @@ class ParkedFetch:
 
     def read(self) -> tuple[list[_Answer], int, bool]:
         """What each partition has: answers, their bytes, and whether they must be sent whatever their size."""
-        left = min(self.message.max_bytes, self.dispatcher.node.config["fetch.max.bytes"])
+        left = self.max_bytes
         total = 0
         must_answer = False
         answers = []
@@ -195,6 +199,10 @@ class ParkedFetch:
         if self.session is not None:
             for answer in answers:
                 _remember(answer)
+            if not self.is_full:
+                self.session.rotate(
+                    answer.entry for answer in answers if answer.read is not None and answer.read.length
+                )
         cold: dict[int, FileSlice] = {}
         blocks: dict[int, Part] = {}
         left = COPIED_BYTES

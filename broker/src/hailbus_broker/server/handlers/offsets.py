@@ -86,7 +86,7 @@ def _list(
             pass
         case -3:
             found = log.max_timestamp()
-            if found is not None:
+            if found is not None and found.offset < end:
                 result.timestamp, result.offset, result.leader_epoch = found
         case timestamp:
             found = log.offset_for_timestamp(timestamp)
