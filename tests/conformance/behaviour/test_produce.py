@@ -94,6 +94,20 @@ def test_an_older_epoch_is_refused_and_a_newer_one_begins_at_zero(wire: Wire, to
     assert producer.send(2, epoch=0)[0] == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
+def test_a_question_behind_writes_is_answered_after_them(wire: Wire, topic: str, name: str) -> None:
+    refused = [{"name": f"{name}-unknown", "partition_data": [{"index": 0, "records": bytes(batch_of(b"x"))}]}]
+    for number in range(1, 6):
+        accepted = [{"name": topic, "partition_data": [{"index": 0, "records": bytes(batch_of(b"x"))}]}]
+        requests = [refused, accepted, refused]  # the first and the last are answered at once
+        for topics in requests:
+            wire.ask(ApiKey.PRODUCE, 9, acks=-1, timeout_ms=10_000, topic_data=topics)
+        where = [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+        wire.ask(ApiKey.LIST_OFFSETS, 7, replica_id=-1, topics=where)
+        for _ in requests:
+            wire.answer(ApiKey.PRODUCE, 9)
+        assert wire.answer(ApiKey.LIST_OFFSETS, 7).topics[0].partitions[0].offset == number
+
+
 def test_each_idempotent_producer_has_an_id_of_its_own(wire: Wire) -> None:
     ids = [wire.new_producer().producer_id for _ in range(5)]
     assert len(set(ids)) == 5

@@ -78,6 +78,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
         self._in_work: deque[Request] = deque()
+        self._unanswered_count = 0
         self._is_paused = False
         self._is_dispatching = False
         self._is_flush_due = False
@@ -203,6 +204,7 @@ class Connection(asyncio.BufferedProtocol):
                     return
                 request = Request(self, frame, *head)
                 self._in_work.append(request)
+                self._unanswered_count += 1
                 self.dispatcher.handle(request)
                 if self.is_closed:
                     return
@@ -213,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flow()
 
     def _may_start(self) -> bool:
-        if not self._in_work or (self._in_work[0].is_done and self._in_work[-1].is_done):
+        if not self._unanswered_count:
             return True
         if len(self._in_work) >= QUEUED_FRAMES or self._in_work[-1].api_key != PRODUCE:
             return False
@@ -241,6 +243,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def answered(self) -> None:
         """A request has its answer: send all that are next in order, those of one turn of the loop together."""
+        self._unanswered_count -= 1
         if self._is_dispatching or self._is_flush_due or not self._in_work or not self._in_work[0].is_done:
             return
         self._is_flush_due = True
