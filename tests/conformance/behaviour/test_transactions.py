@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,6 +72,24 @@ class Transactional:
             if code == 0:
                 self.sequences[topic, partition] = sequence + len(sent)
             return code
+
+    def next_batch(self, topic: str, value: bytes, *, partition: int = 0) -> bytes:
+        """Build the batch that follows those before it, whether these have been answered or not."""
+        sequence = self.sequences.get((topic, partition), 0)
+        self.sequences[topic, partition] = sequence + 1
+        return bytes(
+            batch_of(
+                value, producer_id=self.id, producer_epoch=self.epoch, base_sequence=sequence, is_transactional=True
+            )
+        )
+
+    def ask_to_produce(self, topic_data: list[dict[str, Any]]) -> None:
+        self.wire.ask(ApiKey.PRODUCE, 12, transactional_id=self.name, acks=-1, timeout_ms=10_000, topic_data=topic_data)
+
+    def may_begin(self) -> bool:
+        """Whether the coordinator has ended the last transaction: before that it refuses the next one for a while."""
+        answer = self.wire.call(ApiKey.DESCRIBE_TRANSACTIONS, 0, transactional_ids=[self.name])
+        return answer.transaction_states[0].transaction_state in {"Empty", "CompleteCommit", "CompleteAbort"}
 
     def write(self, topic: str, *sent: bytes, partition: int = 0) -> None:
         if not self.is_v2:
@@ -273,6 +292,44 @@ def test_a_write_to_a_partition_that_was_not_added_is_refused(
     producer = new_producer()
     assert producer.send(topic, b"stray") == ErrorCode.INVALID_TXN_STATE
     assert wire.list_offset(topic, -1).offset == 0
+
+
+def test_a_producer_of_version_2_begins_with_sequence_0(new_producer: NewProducer, topic: str) -> None:
+    producer = new_producer(is_v2=True)
+    producer.sequences[topic, 0] = 1  # as if the batch before it had been refused
+    assert producer.send(topic, b"second") == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    producer.sequences[topic, 0] = 0
+    assert producer.send(topic, b"first") == 0
+    assert producer.send(topic, b"second") == 0
+    producer.commit()
+    wait_until_stable(producer.wire, topic)
+    assert committed(producer.wire, topic) == [b"first", b"second"]
+
+
+def test_batches_sent_without_waiting_stay_in_order(new_producer: NewProducer, make_topic: MakeTopic) -> None:
+    topic = make_topic(3)
+    producer = new_producer(is_v2=True)
+    rng = random.Random(20)
+    written: dict[int, list[bytes | None]] = {partition: [] for partition in range(3)}
+    for transaction in range(8):
+        wait_for("the end of the last transaction", producer.may_begin)
+        for number in range(5):
+            partitions = rng.sample(range(3), rng.randint(1, 3))
+            value = b"%d/%d" % (transaction, number)
+            parts = [
+                {"index": partition, "records": producer.next_batch(topic, value, partition=partition)}
+                for partition in partitions
+            ]
+            producer.ask_to_produce([{"name": topic, "partition_data": parts}])
+            for partition in partitions:
+                written[partition].append(value)
+        for _ in range(5):
+            answer = producer.wire.answer(ApiKey.PRODUCE, 12)
+            assert {part.error_code for part in answer.responses[0].partition_responses} == {0}, answer
+        producer.commit()
+    for partition, values_written in written.items():
+        wait_until_stable(producer.wire, topic, partition)
+        assert committed(producer.wire, topic, partition=partition) == values_written
 
 
 def test_a_partition_that_does_not_exist_fails_the_request(new_producer: NewProducer, topic: str) -> None:

@@ -296,6 +296,7 @@ class PartitionLog:
         leader_epoch: LeaderEpoch = 0,
         origin: Origin = Origin.CLIENT,
         is_verified: bool = True,
+        must_begin_at_zero: bool = False,
         must_marker_be_newer: bool = False,
     ) -> AppendResult:
         """Give batches the next offsets and write them to the active segment.
@@ -312,6 +313,8 @@ class PartitionLog:
             origin: Who appends; clients' batches are checked in every respect.
             is_verified: Whether the transaction coordinator knows the producer's transaction (KIP-890); only asked of
                 the first batch of a transaction, see `has_open_transaction`.
+            must_begin_at_zero: Whether a producer that this log does not know must begin with sequence 0: in
+                transactions v2 a higher one follows a batch that was refused (KIP-890).
             must_marker_be_newer: For transaction markers of transactions v2, whose producer epoch is above the data's.
 
         Returns:
@@ -383,6 +386,7 @@ class PartitionLog:
                 sequence,
                 is_transactional=bool(attributes & TRANSACTIONAL_BIT),
                 is_verified=is_verified,
+                must_begin_at_zero=must_begin_at_zero,
             )
         log_append_time_ms = -1
         prepared = prepare(buffer, fields, config, now_ms) if config.may_change_batches else None

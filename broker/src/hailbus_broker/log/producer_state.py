@@ -192,8 +192,17 @@ class ProducerState:
         *,
         is_transactional: bool,
         is_verified: bool,
+        must_begin_at_zero: bool = False,
     ) -> None:
         """Whether a producer's batch may be appended next.
+
+        Args:
+            producer_id: Of the batch.
+            producer_epoch: Of the batch.
+            base_sequence: Of the batch.
+            is_transactional: Whether the batch belongs to a transaction.
+            is_verified: Whether the coordinator knows of the transaction.
+            must_begin_at_zero: Whether a producer that is not known here must begin with sequence 0.
 
         Raises:
             InvalidProducerEpochError: A newer producer epoch has been seen.
@@ -203,7 +212,11 @@ class ProducerState:
         """
         entry = self.producers.get(producer_id)
         if entry is None:
-            # any sequence: all that the producer wrote may have been deleted by retention
+            if must_begin_at_zero and base_sequence != 0:
+                raise OutOfOrderSequenceError(
+                    f"producer {producer_id} begins with sequence {base_sequence} instead of 0"
+                )
+            # Otherwise any sequence: all that the producer wrote may have been deleted by retention.
             if is_transactional and not is_verified:
                 raise InvalidTransactionStateError(
                     f"producer {producer_id} writes to a transaction that its coordinator does not know"

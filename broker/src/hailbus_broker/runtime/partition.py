@@ -104,10 +104,13 @@ class Partition:
         now_ms: int,
         origin: Origin = Origin.CLIENT,
         is_verified: bool = True,
+        must_begin_at_zero: bool = False,
         must_marker_be_newer: bool = False,
         is_retry: bool = False,
     ) -> AppendResult:
-        """Write batches to the log. Call `when_committed` to be notified once the records are durable.
+        """Write batches to the log, as `PartitionLog.append` does.
+
+        Call `when_committed` to be notified once the records are durable.
 
         Raises:
             LogError: The log refused them, or the machine failed.
@@ -122,6 +125,7 @@ class Partition:
                 leader_epoch=self.leader_epoch,
                 origin=origin,
                 is_verified=is_verified,
+                must_begin_at_zero=must_begin_at_zero,
                 must_marker_be_newer=must_marker_be_newer,
             )
         except StorageError as error:

@@ -17,7 +17,9 @@ from hailbus_broker.records import RecordsError
 if TYPE_CHECKING:
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.runtime.node import Node
+    from hailbus_broker.runtime.partition import Partition
     from hailbus_broker.server.connection import Connection
+    from hailbus_broker.server.handlers.produce import UnverifiedBatch
     from hailbus_broker.server.request import Request
 
 log: Any = get_logger()
@@ -58,6 +60,11 @@ class Dispatcher:
         self.fetch_sessions = FetchSessions(node.config["max.incremental.fetch.session.cache.slots"], node.chance)
         self.metadata_cache: dict[tuple[str, int, bytes], bytes] = {}
         self.metadata_cache_version = -1
+        self.unverified: dict[tuple[Partition, int, int], list[UnverifiedBatch]] = {}
+        """By partition, producer id and epoch: what waits behind a batch until the coordinator knows its transaction.
+
+        Each batch belongs to a request in work, so `queued.max.request.bytes` bounds them.
+        """
         self.bytes_in_work = 0
         self._max_bytes_in_work: int = node.config["queued.max.request.bytes"]
         self._waiting: set[Connection] = set()

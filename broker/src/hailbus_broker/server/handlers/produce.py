@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,10 +52,17 @@ class _Produce:
         self.response = ProduceResponse()
         self.left = 1
 
-    def append(self, partition: Partition, records: bytes | memoryview, result: PartitionProduceResponse) -> None:
-        """Append one partition's batch; the result is told when it is safe."""
+    def append(
+        self,
+        partition: Partition,
+        records: bytes | memoryview,
+        result: PartitionProduceResponse,
+        *,
+        must_begin_at_zero: bool = False,
+    ) -> None:
+        """Append one partition's batch; the result is filled in once it is durable."""
         try:
-            appended = partition.append(records, now_ms=self.now_ms)
+            appended = partition.append(records, now_ms=self.now_ms, must_begin_at_zero=must_begin_at_zero)
         except (LogError, RecordsError) as error:
             fail_with(result, error)
             return
@@ -91,6 +99,31 @@ class _Produce:
             self.request.respond_nothing()
 
 
+class UnverifiedBatch:
+    """A batch whose transaction the coordinator is still to confirm, and the request that it came in."""
+
+    __slots__ = ("partition", "produce", "records", "result")
+
+    def __init__(
+        self, produce: _Produce, partition: Partition, records: memoryview, result: PartitionProduceResponse
+    ) -> None:
+        self.produce = produce
+        self.partition = partition
+        self.records = records
+        self.result = result
+        produce.left += 1
+
+    def finish(self, code: ErrorCode) -> None:
+        """Append the batch, or refuse it as the coordinator has refused the first one."""
+        if code:
+            fail(self.result, produce_code(code, self.produce.request.version), None)
+        elif self.partition.is_deleted:
+            fail(self.result, ErrorCode.NOT_LEADER_OR_FOLLOWER, None)
+        else:
+            self.produce.append(self.partition, self.records, self.result, must_begin_at_zero=True)
+        self.produce.done()
+
+
 def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
     """Append each partition's batch; answer when all of them are safe."""
     single = read_single_produce(request.frame, request.version, request.position)
@@ -124,11 +157,18 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
                 fail(result, ErrorCode.INVALID_RECORD, "no record batch was given")
             elif refusal := refuse(request, partitions[index]):
                 fail(result, *refusal)
-            elif is_transactional(records) and not partitions[index].log.has_open_transaction(*producer_of(records)):
-                assert isinstance(records, memoryview)
-                unverified.append((partitions[index], records, result))
-            else:
+            elif not is_transactional(records):
                 produce.append(partitions[index], records, result)
+            else:
+                assert isinstance(records, memoryview)
+                partition, producer = partitions[index], producer_of(records)
+                behind = dispatcher.unverified.get((partition, *producer))
+                if behind is not None:
+                    behind.append(UnverifiedBatch(produce, partition, records, result))
+                elif partition.log.has_open_transaction(*producer):
+                    produce.append(partition, records, result)
+                else:
+                    unverified.append((partition, records, result))
         response = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=results)
         produce.response.responses.append(response)
     if unverified:
@@ -237,25 +277,37 @@ def _verify(
             else:
                 produce.append(partition, records, result)
         return
-    by_producer: dict[tuple[int, int], list[tuple[Partition, memoryview, PartitionProduceResponse]]] = {}
-    for entry in unverified:
-        by_producer.setdefault(producer_of(entry[1]), []).append(entry)
-    for (producer_id, producer_epoch), entries in by_producer.items():
-        produce.left += 1
+    by_producer: dict[tuple[int, int], list[UnverifiedBatch]] = {}
+    for partition, records, result in unverified:
+        batch = UnverifiedBatch(produce, partition, records, result)
+        by_producer.setdefault(producer_of(records), []).append(batch)
+    for producer, batches in by_producer.items():
+        _add_then_append(dispatcher, transactional_id, producer, batches)
 
-        def added(code: ErrorCode, entries: list[Any] = entries) -> None:
-            for partition, records, result in entries:
-                if code:
-                    fail(result, produce_code(code, version), None)
-                else:
-                    produce.append(partition, records, result)
-            produce.done()
 
-        places = [(partition.topic, partition.index) for partition, _, _ in entries]
-        try:
-            transactions.add_then(dispatcher, transactional_id, producer_id, producer_epoch, places, added)
-        except ApiError as error:
-            added(error.code)
+def _add_then_append(
+    dispatcher: Dispatcher, transactional_id: str, producer: tuple[int, int], batches: list[UnverifiedBatch]
+) -> None:
+    """Make partitions part of a transaction v2, then append the producer's batches for them.
+
+    Batches that follow for the same partitions wait behind these, so that none overtakes another, and share their fate.
+    """
+    queues: dict[tuple[Partition, int, int], list[UnverifiedBatch]] = {
+        (batch.partition, *producer): [] for batch in batches
+    }
+    dispatcher.unverified.update(queues)
+
+    def added(code: ErrorCode) -> None:
+        for key in queues:
+            del dispatcher.unverified[key]
+        for batch in chain(batches, *queues.values()):
+            batch.finish(code)
+
+    places = [(partition.topic, partition.index) for partition, _, _ in queues]
+    try:
+        transactions.add_then(dispatcher, transactional_id, *producer, places, added)
+    except ApiError as error:
+        added(error.code)
 
 
 def produce_code(code: ErrorCode, version: int) -> ErrorCode:
