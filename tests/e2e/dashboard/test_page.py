@@ -1,7 +1,9 @@
 """The page in a real browser: what people see, click and read."""
 
 import json
+import os
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -175,31 +177,117 @@ async def test_the_keyboard_reaches_a_ride_and_comes_back() -> None:
         assert await tab.evaluate("globalThis.hailbus.map.view.scale") == pytest.approx(1.4 * scale)
 
 
-async def test_the_ledger_is_green_and_turns_red_when_a_check_fails(tmp_path: Path) -> None:
+def line(number: int, verdict: str = "agrees", **more: Any) -> dict[str, Any]:
+    return {
+        "id": f"line-{number}",
+        "name": f"line {number}",
+        "between": ["booking's database", "the log"],
+        "verdict": verdict,
+        "detail": f"all {number} agree",
+        "findings": [],
+        **more,
+    }
+
+
+LOST = {
+    "what": "a published event is not in the log",
+    "topic": "payments.v1",
+    "partition": 3,
+    "offset": 41,
+    "id": "0a23dbad",
+}
+
+
+async def test_the_verdict_is_the_auditors_and_turns_red_during_the_run(tmp_path: Path) -> None:
     bus, ledger = MemoryBus(), tmp_path / "ledger.json"
+
+    def audit(*lines: dict[str, Any], balanced: bool | None = None, so_far: bool = True) -> None:
+        content = {"balanced": balanced, "so_far": so_far, "lines": lines, "audited_s_ago": 0.5}
+        (tmp_path / "new").write_text(json.dumps(content))
+        (tmp_path / "new").replace(ledger)
+
     async with (
         story(bus) as tell,
         page(bus, ledger_file=ledger) as url,
         browser() as chromium,
         visit(chromium, url) as tab,
     ):
-        await shows(tab, "#verdict", "no rides yet")
+        await shows(tab, "#verdict", "not written yet")
         await tell.ride("one", until="completed")
         await tell.ride("two", until="riding")
         await tell.ride("three", until="cancelled")
-        await shows(tab, "#verdict", "✓ balanced")
-        numbers = [
-            await tab.locator(f"#l-{name}").inner_text() for name in ("requested", "completed", "cancelled", "flight")
+        await shows(tab, "#l-requested", "3")
+        numbers = [await tab.locator(f"#l-{name}").inner_text() for name in ("completed", "cancelled", "flight")]
+        assert numbers == ["1", "1", "1"]
+        # That its own numbers add up is no verdict.
+        await shows(tab, "#verdict", "not written yet")
+        assert await tab.locator("#verdict").get_attribute("data-ok") == "none"
+
+        audit(line(1), line(2, "not_checked"), line(3, "shown"))
+        await shows(tab, "#verdict", "1 not checked so far")
+        audit(line(1), line(2), line(3, "shown"))
+        await shows(tab, "#verdict", "✓ agrees so far")
+        colour = "(found) => getComputedStyle(found).color"
+        assert await tab.locator("#verdict").evaluate(colour) == "rgb(76, 208, 138)"
+        assert await tab.locator("#lines > li").evaluate_all("(found) => found.map((one) => one.dataset.line)") == [
+            "line-1",
+            "line-2",
+            "line-3",
         ]
-        assert numbers == ["3", "1", "1", "1"]
-        ledger.write_text(
-            json.dumps({"balanced": None, "checks": [{"name": "applied once", "ok": False, "detail": "2 of 3"}]})
+
+        audit(line(1), line(2, "disagrees", detail="1 event is lost", findings=[LOST]), line(3, "shown"))
+        await shows(tab, "#verdict", "✗ not balanced so far")
+        assert await tab.locator("#verdict").evaluate(colour) == "rgb(255, 107, 107)"
+        first = tab.locator("#lines > li").first
+        await expect(first).to_have_attribute("data-line", "line-2", timeout=PATIENCE_MS)
+        await expect(first.locator("details")).to_have_attribute("open", "", timeout=PATIENCE_MS)
+        await expect(first.locator(".between")).to_have_text("booking's database ↔ the log")
+        await expect(first).to_contain_text("1 event is lost")
+        await expect(first.locator(".found li")).to_have_text(
+            "a published event is not in the logpayments.v1[3] @ 41 · 0a23dbad"
         )
-        await shows(tab, "#verdict", "✗ does not balance")
-        await tab.locator("#checks summary").click()
-        await shows(tab, "#checks li", "applied once: 2 of 3")
-        colour = await tab.locator("#verdict").evaluate("(found) => getComputedStyle(found).color")
-        assert colour == "rgb(255, 107, 107)"
+
+        audit(line(1), line(2), line(3, "shown"), balanced=True, so_far=False)
+        await shows(tab, "#verdict", "✓ balanced")
+        audit(line(1), line(2, "not_checked"), balanced=False, so_far=False)
+        await shows(tab, "#verdict", "✗ not balanced")
+        assert await tab.locator("#lines > li").count() == 2
+
+
+async def test_the_keyboard_opens_the_lines_of_the_ledger_and_keeps_its_place(tmp_path: Path) -> None:
+    bus, ledger = MemoryBus(), tmp_path / "ledger.json"
+    lines = [line(number) for number in range(1, 31)]
+    ledger.write_text(json.dumps({"balanced": None, "so_far": True, "lines": lines, "audited_s_ago": 0.5}))
+    async with page(bus, ledger_file=ledger) as url, browser() as chromium, visit(chromium, url) as tab:
+        await shows(tab, "#verdict", "✓ agrees so far")
+        await tab.locator("#lines").focus()
+        await tab.keyboard.press("Tab")
+        await tab.keyboard.press("Tab")
+        await tab.keyboard.press("Enter")
+        second = tab.locator("[data-line=line-2]")
+        await expect(second.locator(".body")).to_be_visible(timeout=PATIENCE_MS)
+        lines[9] = line(10, "disagrees", findings=[LOST])
+        ledger.write_text(json.dumps({"balanced": False, "so_far": True, "lines": lines, "audited_s_ago": 0.5}))
+        await shows(tab, "#verdict", "✗ not balanced so far")
+        # The line that disagrees comes first; what was open and focused stays so.
+        await expect(tab.locator("#lines > li").first).to_have_attribute("data-line", "line-10", timeout=PATIENCE_MS)
+        await expect(second.locator(".body")).to_be_visible()
+        assert await tab.evaluate("document.activeElement.closest('li')?.dataset.line") == "line-2"
+
+
+async def test_an_auditor_that_stopped_proves_nothing(tmp_path: Path) -> None:
+    bus, ledger = MemoryBus(), tmp_path / "ledger.json"
+    ledger.write_text(json.dumps({"balanced": None, "so_far": True, "lines": [line(1)], "audited_s_ago": 1}))
+    async with page(bus, ledger_file=ledger) as url, browser() as chromium, visit(chromium, url) as tab:
+        await shows(tab, "#verdict", "✓ agrees so far")
+        ledger.write_text(json.dumps({"balanced": None, "so_far": True, "lines": [line(1)], "audited_s_ago": 45}))
+        await shows(tab, "#verdict", "no audit for 45 s")
+        assert await tab.locator("#verdict").get_attribute("data-ok") == "none"
+        ledger.write_text(json.dumps({"balanced": None, "so_far": True, "lines": [line(1)], "audited_s_ago": 1}))
+        await shows(tab, "#verdict", "✓ agrees so far")
+        hour_ago = time.time() - 3600
+        os.utime(ledger, (hour_ago, hour_ago))
+        await expect(tab.locator("#verdict")).to_have_text("no audit for 60 min", timeout=PATIENCE_MS)
 
 
 async def test_flow_recommendations_and_groups_are_told() -> None:

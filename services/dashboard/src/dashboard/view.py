@@ -12,6 +12,8 @@ from dashboard.hexagons import is_land, shape
 Json = dict[str, Any]  # Any: JSON
 _RIDES_SHOWN: Final = 4_000
 _SLOW_EVERY: Final = 4  # ticks
+_LEDGER_FIELDS: Final = ("phase", "so_far", "balanced", "lines", "left_out", "audited_s_ago", "sabotage")
+"""What the page shows of the demo's ledger; the demo writes all figures of its run beside them."""
 
 
 class View:
@@ -70,7 +72,7 @@ class View:
         return message, is_new
 
     def ledger(self) -> Json:
-        """Return the ride equation by the log."""
+        """Return how many rides there are by the log."""
         city = self._watch.city
         counts = city.rides.counts
         return {
@@ -79,17 +81,17 @@ class View:
             "cancelled": counts.cancelled,
             "unmatched": counts.unmatched,
             "in_flight": len(city.rides.open),
-            "balanced": city.rides.balanced,
             "unknown": counts.unknown,
             "repeated": counts.repeated,
         }
 
     def full_ledger(self) -> Json:
-        """Return the demo's ledger as it wrote it, or why there is none."""
+        """Return the lines of the demo's ledger and its verdict as the demo wrote them, or why there are none."""
+        content = self._ledger.content
         return {
             "expected": self._ledger.path is not None,
             "error": self._ledger.error,
-            "content": self._ledger.content,
+            "content": None if content is None else {name: content.get(name) for name in _LEDGER_FIELDS},
         }
 
     def lag(self) -> list[Json]:
@@ -130,6 +132,7 @@ class View:
             ],
             "groups": self.lag(),
             "ledger": self.ledger(),
+            "ledger_age_s": self._ledger.age_s(),
             "recommendations": {
                 "served": recommendations.served,
                 "chosen": recommendations.chosen,

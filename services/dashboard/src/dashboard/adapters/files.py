@@ -1,6 +1,7 @@
 """The files of the demo and of the lake sink: read when they change, never waited for."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ class JsonFile:
             return True
         self.content, self.error, self._stamp = content, None, stamp
         return True
+
+    def age_s(self) -> float | None:
+        """Return how long ago the content was written; `None` before there is any."""
+        return None if self._stamp is None else round(max(0.0, time.time() - self._stamp[0] / 1e9), 1)
 
 
 __all__ = ["JsonFile"]

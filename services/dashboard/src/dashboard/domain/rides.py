@@ -1,4 +1,4 @@
-"""Rides by the log: where each one is, and the sum that must come out even."""
+"""Rides by the log: where each one is, and how many ended in which way."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -42,7 +42,7 @@ class Ride:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """The ride equation. `unknown` are ends of rides whose request is not in the retained log: outside of the sum."""
+    """Rides by their end. `unknown` are ends of rides whose request is not in the retained log."""
 
     requested: int = 0
     completed: int = 0
@@ -110,12 +110,6 @@ class RideBook:
                 self._close(ride.ride_id, "unmatched")
             case _:
                 pass  # a type that a later version of the language adds
-
-    @property
-    def balanced(self) -> bool:
-        """Whether requested = completed + cancelled + unmatched + in flight, each counted on its own."""
-        counts = self.counts
-        return counts.requested == counts.completed + counts.cancelled + counts.unmatched + len(self.open)
 
     def _open(self, event: RideRequested, at_ms: int, duration_s: int | None) -> None:
         if duration_s is None:

@@ -8,6 +8,7 @@ const HOT = 6;
 const RIDES = 6;
 const LATE_S = 5;
 const VERY_LATE_S = 60;
+const STALE_S = 20;
 
 const put = (id, text) => {
   const place = $(id);
@@ -81,37 +82,98 @@ function showEmpty(state) {
   if (empty.textContent !== message) empty.textContent = message;
 }
 
+// What the demo's auditor says. Its lines are the verdict: this page has no opinion of its own.
+function verdictOf(state) {
+  const { full, slow } = state;
+  if (!full?.expected) return ["none", "no audit runs"];
+  const { content } = full;
+  if (!content) return ["none", full.error ?? "no audit yet"];
+  const lines = content.lines ?? [];
+  const soFar = Boolean(content.so_far);
+  const has = (verdict) => lines.filter((line) => line.verdict === verdict).length;
+  if (has("disagrees") || (content.balanced === false && !soFar)) return ["false", soFar ? "✗ not balanced so far" : "✗ not balanced"];
+  if (!soFar) return content.balanced ? ["true", "✓ balanced"] : ["none", "no audit yet"];
+  const age = Math.max(content.audited_s_ago ?? 0, slow.ledger_age_s ?? 0);
+  if (!lines.length) return ["none", "no audit yet"];
+  if (age > STALE_S) return ["none", `no audit for ${seconds(age)}`];
+  const unchecked = has("not_checked");
+  return unchecked ? ["none", `${unchecked} not checked so far`] : ["true", "✓ agrees so far"];
+}
+
 export function showLedger(state) {
   const { slow, full } = state;
   if (!slow) return;
   const { ledger } = slow;
   for (const [id, name] of [["l-requested", "requested"], ["l-completed", "completed"], ["l-cancelled", "cancelled"], ["l-unmatched", "unmatched"], ["l-flight", "in_flight"]]) put(id, count(ledger[name]));
-  const failed = (full?.content?.checks ?? []).filter((check) => check.ok === false);
-  const balanced = ledger.balanced && !failed.length && full?.content?.balanced !== false;
-  const verdict = $("verdict");
-  verdict.dataset.ok = ledger.requested ? String(balanced) : "none";
-  put("verdict", !ledger.requested ? "no rides yet" : balanced ? (full?.content?.balanced ? "✓ balanced, every check" : "✓ balanced") : "✗ does not balance");
+  const [ok, words] = verdictOf(state);
+  $("verdict").dataset.ok = ok;
+  put("verdict", words);
   const notes = [];
+  if (full?.content?.sabotage) notes.push(`sabotage: ${full.content.sabotage.sentence ?? full.content.sabotage.fault}`);
   if (ledger.unknown) notes.push(`${count(ledger.unknown)} rides began before the retained log`);
   if (ledger.repeated) notes.push(`${count(ledger.repeated)} repeated events recognised`);
   if (slow.unreadable) notes.push(`${count(slow.unreadable)} records not readable`);
-  if (full?.expected && !full.content) notes.push(`the demo's ledger is ${full.error ?? "not there"}`);
+  if (full?.expected && full.error) notes.push(`the demo's ledger is ${full.error}`);
   put("ledger-note", notes.join(" · "));
-  showChecks(full?.content);
+  showLines(full?.content);
 }
 
-let shownChecks = null;
-function showChecks(content) {
-  if (content === shownChecks) return;
-  shownChecks = content;
-  const checks = content?.checks ?? [];
-  $("checks").hidden = !checks.length;
-  const decided = checks.filter((check) => check.ok !== null);
-  const good = decided.filter((check) => check.ok).length;
-  $("checks").querySelector("summary").textContent = decided.length ? `${good} of ${decided.length} checks hold` : `${checks.length} checks, made at the end`;
-  $("checks").querySelector("ul").replaceChildren(
-    ...checks.map((check) => element("li", { "data-ok": String(check.ok) }, element("span", {}, `${check.name}${check.detail ? `: ${check.detail}` : ""}`))),
+const MARKS = { agrees: "✓", disagrees: "✗", not_checked: "?", shown: "·" };
+const SAYS = { agrees: "agrees", disagrees: "disagrees", not_checked: "not checked", shown: "shown" };
+const FIRST = ["disagrees", "not_checked"];
+const lineItems = new Map(); // id -> {item, verdict, text}: kept, so that what is open and focused stays so
+let shownLines = null;
+
+// One item per line: what disagrees first, and open when it begins to disagree.
+function showLines(content) {
+  if (content === shownLines) return;
+  shownLines = content;
+  const rank = ({ verdict }) => (FIRST.includes(verdict) ? FIRST.indexOf(verdict) : FIRST.length);
+  const lines = [...(content?.lines ?? [])].sort((a, b) => rank(a) - rank(b)); // stable: otherwise as the demo has them
+  const list = $("lines");
+  list.hidden = !lines.length;
+  const wanted = new Set(lines.map(({ id }) => id));
+  for (const [id, { item }] of lineItems) if (!wanted.has(id)) { item.remove(); lineItems.delete(id); }
+  const focused = list.contains(document.activeElement) ? document.activeElement : null;
+  lines.forEach((line, at) => {
+    let known = lineItems.get(line.id);
+    if (!known) {
+      const item = element("li", { "data-line": line.id }, element("details", {}, element("summary"), element("div", { class: "body" })));
+      known = { item, verdict: null, text: null };
+      lineItems.set(line.id, known);
+    }
+    fillLine(known, line);
+    if (list.children[at] !== known.item) list.insertBefore(known.item, list.children[at] ?? null);
+  });
+  if (focused && document.activeElement !== focused) focused.focus({ preventScroll: true });
+}
+
+function fillLine(known, line) {
+  const text = JSON.stringify(line);
+  if (known.text === text) return;
+  const details = known.item.firstChild;
+  const [summary, body] = details.children;
+  known.item.dataset.verdict = line.verdict;
+  summary.replaceChildren(
+    element("span", { class: "mark", "aria-hidden": "true" }, MARKS[line.verdict] ?? "·"),
+    element("span", { class: "name" }, line.name),
+    element("span", { class: "says" }, SAYS[line.verdict] ?? line.verdict),
   );
+  body.replaceChildren(
+    element("p", { class: "between" }, (line.between ?? []).join(" ↔ ")),
+    element("p", {}, line.detail),
+    ...(line.findings?.length ? [element("ul", { class: "found" }, ...line.findings.map(findingItem))] : []),
+  );
+  if (line.verdict === "disagrees" && known.verdict !== "disagrees") details.open = true;
+  known.verdict = line.verdict;
+  known.text = text;
+}
+
+function findingItem({ what, topic, partition, offset, id }) {
+  const known = (value) => value !== null && value !== undefined;
+  const place = `${topic ?? ""}${known(partition) ? `[${partition}]` : ""}${known(offset) ? ` @ ${offset}` : ""}`;
+  const where = [place, id].filter(Boolean).join(" · ");
+  return element("li", {}, what, where ? element("span", { class: "where" }, where) : null);
 }
 
 export function showGroups(state) {

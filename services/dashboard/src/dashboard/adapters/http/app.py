@@ -66,7 +66,7 @@ def build_app(
     async def lag() -> dict[str, Any]:  # Any: JSON
         return {"broker": watch.status.broker, "detail": watch.status.detail, "groups": view.lag()}
 
-    @app.get("/api/ledger", summary="The ride equation by the log, and the demo's whole ledger")
+    @app.get("/api/ledger", summary="Rides by the log, and the lines of the demo's ledger")
     async def ledger() -> dict[str, Any]:  # Any: JSON
         return {**view.ledger(), "full": view.full_ledger()}
 
