@@ -239,7 +239,8 @@ def test_a_member_that_joins_before_all_have_synced_begins_another_rebalance(new
 
 
 def test_who_does_not_join_again_in_time_is_out(wire: Wire, new_member: NewMember, name: str) -> None:
-    first, second = new_member(), new_member()
+    # Sessions outlast the test, so that it is the rebalance that ends the first member.
+    first, second = new_member(session_ms=600_000), new_member(session_ms=600_000)
     first.take_id()
     first.join(rebalance_ms=600)
     first.sync({first.id: b"all"})
@@ -247,7 +248,7 @@ def test_who_does_not_join_again_in_time_is_out(wire: Wire, new_member: NewMembe
     began = time.monotonic()
     second.ask_to_join(rebalance_ms=600)
     answer = second.joined()
-    assert 0.4 <= time.monotonic() - began < 8
+    assert time.monotonic() - began >= 0.4
     assert [member.member_id for member in answer.members] == [second.id]
     assert first.beat() == ErrorCode.UNKNOWN_MEMBER_ID
 

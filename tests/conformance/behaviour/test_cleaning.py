@@ -24,7 +24,7 @@ def put(wire: Wire, topic: str, key: bytes, value: bytes | None) -> int:
 def stored(wire: Wire, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:
     """Offset, key and value of all that is there."""
     offset = wire.list_offset(topic, -2).offset
-    found = []
+    found: list[tuple[int, bytes | None, bytes | None]] = []
     while True:
         data = wire.fetch(topic, offset).records
         if not data:

@@ -14,6 +14,9 @@ from tests.conformance.conftest import Cluster, MakeTopic
 from tests.conformance.deviations import expected
 from tests.conformance.wire import Wire, batch_of, batches, now_ms, records, values, wire_to
 
+LONG_WAIT_MS = 600_000
+"""Longer than a test waits for any answer: what is answered all the same did not wait for this."""
+
 
 def test_an_offset_within_a_batch_brings_the_whole_batch(wire: Wire, topic: str) -> None:
     wire.write(topic, b"0", b"1", b"2")
@@ -81,28 +84,29 @@ def test_only_the_first_partition_may_pass_its_limit(wire: Wire, make_topic: Mak
     assert sizes[1] <= 100
 
 
-def test_a_fetch_at_the_end_waits_for_as_long_as_it_says(wire: Wire, topic: str) -> None:
-    began = time.monotonic()
-    assert values(wire.fetch(topic, 0, max_wait_ms=300).records) == []
-    assert 0.28 <= time.monotonic() - began < 3
+def test_a_fetch_at_the_end_waits_for_as_long_as_it_says(cluster: Cluster, wire: Wire, topic: str) -> None:
+    with wire_to(cluster) as patient:
+        ask_later(patient, topic, min_bytes=1, max_wait_ms=LONG_WAIT_MS)
+        began = time.monotonic()
+        assert values(wire.fetch(topic, 0, max_wait_ms=300).records) == []
+        assert time.monotonic() - began >= 0.28
+        assert not patient.has_answer(within_s=0.1)
 
 
 def test_a_waiting_fetch_is_woken_by_a_write(cluster: Cluster, wire: Wire, topic: str) -> None:
-    ask_later(wire, topic, min_bytes=1, max_wait_ms=15_000)
+    ask_later(wire, topic, min_bytes=1, max_wait_ms=LONG_WAIT_MS)
     with wire_to(cluster) as other:
         assert not wire.has_answer(within_s=0.1)
         other.write(topic, b"now")
-    assert wire.has_answer(within_s=5)
     assert values(wire.answer(ApiKey.FETCH, 12).responses[0].partitions[0].records) == [b"now"]
 
 
 def test_a_waiting_fetch_waits_for_min_bytes(cluster: Cluster, wire: Wire, topic: str) -> None:
-    ask_later(wire, topic, min_bytes=2000, max_wait_ms=15_000)
+    ask_later(wire, topic, min_bytes=2000, max_wait_ms=LONG_WAIT_MS)
     with wire_to(cluster) as other:
         other.write(topic, b"x" * 1000)
         assert not wire.has_answer(within_s=0.2)
         other.write(topic, b"y" * 1000)
-    assert wire.has_answer(within_s=5)
     found = wire.answer(ApiKey.FETCH, 12).responses[0].partitions[0]
     assert values(found.records) == [b"x" * 1000, b"y" * 1000]
 
@@ -123,10 +127,13 @@ def ask_later(wire: Wire, topic: str, **more: Any) -> None:
 
 def test_an_unknown_partition_beside_one_at_its_end(cluster: Cluster, wire: Wire, topic: str) -> None:
     parts = [{"partition": index, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for index in (0, 9)]
-    began = time.monotonic()
-    answer = wire.call(ApiKey.FETCH, 12, max_wait_ms=1000, min_bytes=1, topics=[{"topic": topic, "partitions": parts}])
-    has_waited = time.monotonic() - began > 0.9
-    assert has_waited == expected(cluster, apache=True, ours=False, deviation="fetch-answers-errors-at-once")
+    asked = [{"topic": topic, "partitions": parts}]
+    wire.ask(ApiKey.FETCH, 12, max_wait_ms=LONG_WAIT_MS, min_bytes=1, topics=asked)
+    if expected(cluster, apache=True, ours=False, deviation="fetch-answers-errors-at-once"):
+        assert not wire.has_answer(within_s=0.5)
+        with wire_to(cluster) as other:
+            other.write(topic, b"ends the wait")
+    answer = wire.answer(ApiKey.FETCH, 12)
     codes = {part.partition_index: part.error_code for part in answer.responses[0].partitions}
     assert codes == {0: 0, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 

@@ -41,7 +41,10 @@ class Consumer(test_classic_groups.Member):
 
     topic = ""
 
-    def ask_to_join(self, *, rebalance_ms: int = 10_000, protocols: tuple[str, ...] = ("range",)) -> None:
+    def ask_to_join(
+        self, *, rebalance_ms: int = 10_000, protocols: tuple[str, ...] = ("range",), user_data: str | None = None
+    ) -> None:
+        assert user_data is None, "a consumer's metadata is its subscription"
         self.wire.ask(
             ApiKey.JOIN_GROUP,
             7,

@@ -182,7 +182,7 @@ def test_a_transitive_level_looks_at_every_state_that_was_merged(
     monkeypatch.chdir(tmp_path)
     run = CliRunner()
     subprocess.run(["git", "init", "-q", "-b", "main"], check=True)
-    names = []
+    names: list[str] = []
 
     def release(kind: str) -> str:
         name = f"shop_release_{len(names)}"

@@ -32,8 +32,10 @@ def until(condition: Callable[[], bool], read: list[bytes], *members: Consumer, 
         for member in members:
             message = member.poll(0.05)
             if message is not None and message.error() is None:
-                read.append(message.value())
-                member.commit(message, asynchronous=False)
+                value = message.value()
+                assert value is not None
+                read.append(value)
+                member.commit(message=message, asynchronous=False)
 
 
 def partitions(member: Consumer) -> set[int]:

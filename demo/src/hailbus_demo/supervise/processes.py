@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]  # ships no stubs
+import psutil
 
 from hailbus_demo.errors import RunFailedError
 
