@@ -9,6 +9,10 @@ demo *args:
 check *args:
     uv run check {{args}}
 
+# style, types, imports, unit and property tests
+fast *args:
+    uv run check --fast {{args}}
+
 # format and mend what can be mended
 fix:
     uv run ruff check --fix .
@@ -21,6 +25,10 @@ pin *args:
 # long simulations and kill loops
 slow *args:
     uv run pytest -m slow {{args}}
+
+# every suite that the check leaves out, one after another, and docs/long-runs.md
+long *args:
+    uv run long-runs {{args}}
 
 # the compose file end to end; needs a Docker engine
 compose *args:

@@ -1,12 +1,7 @@
-"""Brokers to test: every test of behaviour runs on ours, on our fixture for tests, and on Apache Kafka.
-
-`HAILBUS_APACHE_BOOTSTRAP` names an Apache Kafka that runs already, with the properties below; else one is started.
-"""
+"""Brokers to test: every test of behaviour runs on ours, on our fixture for tests, and on Apache Kafka."""
 
 import functools
 import itertools
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,34 +13,12 @@ import pytest
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.testing import ThreadedBroker
 
-from tests.support import free_port, wait_for
+from tests.servers import APACHE_PROPERTIES, FAST_PROPERTIES, shared_apache_kafka, start_apache_kafka
+from tests.support import wait_for
 
 from .wire import Wire
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = Path(os.environ.get("HAILBUS_SHARED", ROOT.parent / "shared"))
-APACHE_KAFKA = SHARED / "apache-kafka" / "kafka"
-COMMON_PROPERTIES = {
-    # No test waits for more members of a group, or for a session timeout that is made for fleets.
-    "group.initial.rebalance.delay.ms": "0",
-    "group.min.session.timeout.ms": "500",
-    "group.consumer.min.session.timeout.ms": "1000",
-    "group.consumer.session.timeout.ms": "6000",
-    "group.consumer.min.heartbeat.interval.ms": "200",
-    "group.consumer.heartbeat.interval.ms": "500",
-    "offsets.topic.num.partitions": "4",
-    "transaction.state.log.num.partitions": "4",
-    # What is old or superseded is gone while a test waits.
-    "log.cleaner.backoff.ms": "200",
-    "log.retention.check.interval.ms": "200",
-}
-"""What all brokers are started with, so that no test waits for what takes its time by default."""
-
-APACHE_PROPERTIES = {
-    "log.initial.task.delay.ms": "200",
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
-}
-"""The same for waits that only Apache Kafka has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +34,9 @@ class Cluster:
         return self.kind == "apache"
 
 
-def apache_kafka_missing() -> str | None:
-    """Say why Apache Kafka cannot be started here, or nothing if it can."""
-    if not APACHE_KAFKA.exists():
-        return "Apache Kafka is compared with where its start script stands beside the clone, and it does not"
-    if not shutil.which("java"):
-        return "Apache Kafka needs Java 17 or newer, and there is none"
-    return None
-
-
 def hailbus_cluster(directory: Path) -> Iterator[Cluster]:
     command: list[str | Path] = [Path(sys.executable).parent / "hailbus-broker", "serve", "--listen", "127.0.0.1:0"]
-    settings = [f"--set={name}={value}" for name, value in COMMON_PROPERTIES.items()]
+    settings = [f"--set={name}={value}" for name, value in FAST_PROPERTIES.items()]
     with (directory / "broker.log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "--data-dir", directory / "data", *settings], stdout=subprocess.PIPE, stderr=log, text=True
@@ -90,33 +54,19 @@ def hailbus_cluster(directory: Path) -> Iterator[Cluster]:
 
 
 def fixture_cluster(_directory: Path) -> Iterator[Cluster]:
-    with ThreadedBroker(COMMON_PROPERTIES) as broker:
+    with ThreadedBroker(FAST_PROPERTIES) as broker:
         yield Cluster(kind="fixture", bootstrap=broker.bootstrap)
 
 
-def apache_cluster(directory: Path) -> Iterator[Cluster]:
-    if running := os.environ.get("HAILBUS_APACHE_BOOTSTRAP"):
-        yield Cluster(kind="apache", bootstrap=running)
-        return
-    reason = apache_kafka_missing()
-    if reason:
-        pytest.skip(reason)
-    properties = directory / "more.properties"
-    wanted = COMMON_PROPERTIES | APACHE_PROPERTIES
-    properties.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
-    where = ["--dir", str(directory / "data")]
-    port = free_port()
-    subprocess.run([APACHE_KAFKA, "fetch"], check=True, capture_output=True)
-    subprocess.run(
-        [APACHE_KAFKA, "start", "--port", str(port), *where, "--properties", str(properties)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {"KAFKA_HEAP_OPTS": "-Xms256m -Xmx512m"},
-    )
-    try:
-        yield Cluster(kind="apache", bootstrap=f"127.0.0.1:{port}")
-    finally:
-        subprocess.run([APACHE_KAFKA, "stop", *where], check=True, capture_output=True)
+def apache_cluster(_directory: Path) -> Iterator[Cluster]:
+    yield Cluster(kind="apache", bootstrap=shared_apache_kafka())
+
+
+def own_apache_cluster(directory: Path) -> Iterator[Cluster]:
+    """Start an Apache Kafka for a test that breaks it."""
+    started = start_apache_kafka(directory, APACHE_PROPERTIES)
+    yield Cluster(kind="apache", bootstrap=started.address)
+    subprocess.run(started.stop, check=True, capture_output=True)
 
 
 CLUSTERS = {"hailbus": hailbus_cluster, "fixture": fixture_cluster, "apache": apache_cluster}
@@ -124,7 +74,7 @@ CLUSTERS = {"hailbus": hailbus_cluster, "fixture": fixture_cluster, "apache": ap
 
 @pytest.fixture(scope="session", params=CLUSTERS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A broker of each kind, started once for all tests."""
+    """A broker of each kind: ours are started anew for each file, Apache Kafka once for the whole run."""
     yield from CLUSTERS[request.param](tmp_path_factory.mktemp(request.param))
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hailbus_devtools.tools import apache_kafka
 
-from .conftest import APACHE_KAFKA, Cluster, apache_kafka_missing
+from tests.needs import need
+
+from .conftest import Cluster
 
 CLIENTS = Path(__file__).parent / "clients"
 FRANZ_GO = [
@@ -75,8 +78,7 @@ def built(request: pytest.FixtureRequest, name: str, sources: list[Path], build:
 
 @pytest.fixture(scope="session")
 def franz_go(request: pytest.FixtureRequest) -> list[str]:
-    if not shutil.which("go"):
-        pytest.skip("franz-go needs the Go toolchain, and there is none")
+    need("go")
     where = CLIENTS / "franz-go"
 
     def build(folder: Path) -> None:
@@ -88,8 +90,7 @@ def franz_go(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture(scope="session")
 def kafkajs(request: pytest.FixtureRequest) -> list[str]:
-    if not shutil.which("npm"):
-        pytest.skip("kafkajs needs Node.js with npm, and there is none")
+    need("node.js")
     sources = [CLIENTS / "kafkajs" / name for name in ("package.json", "package-lock.json", "conformance.mjs")]
 
     def build(folder: Path) -> None:
@@ -102,15 +103,15 @@ def kafkajs(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture(scope="session")
 def java(request: pytest.FixtureRequest) -> list[str]:
-    reason = apache_kafka_missing() or (
-        None if shutil.which("javac") else "the Java clients need a JDK, and there is none"
-    )
-    if reason:
-        pytest.skip(reason)
-    run([APACHE_KAFKA, "fetch"])
-    jars = run([APACHE_KAFKA, "classpath"]).strip()
+    need("apache kafka", "javac")
+    run([apache_kafka(), "fetch"])
+    jars = run([apache_kafka(), "classpath"]).strip()
     source = CLIENTS / "java" / "Conformance.java"
-    folder = built(request, "java", [source], lambda folder: run(["javac", "-cp", jars, "-d", folder, source]))
+
+    def build(folder: Path) -> None:
+        run(["javac", "-cp", jars, "-d", folder, source])
+
+    folder = built(request, "java", [source], build)
     return ["java", "-XX:TieredStopAtLevel=1", "-Xmx256m", "-cp", f"{jars}{os.pathsep}{folder}", "Conformance"]
 
 

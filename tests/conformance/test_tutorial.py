@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hailbus_devtools.tools import apache_kafka
 
+from tests.needs import need
 from tests.support import wait_for
 
-from .conftest import APACHE_KAFKA, ROOT, Cluster, apache_kafka_missing, hailbus_cluster
+from .conftest import ROOT, Cluster, hailbus_cluster
 
 TUTORIAL = ROOT / "docs" / "tutorial"
 TOOLS = {
@@ -51,12 +53,13 @@ def as_pattern(shown: str) -> str:
 
 @pytest.fixture
 def shell(tools: str, cluster: Cluster) -> Callable[[str], str]:
-    if tools == "apache-tools" and (reason := apache_kafka_missing()):
-        pytest.skip(reason)
+    if tools == "apache-tools":
+        need("apache kafka")
+        subprocess.run([apache_kafka(), "fetch"], check=True, capture_output=True)
     hailbus = Path(sys.executable).parent / "hailbus"
     functions = ""
     for name, (apache, ours) in TOOLS.items():
-        words = f"{APACHE_KAFKA} run {apache}" if tools == "apache-tools" else f"{hailbus} {ours}"
+        words = f"{apache_kafka()} run {apache}" if tools == "apache-tools" else f"{hailbus} {ours}"
         functions += f'{name}() {{ {words} "$@"; }}\n'
     prefix = f"{tools}-{cluster.kind}-"
 

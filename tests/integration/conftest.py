@@ -2,13 +2,10 @@
 
 import asyncio
 import os
-import pwd
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,87 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import PostgreSQL, shared_postgresql
 from tests.support import free_port
 
 
-def _server_program(name: str) -> str | None:
-    """A PostgreSQL server program; Debian keeps them off the PATH."""
-    found = shutil.which(name)
-    if found:
-        return found
-    versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
-    return str(versions[-1]) if versions else None
-
-
-class PostgreSQL:
-    """A server of our own, in a directory of its own, reached by its socket directory and a free port."""
-
-    def __init__(self, directory: Path) -> None:
-        self.port = free_port()
-        self._directory = directory
-        self._data = directory / "data"
-        # PostgreSQL refuses to run as root: then it runs as whoever owns the system's installation.
-        self._user = "postgres" if os.geteuid() == 0 else None
-
-    def _run(self, program: str, *arguments: str) -> None:
-        path = _server_program(program)
-        assert path is not None
-        done = subprocess.run(
-            [path, *arguments],
-            user=self._user,
-            group=pwd.getpwnam(self._user).pw_gid if self._user else None,
-            extra_groups=[] if self._user else None,
-            cwd=self._directory,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            check=False,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-
-    def start(self) -> None:
-        if self._user:
-            owner = pwd.getpwnam(self._user)
-            os.chown(self._directory, owner.pw_uid, owner.pw_gid)
-        self._run("initdb", "--pgdata", str(self._data), "--auth=trust", "--username=hailbus", "--no-sync")
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._directory}"
-        log = str(self._directory / "log")
-        self._run("pg_ctl", "--pgdata", str(self._data), "--wait", f"--log={log}", f"--options={options}", "start")
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "--pgdata", str(self._data), "--mode=immediate", "--wait", "stop")
-
-    def url(self, database: str) -> str:
-        return f"postgresql+asyncpg://hailbus@127.0.0.1:{self.port}/{database}"
-
-    def create(self, database: str) -> str:
-        import asyncpg
-
-        async def run() -> None:
-            connection = await asyncpg.connect(f"postgresql://hailbus@127.0.0.1:{self.port}/postgres")
-            await connection.execute(f"CREATE DATABASE {database}")
-            await connection.close()
-
-        asyncio.run(run())
-        return self.url(database)
-
-
 @pytest.fixture(scope="session")
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgreSQL]:
-    """A PostgreSQL server, started once for all tests that need it."""
-    if _server_program("initdb") is None or _server_program("pg_ctl") is None:
-        pytest.skip("no PostgreSQL server programs here (initdb, pg_ctl): install the package `postgresql` to run this")
-    if os.geteuid() == 0 and not any(entry.pw_name == "postgres" for entry in pwd.getpwall()):
-        pytest.skip("PostgreSQL does not run as root, and there is no user `postgres` to run it as")
-    # Not under pytest's own directory, which only its user may enter.
-    directory = Path(tempfile.mkdtemp(prefix="hailbus-postgresql-"))
-    server = PostgreSQL(directory)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+def postgresql() -> PostgreSQL:
+    """The PostgreSQL server of this run."""
+    return shared_postgresql()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -14,12 +14,13 @@ from hailbus_broker.records.building import update_crc
 
 from tests.conformance.behaviour.test_topics import BROKER, SET, alter, configs
 from tests.conformance.behaviour.test_transactions import NewProducer, new_producer
-from tests.conformance.conftest import CLUSTERS, Cluster, has_leaders
+from tests.conformance.conftest import Cluster, hailbus_cluster, has_leaders, own_apache_cluster
 from tests.conformance.deviations import expected
 from tests.conformance.wire import Wire, batches, now_ms, values
 from tests.support import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 __all__ = ["new_producer"]
@@ -98,10 +99,9 @@ def value_at_start(cluster: Cluster, topic: str) -> bytes | None:
     return None
 
 
-@pytest.mark.parametrize("kind", ["hailbus", "apache"])
-def test_the_only_log_directory_fails(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HAILBUS_APACHE_BOOTSTRAP", raising=False)  # what breaks here is this test's own broker
-    with contextmanager(CLUSTERS[kind])(tmp_path) as cluster:
+@pytest.mark.parametrize("start", [hailbus_cluster, own_apache_cluster])
+def test_the_only_log_directory_fails(start: Callable[[Path], Iterator[Cluster]], tmp_path: Path) -> None:
+    with contextmanager(start)(tmp_path) as cluster:
         wire = Wire(cluster.bootstrap)
         segments = [{"name": "segment.bytes", "value": "1048576"}]
         wanted = {"name": "t", "num_partitions": 1, "replication_factor": 1, "configs": segments}

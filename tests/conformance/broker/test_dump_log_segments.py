@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -11,17 +10,15 @@ import pytest
 from hailbus_broker.log import CleanupPolicy, LogConfig, Origin, PartitionLog
 from hailbus_broker.records import Compression, ControlType, RecordToWrite, build_batch, build_control_batch
 from hailbus_broker.runtime.disk import RealDisk
+from hailbus_devtools.tools import apache_kafka
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-SHARED = Path(os.environ.get("HAILBUS_SHARED", REPOSITORY.parent / "shared"))
-KAFKA = SHARED / "apache-kafka" / "kafka"
+pytestmark = [pytest.mark.needs("apache kafka"), pytest.mark.timeout(300)]
 
-pytestmark = [
-    pytest.mark.skipif(
-        not KAFKA.exists(), reason=f"Apache Kafka's tools are not there: set HAILBUS_SHARED (looked for {KAFKA})"
-    ),
-    pytest.mark.timeout(300),
-]
+
+@pytest.fixture(scope="module", autouse=True)
+def jars() -> None:
+    """Apache Kafka's jars are in the cache."""
+    subprocess.run([apache_kafka(), "fetch"], check=True, capture_output=True)
 
 
 def dump(directory: Path, *options: str, is_compacted: bool = False) -> str:
@@ -32,7 +29,7 @@ def dump(directory: Path, *options: str, is_compacted: bool = False) -> str:
         and not (path.suffix == ".txnindex" and "--index-sanity-check" in options)
     )
     done = subprocess.run(
-        [str(KAFKA), "run", "dump-log", "--files", ",".join(files), *options],
+        [str(apache_kafka()), "run", "dump-log", "--files", ",".join(files), *options],
         check=False,
         capture_output=True,
         text=True,

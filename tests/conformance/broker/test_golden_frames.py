@@ -14,16 +14,17 @@ from hailbus_broker.protocol.definitions.request_header import RequestHeader
 from hailbus_broker.protocol.definitions.response_header import ResponseHeader
 from hailbus_broker.server.handlers.table import HANDLERS
 from hailbus_broker.testing import ThreadedBroker
+from hailbus_devtools.tools import shared_folder
 
-from tests.conformance.conftest import COMMON_PROPERTIES, SHARED
 from tests.conformance.wire import Wire
+from tests.servers import FAST_PROPERTIES
 
-FRAMES = SHARED / "frames"
+FRAMES = shared_folder() / "frames"
 CLIENTS = sorted(path.stem for path in FRAMES.glob("*.jsonl"))
 FUTURE = ("franz-go", "ApiVersions", 5)
 """The one pair in a version that Apache Kafka 4.3.1 itself does not know: it is answered in version 0."""
 
-pytestmark = pytest.mark.skipif(not CLIENTS, reason="the recorded frames are not beside this clone (HAILBUS_SHARED)")
+pytestmark = pytest.mark.needs("shared folder")
 
 
 def pairs(client: str) -> list[dict[str, Any]]:
@@ -81,7 +82,8 @@ def test_no_frame_of_an_api_that_is_served_is_left_out(capsys: pytest.CaptureFix
     assert covered.total() + left.total() + 1 == PAIRS
 
 
-PAIRS = 884
+PAIRS = 884 + 105
+"""Those of nine client families, and those between Apache Kafka's own nodes."""
 
 
 def test_the_frames_are_all_there() -> None:
@@ -99,7 +101,7 @@ def test_every_request_of_an_api_that_is_served_is_answered_in_its_version() -> 
     """The topics and groups of the recordings are not there: codes differ, shape and correlation id must not."""
     asked = [pair for client in CLIENTS for pair in pairs(client) if is_served(pair) and not is_future(client, pair)]
     assert len(asked) > PAIRS / 2
-    with ThreadedBroker(COMMON_PROPERTIES) as broker:
+    with ThreadedBroker(FAST_PROPERTIES) as broker:
         for pair in asked:
             key, version, request = pair["key"], pair["version"], bytes.fromhex(pair["request"])
             wire = Wire(broker.bootstrap)

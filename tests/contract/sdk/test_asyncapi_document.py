@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ import ride_events
 from hailbus import Context, Event, Service, Topic
 from hailbus.asyncapi import asyncapi, catalogue_page
 from hailbus.needs import need_of
+from hailbus_devtools.tools import chromium
 from jsonschema import Draft7Validator
 from playwright.sync_api import sync_playwright
 from ride_events.rides import RideStarted
-
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 
 ORDERS = Topic("orders.v1", partitions=3, description="Orders", config={"max.message.bytes": "2000000"})
 
@@ -109,12 +105,12 @@ def test_the_page_shows_who_publishes_and_consumes_what_without_any_network() ->
     assert "<td><code>amount</code></td><td>integer</td><td></td><td>accounts</td>" in page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here: apt install chromium")
+@pytest.mark.needs("chromium")
 def test_a_browser_opens_the_page_and_an_event_by_its_link(tmp_path: Path) -> None:
     page_file = tmp_path / "events.html"
     page_file.write_text(catalogue_page([], title="Rides", catalogue=ride_events.CATALOGUE))
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page()
         asked: list[str] = []
         errors: list[str] = []

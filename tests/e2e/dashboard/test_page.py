@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,14 +10,12 @@ from typing import Any
 
 import pytest
 from hailbus.testing import MemoryBus
+from hailbus_devtools.tools import chromium
 from playwright.async_api import Browser, Page, async_playwright, expect
 from ride_events import LatLng
 
 from tests.integration.dashboard.city import HOT, page, story
 
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
-)
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -30,7 +27,7 @@ FLAGS = [
     "--disable-sync",
 ]
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here: apt install chromium"),
+    pytest.mark.needs("chromium"),
     pytest.mark.timeout(240),
 ]
 PATIENCE_MS = 30_000
@@ -39,11 +36,11 @@ PATIENCE_MS = 30_000
 @asynccontextmanager
 async def browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        chromium = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        running = await playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         try:
-            yield chromium
+            yield running
         finally:
-            await chromium.close()
+            await running.close()
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Clusters to test against: Apache Kafka from the folder beside the clone, and the in-house broker."""
+"""Clusters to test against: Apache Kafka and the in-house broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +16,8 @@ from pathlib import Path
 import pytest
 from aiokafka.conn import AIOKafkaConnection
 
+from tests.servers import APACHE_PROPERTIES, shared_apache_kafka, start_apache_kafka
 from tests.support import free_port
-
-STARTED_IN_S = 60.0
 
 
 def _answers(port: int) -> bool:
@@ -27,45 +25,38 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+class SharedApacheKafka:
+    """The Apache Kafka that all tests of a run share."""
+
+    def __init__(self) -> None:
+        self.bootstrap = shared_apache_kafka()
+
+    def stop(self) -> None:
+        """The run stops it."""
+
+
 class ApacheKafka:
-    """One node, by the script in the shared folder."""
+    """One node of Apache Kafka that a test may kill and start again."""
 
-    def __init__(self, script: Path, folder: Path) -> None:
-        self._script = script
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.port = free_port()
-
-    @property
-    def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        self._port = free_port()
+        self.bootstrap = f"127.0.0.1:{self._port}"
+        self.start()
 
     def start(self) -> None:
-        properties = self._folder / "test.properties"
-        properties.write_text(
-            "group.initial.rebalance.delay.ms=0\nauto.create.topics.enable=false\n"
-            "transaction.state.log.min.isr=1\ntransaction.state.log.replication.factor=1\n"
-        )
-        command = ["start", "--port", str(self.port), "--dir", str(self._folder), "--properties", str(properties)]
-        done = subprocess.run(
-            [str(self._script), *command],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=2 * STARTED_IN_S,
-            env=os.environ | {"KAFKA_HEAP_OPTS": "-Xms256m -Xmx512m"},
-        )
-        assert "bootstrap=" in done.stdout, done.stdout + done.stderr
+        self._started = start_apache_kafka(self._folder, APACHE_PROPERTIES, port=self._port)
 
     def kill(self) -> None:
-        pid = int((self._folder / "node-1" / "pid").read_text().split()[0])
-        os.kill(pid, signal.SIGKILL)
-        (self._folder / "node-1" / "pid").unlink()
+        file = self._folder / "data" / "node-1" / "pid"
+        os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
+        file.unlink()
         # The process counts as dead before the last of its threads has let go of the sockets.
-        while any(_answers(port) for port in (self.port, self.port + 10)):
+        while any(_answers(port) for port in (self._port, self._port + 10)):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        subprocess.run([str(self._script), "stop", "--dir", str(self._folder)], capture_output=True, check=False)
+        subprocess.run(self._started.stop, capture_output=True, check=False)
 
 
 class InHouse:
@@ -73,12 +64,9 @@ class InHouse:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.port = free_port()
+        self.bootstrap = f"127.0.0.1:{free_port()}"
         self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        self.start()
 
     def start(self) -> None:
         log = (self._folder / "broker.log").open("a")
@@ -121,31 +109,29 @@ class InHouse:
             self._process.stdout.close()
 
 
-Cluster = ApacheKafka | InHouse
-
-
-def shared_folder() -> Path | None:
-    named = os.environ.get("HAILBUS_SHARED")
-    folder = Path(named) if named else Path(__file__).resolve().parents[4] / "shared"
-    return folder if (folder / "apache-kafka" / "kafka").exists() else None
+Cluster = SharedApacheKafka | InHouse
+OwnCluster = ApacheKafka | InHouse
 
 
 @pytest.fixture(scope="session", params=["inhouse", "apache"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory(prefix="hailbus-sdk-") as name:
-        found: Cluster
-        if request.param == "apache":
-            shared = shared_folder()
-            if shared is None:
-                pytest.skip("no Apache Kafka: set HAILBUS_SHARED to the folder that holds apache-kafka/kafka")
-            found = ApacheKafka(shared / "apache-kafka" / "kafka", Path(name))
-        else:
-            found = InHouse(Path(name))
-        try:
-            found.start()
-            yield found
-        finally:
-            found.stop()
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A broker of each kind that other tests use, too: nobody kills it."""
+    found: Cluster = SharedApacheKafka() if request.param == "apache" else InHouse(tmp_path_factory.mktemp("inhouse"))
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="session", params=["inhouse", "apache"])
+def own_cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
+    """A broker of each kind for tests that kill it and start it again."""
+    folder = tmp_path_factory.mktemp(request.param)
+    found: OwnCluster = ApacheKafka(folder) if request.param == "apache" else InHouse(folder)
+    try:
+        yield found
+    finally:
+        found.stop()
 
 
 async def until(condition: object, *, seconds: float = 30.0) -> None:

@@ -32,7 +32,8 @@ from sqlalchemy import func, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from tests.integration.conftest import PostgreSQL, eventually
+from tests.integration.conftest import eventually
+from tests.servers import PostgreSQL
 
 ORDERS = Topic("orders.v1", partitions=3)
 PAYMENTS = Topic("payments.v1", partitions=3)

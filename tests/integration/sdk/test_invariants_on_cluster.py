@@ -40,7 +40,7 @@ SETTINGS = SubscriberSettings(
 )
 
 
-class Cluster(Protocol):
+class OwnCluster(Protocol):
     @property
     def bootstrap(self) -> str: ...
     def start(self) -> None: ...
@@ -95,13 +95,13 @@ def member(group: str, task: type[Any], observed: Observed) -> Service:
 
 
 async def test_kills_and_rebalances_break_no_promise(
-    cluster: Cluster, until: Until, open_connections: Callable[[], list[object]]
+    own_cluster: OwnCluster, until: Until, open_connections: Callable[[], list[object]]
 ) -> None:
     chance = random.Random(7)
     name = f"work-{random.randrange(10**9)}"
     task, group, observed = language(name), f"workers-{name}", Observed()
     bus = KafkaBus(
-        bootstrap_servers=cluster.bootstrap,
+        bootstrap_servers=own_cluster.bootstrap,
         session_timeout_ms=6000,
         heartbeat_interval_ms=500,
         rebalance_timeout_ms=6000,
@@ -111,7 +111,7 @@ async def test_kills_and_rebalances_break_no_promise(
     members = [member(group, task, observed) for _ in range(3)]
 
     async def committed() -> dict[int, int]:
-        async with ClusterAdmin(cluster.bootstrap) as admin:
+        async with ClusterAdmin(own_cluster.bootstrap) as admin:
             return {e.partition: e.committed_offset or 0 for e in await admin.lag(group)}
 
     async def nothing_is_committed_beyond_what_is_settled() -> None:
@@ -136,8 +136,8 @@ async def test_kills_and_rebalances_break_no_promise(
         await nothing_is_committed_beyond_what_is_settled()
         await members[2].start(bus)  # a rebalance while handlers run
         await publish(range(COUNT // 2, COUNT))
-        cluster.kill()  # while the third one joins, and perhaps before it knows the topic's partitions
-        await asyncio.to_thread(cluster.start)
+        own_cluster.kill()  # while the third one joins, and perhaps before it knows the topic's partitions
+        await asyncio.to_thread(own_cluster.start)
         await members[0].stop()
         await nothing_is_committed_beyond_what_is_settled()
         await source.flush()

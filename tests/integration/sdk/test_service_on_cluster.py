@@ -42,8 +42,10 @@ FAST = SubscriberSettings(commit_interval=timedelta(milliseconds=50))
 
 
 class Cluster(Protocol):
-    @property
-    def bootstrap(self) -> str: ...
+    bootstrap: str
+
+
+class OwnCluster(Cluster, Protocol):
     def start(self) -> None: ...
     def kill(self) -> None: ...
 
@@ -139,7 +141,7 @@ async def test_poison_becomes_a_dead_letter_and_too_large_is_refused(cluster: Cl
     assert [dict(letter.headers)["kafka_dlt-exception-message"] for letter in letters] == [b"seven"]
 
 
-async def test_killed_broker_loses_nothing(cluster: Cluster, until: Until, tmp_path: Path) -> None:
+async def test_killed_broker_loses_nothing(own_cluster: OwnCluster, until: Until, tmp_path: Path) -> None:
     """Publisher, outbox relay, consumer and reader live through a broker that is killed and started again."""
     topic, order_placed = language("kill")
     engine = create_engine(f"sqlite:///{tmp_path}/deep/er/out.db")
@@ -158,17 +160,17 @@ async def test_killed_broker_loses_nothing(cluster: Cluster, until: Until, tmp_p
         async for delivery in bus_reader(bus, order_placed, start="earliest"):
             tailed.append(delivery.event.amount)  # noqa: PERF401 looked at while the tail runs
 
-    bus = bus_of(cluster)
+    bus = bus_of(own_cluster)
     async with svc.running(bus):
         tailing = asyncio.get_running_loop().create_task(tail())
         await pub.publish_many([order_placed(order_id=str(i), amount=i) for i in range(100)])
         await until(lambda: len(seen) == 100 and len(tailed) == 100)
-        await asyncio.to_thread(cluster.kill)
+        await asyncio.to_thread(own_cluster.kill)
         during = [await pub.enqueue(order_placed(order_id=str(i), amount=i)) for i in range(100, 200)]
         async with engine.begin() as tx:
             for i in range(200, 300):
                 await pub.publish(order_placed(order_id=str(i), amount=i), tx=tx)
-        await asyncio.to_thread(cluster.start)
+        await asyncio.to_thread(own_cluster.start)
         receipts = await asyncio.gather(*during)
         assert len({(r.partition, r.offset) for r in receipts}) == 100
         await until(lambda: set(seen) == set(range(300)), seconds=60)
@@ -178,7 +180,7 @@ async def test_killed_broker_loses_nothing(cluster: Cluster, until: Until, tmp_p
         assert await outbox.waiting_count() == 0
 
         async def committed() -> bool:
-            async with ClusterAdmin(cluster.bootstrap) as admin:
+            async with ClusterAdmin(own_cluster.bootstrap) as admin:
                 return sum(entry.lag for entry in await admin.lag(svc.name)) == 0
 
         await until(committed, seconds=60)
@@ -187,13 +189,13 @@ async def test_killed_broker_loses_nothing(cluster: Cluster, until: Until, tmp_p
     await engine.dispose()
 
 
-async def test_service_waits_for_a_broker_that_is_coming_up(cluster: Cluster, until: Until) -> None:
+async def test_service_waits_for_a_broker_that_is_coming_up(own_cluster: OwnCluster, until: Until) -> None:
     _, order_placed = language("late")
     svc = Service("late")
     pub = svc.publishes(order_placed)
-    await asyncio.to_thread(cluster.kill)
-    starting = asyncio.get_running_loop().create_task(svc.start(bus_of(cluster)))
-    await asyncio.to_thread(cluster.start)
+    await asyncio.to_thread(own_cluster.kill)
+    starting = asyncio.get_running_loop().create_task(svc.start(bus_of(own_cluster)))
+    await asyncio.to_thread(own_cluster.start)
     await starting
     receipt = await pub.publish(order_placed(order_id="1"))
     assert receipt.offset == 0

@@ -1,0 +1,198 @@
+"""Servers that all processes of a test run use together.
+
+The first test that needs one starts it, in whichever process it runs; the run stops it at its end. Tests that kill a
+server, or want settings of their own, start their own.
+"""
+
+import fcntl
+import json
+import os
+import pwd
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hailbus_devtools.tools import apache_kafka, postgresql_program
+
+from tests.needs import need
+from tests.support import free_port
+
+FOLDER_VARIABLE = "HAILBUS_TEST_SERVERS"
+"""Names the folder of the run's servers, for the processes of the run."""
+
+FAST_PROPERTIES = {
+    # No test waits for more members of a group, or for a session timeout that is made for fleets.
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.min.heartbeat.interval.ms": "200",
+    "group.consumer.heartbeat.interval.ms": "500",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    # What is old or superseded is gone while a test waits.
+    "log.cleaner.backoff.ms": "200",
+    "log.retention.check.interval.ms": "200",
+}
+"""Settings of every broker that tests share, so that no test waits for what takes its time by default."""
+
+APACHE_PROPERTIES = FAST_PROPERTIES | {
+    "log.initial.task.delay.ms": "200",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+"""The same for Apache Kafka, with the waits that only Apache Kafka has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A server that runs until `stop` is run."""
+
+    address: str
+    stop: Sequence[str]
+    user: str | None = None
+    """The user that runs `stop`, if it is not the user of the tests."""
+
+
+class SharedServers:
+    """The servers of one test run, recorded in a folder that all its processes know."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def address(self, name: str, start: Callable[[Path], Started]) -> str:
+        """Return the address of a server; start it first if no process of this run has.
+
+        Args:
+            name: The server's name, and that of the folder in which `start` may write.
+            start: Starts the server and returns when it answers.
+        """
+        record = self._folder / f"{name}.json"
+        with (self._folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not record.exists():
+                directory = self._folder / name
+                directory.mkdir(exist_ok=True)
+                found = start(directory)
+                record.write_text(json.dumps({"address": found.address, "stop": list(found.stop), "user": found.user}))
+            return str(json.loads(record.read_text())["address"])
+
+    def stop_all(self) -> list[str]:
+        """Stop every server that was started, and return their names."""
+        stopped = []
+        for record in sorted(self._folder.glob("*.json")):
+            found = json.loads(record.read_text())
+            run_as(found["user"], found["stop"], directory=self._folder)
+            record.unlink()
+            stopped.append(record.stem)
+        return stopped
+
+
+def run_as(user: str | None, command: Sequence[str], *, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as another user if one is given."""
+    return subprocess.run(
+        command,
+        user=user,
+        group=pwd.getpwnam(user).pw_gid if user else None,
+        extra_groups=[] if user else None,
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # a server that the command starts would keep a pipe open
+        stderr=subprocess.PIPE,
+        check=False,
+        text=True,
+    )
+
+
+def run_servers() -> SharedServers:
+    """Return the servers of this test run."""
+    return SharedServers(Path(os.environ[FOLDER_VARIABLE]))
+
+
+def start_apache_kafka(directory: Path, properties: Mapping[str, str], *, port: int | None = None) -> Started:
+    """Start one node of Apache Kafka on loopback, anew on its data if it ran before; skip the test if it cannot be had.
+
+    Args:
+        directory: The folder of its properties and data.
+        properties: What differs from the defaults of the start script.
+        port: The port to listen on; a free one if none is given.
+    """
+    need("apache kafka")
+    script = str(apache_kafka())
+    file = directory / "more.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+    subprocess.run([script, "fetch"], check=True, capture_output=True)
+    port, data = port or free_port(), str(directory / "data")
+    done = subprocess.run(
+        [script, "start", "--port", str(port), "--dir", data, "--properties", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"KAFKA_HEAP_OPTS": "-Xms256m -Xmx512m"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Started(address=f"127.0.0.1:{port}", stop=[script, "stop", "--dir", data])
+
+
+def shared_apache_kafka() -> str:
+    """Return the bootstrap address of the Apache Kafka of this run.
+
+    `HAILBUS_APACHE_BOOTSTRAP` names one that runs already, with `APACHE_PROPERTIES`.
+    """
+    if running := os.environ.get("HAILBUS_APACHE_BOOTSTRAP"):
+        return running
+    need("apache kafka")
+    return run_servers().address("apache-kafka", lambda folder: start_apache_kafka(folder, APACHE_PROPERTIES))
+
+
+class PostgreSQL:
+    """The PostgreSQL server of this run. Its databases have names that are used once."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def url(self, database: str) -> str:
+        """Return the address of a database for SQLAlchemy."""
+        return f"postgresql+asyncpg://hailbus@{self._address}/{database}"
+
+    def create(self, database: str) -> str:
+        """Create a database and return its address."""
+        import asyncio
+
+        import asyncpg
+
+        async def run() -> None:
+            connection = await asyncpg.connect(f"postgresql://hailbus@{self._address}/postgres")
+            await connection.execute(f"CREATE DATABASE {database}")
+            await connection.close()
+
+        asyncio.run(run())
+        return self.url(database)
+
+
+def shared_postgresql() -> PostgreSQL:
+    """Return the PostgreSQL server of this run; skip the test where none can be started."""
+    need("postgresql")
+    return PostgreSQL(run_servers().address("postgresql", start_postgresql))
+
+
+def start_postgresql(directory: Path) -> Started:
+    """Start a PostgreSQL server on a free port of loopback, with its data in a directory."""
+    # PostgreSQL refuses to run as root: then it runs as the user that owns the system's installation.
+    user = "postgres" if os.geteuid() == 0 else None
+    if user:
+        owner = pwd.getpwnam(user)
+        os.chown(directory, owner.pw_uid, owner.pw_gid)
+    port, data = free_port(), str(directory / "data")
+
+    def run(program: str, *arguments: str) -> None:
+        path = postgresql_program(program)
+        assert path is not None
+        done = run_as(user, [path, *arguments], directory=directory)
+        assert done.returncode == 0, done.stderr
+
+    run("initdb", "--pgdata", data, "--auth=trust", "--username=hailbus", "--no-sync")
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c max_connections=300 -c unix_socket_directories={directory}"
+    run("pg_ctl", "--pgdata", data, "--wait", f"--log={directory / 'log'}", f"--options={options}", "start")
+    stop = [str(postgresql_program("pg_ctl")), "--pgdata", data, "--mode=immediate", "--wait", "stop"]
+    return Started(address=f"127.0.0.1:{port}", stop=stop, user=user)
