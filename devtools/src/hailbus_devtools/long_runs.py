@@ -1,0 +1,188 @@
+"""Run every suite that the check leaves out, one after another, and write docs/long-runs.md.
+
+Each suite runs to its end whatever the others do. The page says when, on which commit and on which machine each ran,
+with which command, and how it ended.
+"""
+
+import argparse
+import datetime as dt
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hailbus_devtools.check import environment
+from hailbus_devtools.report import Outcome, read_outcome
+from hailbus_devtools.tools import ROOT
+
+__all__ = ["RUNS", "LongRun", "Result", "main", "page"]
+
+PAGE = ROOT / "docs" / "long-runs.md"
+REPORTS = ROOT / "build" / "long-runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRun:
+    """A suite that takes too long for every change."""
+
+    name: str
+    shows: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def typed(self) -> str:
+        """Return the command as a person types it."""
+        return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), *self.command])
+
+
+def _python(version: str) -> LongRun:
+    # An environment of its own beside the workspace's, which stays as it is.
+    where = {"UV_PROJECT_ENVIRONMENT": f"build/python-{version}"}
+    return LongRun(
+        name=f"python-{version}",
+        shows=f"every test of the check on Python {version}",
+        command=[
+            "uv",
+            "run",
+            "--python",
+            version,
+            "pytest",
+            "-n",
+            "3",
+            "--dist=loadfile",
+            "-m",
+            "not slow and not compose",
+        ],
+        environment=where,
+    )
+
+
+RUNS = (
+    LongRun(
+        name="history",
+        shows="ten minutes of clients against a broker that is killed again and again, checked by Jepsen's rules",
+        command=["uv", "run", "pytest", "tests/history"],
+        environment={"HAILBUS_HISTORY_SECONDS": "600"},
+    ),
+    LongRun(
+        name="slow",
+        shows="long simulations and kill loops: every test marked `slow`",
+        command=["uv", "run", "pytest", "-m", "slow"],
+    ),
+    _python("3.12"),
+    _python("3.13"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a suite ended."""
+
+    run: LongRun
+    exit_code: int
+    took_s: float
+    outcome: Outcome | None
+
+    @property
+    def has_passed(self) -> bool:
+        """Tell whether tests ran and none failed."""
+        return self.exit_code == 0 and self.outcome is not None and self.outcome.ran > 0
+
+    @property
+    def ended(self) -> str:
+        """Return one sentence: the counts, or that pytest wrote no report."""
+        counts = "pytest wrote no report" if self.outcome is None else self.outcome.summary()
+        return f"{'passed' if self.has_passed else f'**failed** (exit code {self.exit_code})'}: {counts}"
+
+
+def page(results: Sequence[Result], *, day: dt.date, commit: str, machine: str) -> str:
+    """Return the page about these results."""
+    rows = [
+        f"| {result.run.name} | {result.run.shows} | {result.ended} | {result.took_s / 60:.0f} min |"
+        for result in results
+    ]
+    commands = [f"{result.run.typed}" for result in results]
+    failed = [
+        f"- {result.run.name}: `{test}`"
+        for result in results
+        if result.outcome is not None
+        for test in sorted(result.outcome.failed)
+    ]
+    return "\n".join(
+        [
+            "# Long runs",
+            "",
+            "`uv run just long` runs the suites that are too long for every change, and writes this page.",
+            "",
+            f"Run on {day.isoformat()} at commit `{commit}`, on {machine}.",
+            "",
+            "| Suite | What it shows | Result | Took |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            *(["Failed tests:", "", *failed, ""] if failed else []),
+            "The commands:",
+            "",
+            "```",
+            *commands,
+            "```",
+            "",
+        ]
+    )
+
+
+def run(one: LongRun) -> Result:
+    """Run a suite to its end."""
+    report = REPORTS / f"{one.name}.xml"
+    report.unlink(missing_ok=True)
+    began = time.monotonic()
+    done = subprocess.run(
+        [*one.command, f"--junitxml={report}"],
+        cwd=ROOT,
+        env={**environment(), **one.environment},
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return Result(
+        run=one,
+        exit_code=done.returncode,
+        took_s=time.monotonic() - began,
+        outcome=read_outcome(report) if report.exists() else None,
+    )
+
+
+def _commit() -> str:
+    """Return the commit of the work tree, marked where the tree differs from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the suites, write the page, and exit with 1 if one of them failed."""
+    names = [one.name for one in RUNS]
+    parser = argparse.ArgumentParser(prog="long-runs", description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--only", action="append", choices=names, help="run this suite; may be given several times")
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page to write (default: docs/long-runs.md)")
+    options = parser.parse_args(arguments)
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    commit = _commit()
+    results = []
+    for one in RUNS:
+        if options.only is None or one.name in options.only:
+            print(f"long-runs: {one.typed}", flush=True)
+            results.append(run(one))
+            print(f"long-runs: {one.name} {results[-1].ended}", flush=True)
+    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()} unless named otherwise"
+    today = dt.datetime.now(tz=dt.UTC).date()  # noqa: TID251 the page is dated
+    options.page.write_text(page(results, day=today, commit=commit, machine=machine), encoding="utf-8")
+    print(f"long-runs: wrote {options.page}", flush=True)
+    sys.exit(0 if all(result.has_passed for result in results) else 1)

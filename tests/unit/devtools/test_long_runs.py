@@ -1,0 +1,51 @@
+"""The page about the long runs."""
+
+import datetime as dt
+
+from hailbus_devtools.long_runs import RUNS, LongRun, Result, page
+from hailbus_devtools.report import Outcome, Skip
+
+KILLS = LongRun(
+    name="kills", shows="what survives", command=["uv", "run", "pytest", "-m", "slow"], environment={"N": "9"}
+)
+PASSED = Outcome(passed=frozenset({"a", "b"}), failed=frozenset(), skips=[], seconds={})
+MIXED = Outcome(
+    passed=frozenset({"a"}), failed=frozenset({"tests.b::c"}), skips=[Skip(test="d", reason="needs e")], seconds={}
+)
+NOTHING = Outcome(passed=frozenset(), failed=frozenset(), skips=[], seconds={})
+
+
+def result(outcome: Outcome | None, *, exit_code: int = 0) -> Result:
+    return Result(run=KILLS, exit_code=exit_code, took_s=150.0, outcome=outcome)
+
+
+def written(*results: Result) -> list[str]:
+    day = dt.date(2026, 11, 22)
+    return page(results, day=day, commit="abc1234", machine="2 cores").splitlines()
+
+
+def test_the_page_has_date_commit_machine_command_and_result() -> None:
+    lines = written(result(PASSED))
+    assert "Run on 2026-11-22 at commit `abc1234`, on 2 cores." in lines
+    assert "| kills | what survives | passed: 2 passed, 0 failed, 0 skipped | 2 min |" in lines
+    assert "N=9 uv run pytest -m slow" in lines
+    assert not any("Failed tests" in line for line in lines)
+
+
+def test_failures_are_named() -> None:
+    lines = written(result(MIXED, exit_code=1))
+    ended = "**failed** (exit code 1): 1 passed, 1 failed, 1 skipped (1: needs e)"
+    assert f"| kills | what survives | {ended} | 2 min |" in lines
+    assert "- kills: `tests.b::c`" in lines
+
+
+def test_a_run_passes_only_if_tests_ran_and_pytest_says_so() -> None:
+    assert result(PASSED).has_passed
+    assert not result(PASSED, exit_code=1).has_passed
+    assert not result(NOTHING).has_passed
+    assert not result(None).has_passed
+    assert "pytest wrote no report" in result(None, exit_code=4).ended
+
+
+def test_all_that_the_check_leaves_out_is_run() -> None:
+    assert [one.name for one in RUNS] == ["history", "slow", "python-3.12", "python-3.13"]
