@@ -31,6 +31,9 @@ _LZ4_BLOCK_BYTES: Final = 64 * 1024
 _LZ4_UNCOMPRESSED: Final = 0x8000_0000
 
 _GZIP_WINDOW: Final = 31  # zlib: the largest window, and a gzip header
+_GZIP_FIRST_PIECE_BYTES: Final = 1024
+"""zlib copies what follows a member in its input. Pieces that double in size keep that below the member's own size."""
+
 _USUAL_RATIO: Final = 16
 _TOO_LARGE: Final = f"a batch grows beyond {MAX_DECOMPRESSED_BYTES} bytes when decompressed"
 
@@ -95,17 +98,33 @@ def decompress(codec: int, data: bytes | bytearray | memoryview) -> bytes:
 
 
 def _decompress_gzip(data: bytes | bytearray | memoryview) -> bytes:
-    out = b""
-    rest = bytes(data)
-    while rest:  # a gzip file may have several members
+    if not len(data):
+        return b""
+    member = zlib.decompressobj(_GZIP_WINDOW)
+    first = member.decompress(data, MAX_DECOMPRESSED_BYTES + 1)
+    _check_gzip(len(first), is_whole=member.eof)
+    if not member.unused_data:
+        return first
+    out = bytearray(first)
+    view = memoryview(data)
+    position = len(view) - len(member.unused_data)
+    while position < len(view):  # a gzip file may have several members
         member = zlib.decompressobj(_GZIP_WINDOW)
-        out += member.decompress(rest, MAX_DECOMPRESSED_BYTES - len(out) + 1)
-        if len(out) > MAX_DECOMPRESSED_BYTES:
-            raise InvalidRecordError(_TOO_LARGE)
-        if not member.eof:
-            raise CorruptBatchError("the record section ends within its gzip data")
-        rest = member.unused_data
-    return out
+        piece_bytes = _GZIP_FIRST_PIECE_BYTES
+        while not member.eof:
+            piece = view[position : position + piece_bytes]
+            out += member.decompress(piece, MAX_DECOMPRESSED_BYTES - len(out) + 1)
+            _check_gzip(len(out), is_whole=member.eof or bool(piece))
+            position += len(piece) - len(member.unused_data)
+            piece_bytes *= 2
+    return bytes(out)
+
+
+def _check_gzip(size_bytes: int, *, is_whole: bool) -> None:
+    if size_bytes > MAX_DECOMPRESSED_BYTES:
+        raise InvalidRecordError(_TOO_LARGE)
+    if not is_whole:
+        raise CorruptBatchError("the record section ends within its gzip data")
 
 
 def _bounded(
