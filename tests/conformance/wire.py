@@ -15,6 +15,7 @@ from hailbus_broker.protocol.definitions.request_header import RequestHeader
 from hailbus_broker.protocol.definitions.response_header import ResponseHeader
 from hailbus_broker.protocol.schema import Message, Struct
 from hailbus_broker.records import BatchView, Record, RecordToWrite, build_batch, iterate_batches, iterate_records
+from hailbus_broker.records.building import update_crc
 
 CORRELATION_ID = 7
 LAST_STABLE = 1
@@ -214,6 +215,14 @@ def batch_of(*values: bytes | None, timestamp: int | None = None, key: bytes | N
     """One batch with these values; `more` goes to `build_batch`."""
     when = now_ms() if timestamp is None else timestamp
     return build_batch([RecordToWrite(key=key, value=value, timestamp=when) for value in values], **more)
+
+
+def claiming(batch: bytearray, count: int) -> bytearray:
+    """The batch with a header that claims another number of records, and a CRC that fits."""
+    batch[23:27] = (count - 1).to_bytes(4, "big")  # last offset delta
+    batch[57:61] = count.to_bytes(4, "big")
+    update_crc(batch)
+    return batch
 
 
 def batches(data: bytes | None) -> list[BatchView]:

@@ -8,7 +8,7 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import Compression, RecordToWrite, TimestampType, build_batch
 
 from tests.conformance.conftest import MakeTopic
-from tests.conformance.wire import Wire, batch_of, batches, now_ms, records, values
+from tests.conformance.wire import Wire, batch_of, batches, claiming, now_ms, records, values
 
 HOUR_MS = 3_600_000
 
@@ -203,6 +203,23 @@ def test_min_insync_replicas_above_the_number_of_replicas_asks_for_all_of_them(
 def test_a_control_batch_of_a_client_is_refused(wire: Wire, topic: str) -> None:
     found = wire.produce(topic, batch_of(b"marker", is_control=True))
     assert found.error_code == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
+@pytest.mark.parametrize("count", [1, 3, 2**31 - 1])
+def test_a_compacted_topic_counts_the_records(
+    wire: Wire, make_topic: MakeTopic, count: int, codec: Compression
+) -> None:
+    topic = make_topic(cleanup_policy="compact")
+    batch = claiming(batch_of(b"x" * 20, b"y" * 20, key=b"k", compression=codec), count)
+    assert wire.produce(topic, batch).error_code == ErrorCode.INVALID_RECORD
+    assert wire.list_offset(topic, -1).offset == 0
+
+
+def test_a_batch_cannot_claim_more_records_than_fit_into_it(wire: Wire, topic: str) -> None:
+    batch = claiming(batch_of(b"x", b"y"), 2**31 - 1)
+    assert wire.produce(topic, batch).error_code == ErrorCode.INVALID_RECORD
+    assert wire.list_offset(topic, -1).offset == 0
 
 
 def test_counts_that_contradict_each_other_are_refused(wire: Wire, topic: str) -> None:

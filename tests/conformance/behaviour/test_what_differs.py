@@ -14,9 +14,9 @@ from hailbus_broker.records.building import update_crc
 
 from tests.conformance.behaviour.test_topics import BROKER, SET, alter, configs
 from tests.conformance.behaviour.test_transactions import NewProducer, new_producer
-from tests.conformance.conftest import Cluster, hailbus_cluster, has_leaders, own_apache_cluster
+from tests.conformance.conftest import Cluster, MakeTopic, hailbus_cluster, has_leaders, own_apache_cluster
 from tests.conformance.deviations import expected
-from tests.conformance.wire import Wire, batches, now_ms, values
+from tests.conformance.wire import Wire, batch_of, batches, claiming, now_ms, values
 from tests.support import wait_for
 
 if TYPE_CHECKING:
@@ -46,6 +46,21 @@ def test_a_ratio_that_is_not_a_number(cluster: Cluster, wire: Wire, topic: str) 
     found = alter(wire, topic, ("min.cleanable.dirty.ratio", SET, "NaN"))
     assert found.error_code == expected(
         cluster, apache=ErrorCode.NONE, ours=ErrorCode.INVALID_CONFIG, deviation="not-a-number-is-no-setting"
+    )
+
+
+def test_a_batch_that_lies_about_its_records(cluster: Cluster, wire: Wire, make_topic: MakeTopic) -> None:
+    accepted, refused = ErrorCode.NONE, ErrorCode.INVALID_RECORD
+    three_of_two = claiming(batch_of(b"x" * 20, b"y" * 20), 3)
+    assert wire.produce(make_topic(), three_of_two).error_code == expected(
+        cluster, apache=refused, ours=accepted, deviation="records-are-read-where-something-depends-on-them"
+    )
+    wrong_delta = batch_of(b"x", b"y", key=b"k")
+    assert wrong_delta[-8:-4] == b"\x00\x00\x02\x02"  # attributes, timestamp delta, offset delta 1, length of the key
+    wrong_delta[-6] = 6
+    update_crc(wrong_delta)
+    assert wire.produce(make_topic(cleanup_policy="compact"), wrong_delta).error_code == expected(
+        cluster, apache=accepted, ours=refused, deviation="records-are-read-where-something-depends-on-them"
     )
 
 

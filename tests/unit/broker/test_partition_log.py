@@ -39,6 +39,7 @@ from hailbus_broker.records import (
     UnsupportedMagicError,
     build_batch,
     build_control_batch,
+    compress,
     iterate_batches,
     iterate_records,
 )
@@ -308,6 +309,12 @@ def header_changed(**changes: int) -> bytearray:
         (patched(batch(b"a"), 17, b"abcd"), CorruptBatchError, "CRC"),
         (header_changed(record_count=3), InvalidRecordError, "3 records"),
         (header_changed(record_count=0, last_offset_delta=-1), InvalidRecordError, "0 records"),
+        (header_changed(record_count=2**31 - 1, last_offset_delta=2**31 - 2), InvalidRecordError, "cannot hold"),
+        (
+            header_changed(record_count=2**31 - 1, last_offset_delta=2**31 - 2, attributes=Compression.ZSTD),
+            InvalidRecordError,
+            "cannot hold",
+        ),
         (header_changed(base_offset=5), InvalidRecordError, "offset 5"),
         (header_changed(attributes=0x20), InvalidRecordError, "control"),
         (header_changed(attributes=0x08), InvalidTimestampError, "the log's"),
@@ -318,6 +325,42 @@ def header_changed(**changes: int) -> bytearray:
 )
 def test_a_batch_that_is_not_sound_is_refused(data: bytes | bytearray, error: type[Exception], match: str) -> None:
     refused(LogConfig(), data, error, match)
+
+
+RECORD = b"\x12\x00\x00%c\x02k\x04vv\x00"
+"""A record of a key and a value, with its offset delta to be filled in."""
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP, Compression.ZSTD])
+@pytest.mark.parametrize(
+    ("records", "match"),
+    [
+        (RECORD % 0 + RECORD % 2 + RECORD % 4, "bytes after the last"),
+        (RECORD % 0, "ends within|cannot hold"),
+        (RECORD % 0 + RECORD % 6, "record 1 of a batch has the offset delta 3"),
+        (RECORD % 2 + RECORD % 0, "record 0 of a batch has the offset delta 1"),
+        (RECORD % 0 + RECORD % 2 + b"\x00", "bytes after the last"),
+        (b"\xff" * 40, "varint"),
+    ],
+)
+def test_the_records_of_a_compacted_topic_are_what_the_header_says(
+    records: bytes, match: str, codec: Compression
+) -> None:
+    from hailbus_broker.records.building import assemble
+
+    config = LogConfig(cleanup_policy=frozenset({CleanupPolicy.COMPACT}))
+    header = BatchView(batch(b"a", b"b")).header._replace(attributes=codec)
+    accepted = assemble(header, compress(codec, RECORD % 0 + RECORD % 2))
+    assert open_log(new_disk(), config).append(accepted, now_ms=NOW).last_offset == 1
+    refused(config, assemble(header, compress(codec, records)), InvalidRecordError, match)
+
+
+def test_a_batch_that_is_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = LogConfig(cleanup_policy=frozenset({CleanupPolicy.COMPACT}), max_message_bytes=100)
+    log = open_log(new_disk(), config)
+    monkeypatch.setattr("hailbus_broker.log.validation.iterate_records", None)
+    with pytest.raises(BatchTooLargeError):
+        log.append(batch(b"v" * 200), now_ms=NOW)
 
 
 def test_sizes_are_limited() -> None:

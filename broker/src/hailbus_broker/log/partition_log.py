@@ -45,7 +45,7 @@ from hailbus_broker.log.results import (
 from hailbus_broker.log.retention import count_deletable
 from hailbus_broker.log.segment import MAX_RELATIVE_OFFSET, SEGMENT_SUFFIXES, Segment, file_name
 from hailbus_broker.log.tail_cache import CachedBatch, TailCache
-from hailbus_broker.log.validation import check_batch, prepare
+from hailbus_broker.log.validation import MIN_RECORD_BYTES, check_batch, prepare
 from hailbus_broker.records import (
     BATCH_OVERHEAD,
     BatchHeader,
@@ -352,6 +352,8 @@ class PartitionLog:
             if 0 < length + LOG_OVERHEAD < size_bytes:
                 raise InvalidRecordError("a produce request holds more than one record batch for a partition")
             raise CorruptBatchError(f"a record batch of {size_bytes} bytes claims a length of {length}")
+        if size_bytes > config.max_message_bytes:
+            raise _too_large(size_bytes, config)
         found_crc = crc32c(memoryview(buffer)[CRC_START:])
         if found_crc != crc:
             raise CorruptBatchError("a record batch does not match its CRC", expected_crc=crc, found_crc=found_crc)
@@ -359,6 +361,7 @@ class PartitionLog:
             base_offset
             or offset_delta < 0
             or offset_delta != record_count - 1
+            or record_count * MIN_RECORD_BYTES > size_bytes - BATCH_OVERHEAD
             or attributes & _UNUSUAL_BITS
             or attributes & CODEC_MASK > _LAST_CODEC
             or (producer_id >= 0 and (sequence < 0 or producer_epoch < 0))
@@ -396,10 +399,8 @@ class PartitionLog:
             max_timestamp = BatchHeader._make(_unpack_header(buffer)).max_timestamp
             if _is_log_append_time(config):
                 log_append_time_ms = now_ms
-        if size_bytes > config.max_message_bytes:
-            raise BatchTooLargeError(
-                f"a record batch of {size_bytes} bytes is larger than max.message.bytes, {config.max_message_bytes}"
-            )
+            if size_bytes > config.max_message_bytes:
+                raise _too_large(size_bytes, config)
 
         base_offset = self.log_end_offset
         last_offset = base_offset + offset_delta
@@ -444,10 +445,7 @@ class PartitionLog:
             batch.check_crc()
             header = batch.header
             if batch.size_bytes > self.config.max_message_bytes:
-                raise BatchTooLargeError(
-                    f"a record batch of {batch.size_bytes} bytes is larger than max.message.bytes, "
-                    f"{self.config.max_message_bytes}"
-                )
+                raise _too_large(batch.size_bytes, self.config)
             if header.producer_id >= 0:
                 if header.is_control:
                     marker = read_marker(batch)
@@ -1185,3 +1183,9 @@ class PartitionLog:
 
 def _is_log_append_time(config: LogConfig) -> bool:
     return bool(config.message_timestamp_type)
+
+
+def _too_large(size_bytes: int, config: LogConfig) -> BatchTooLargeError:
+    return BatchTooLargeError(
+        f"a record batch of {size_bytes} bytes is larger than max.message.bytes, {config.max_message_bytes}"
+    )

@@ -1,9 +1,10 @@
 """What a topic asks of a client's batch, as Kafka's LogValidator does.
 
-The header of every batch is checked. Records are only looked at where a header cannot tell: keys on compacted topics,
-lower timestamp bounds, and a topic's own `compression.type`. That is this broker's one deviation: a header that lies
-about the timestamps of its own records is believed, and so is the claimed number of records, until somebody has to
-read them.
+The header of every batch is checked, and that a batch of its size can hold the number of records that it claims.
+Records are only read where a header cannot tell: keys on compacted topics, lower timestamp bounds, and a topic's own
+`compression.type`. There the records must be what the header says.
+
+Deviation from Apache Kafka: elsewhere the records stay unread, so a header that lies about them is believed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.config import MAX_LONG, LogConfig
 from hailbus_broker.records import (
+    BATCH_OVERHEAD,
+    MAX_DECOMPRESSED_BYTES,
     BatchView,
     Compression,
+    CorruptBatchError,
     InvalidRecordError,
     InvalidTimestampError,
     RecordError,
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hailbus_broker.records import Record
+
+MIN_RECORD_BYTES: Final = 7
+"""A record without key, value and headers: each of its seven fields takes a byte or more."""
 
 _ATTRIBUTES_INDEX: Final = 5
 _MAX_TIMESTAMP_INDEX: Final = 8
@@ -62,6 +69,9 @@ def check_batch(batch: BatchView, config: LogConfig, now_ms: int) -> None:
         if base_offset != 0:
             raise InvalidRecordError(f"a producer's batch begins at offset {base_offset}, which is the log's to give")
         raise InvalidRecordError(f"a batch with {count} records has a last offset delta of {offset_delta}")
+    is_compressed = attributes & CODEC_MASK
+    if count * MIN_RECORD_BYTES > (MAX_DECOMPRESSED_BYTES if is_compressed else batch.size_bytes - BATCH_OVERHEAD):
+        raise InvalidRecordError(f"a batch of {batch.size_bytes} bytes cannot hold the {count} records that it claims")
     if attributes & (CONTROL_BIT | LOG_APPEND_TIME_BIT):
         if attributes & CONTROL_BIT:
             raise InvalidRecordError("clients may not write control records")
@@ -89,7 +99,7 @@ def check_batch(batch: BatchView, config: LogConfig, now_ms: int) -> None:
             message,
             record_errors=tuple(
                 RecordError(batch_index=number, message=message)
-                for number, record in enumerate(iterate_records(batch))
+                for number, record in enumerate(_read_records(batch))
                 if record.timestamp > newest
             ),
         )
@@ -104,9 +114,8 @@ def prepare(
         The batch to be written instead of the one that came (it may be the same buffer, changed); None when it stays.
 
     Raises:
-        InvalidRecordError: A record has no key on a compacted topic.
+        InvalidRecordError: A record has no key on a compacted topic, or the records are not what the header says.
         InvalidTimestampError: A record is older than `message_timestamp_before_max_ms` allows.
-        CorruptBatchError: The records are not what the header says.
     """
     attributes = fields[_ATTRIBUTES_INDEX]
     is_append_time = config.message_timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -116,7 +125,7 @@ def prepare(
         return None
     if is_other_codec or checks_age or config.is_compacted:
         batch = BatchView(buffer)
-        records = list(iterate_records(batch))
+        records = _read_records(batch)
         oldest = now_ms - config.message_timestamp_before_max_ms if checks_age else -1
         _check_records(records, needs_key=config.is_compacted, oldest_timestamp=oldest)
         if is_other_codec:
@@ -130,6 +139,22 @@ def prepare(
         HEADER.pack_into(buffer, 0, *changed)
         update_crc(buffer)
     return buffer
+
+
+def _read_records(batch: BatchView) -> list[Record]:
+    """All records of a batch that a client sent.
+
+    Raises:
+        InvalidRecordError: They are not what the header says. The CRC fits, so it would not help to send them again.
+    """
+    try:
+        records = list(iterate_records(batch))
+    except CorruptBatchError as error:
+        raise InvalidRecordError(f"the records of a batch cannot be read: {error}") from error
+    for number, record in enumerate(records):
+        if record.offset != number:
+            raise InvalidRecordError(f"record {number} of a batch has the offset delta {record.offset}")
+    return records
 
 
 def _check_records(records: Sequence[Record], *, needs_key: bool, oldest_timestamp: int) -> None:

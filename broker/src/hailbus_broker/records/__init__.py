@@ -23,7 +23,7 @@ from hailbus_broker.records.building import (
     build_control_batch,
     rebuild_batch,
 )
-from hailbus_broker.records.compression import Compression, compress, decompress
+from hailbus_broker.records.compression import MAX_DECOMPRESSED_BYTES, Compression, compress, decompress
 from hailbus_broker.records.crc import crc32c
 from hailbus_broker.records.errors import (
     CorruptBatchError,
@@ -39,6 +39,7 @@ from hailbus_broker.records.record import ControlType, Record, iterate_records, 
 
 __all__ = [
     "BATCH_OVERHEAD",
+    "MAX_DECOMPRESSED_BYTES",
     "NO_PRODUCER_EPOCH",
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",

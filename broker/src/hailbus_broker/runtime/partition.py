@@ -138,6 +138,7 @@ class Partition:
                 now_ms=now_ms,
                 origin=origin,
                 is_verified=is_verified,
+                must_begin_at_zero=must_begin_at_zero,
                 must_marker_be_newer=must_marker_be_newer,
                 is_retry=True,
             )
