@@ -32,6 +32,9 @@ _FIXED: Final = {
     "uuid": ("16s", 16),
 }
 
+MAX_STRING_BYTES: Final = 32_767
+"""The longest string of the protocol in UTF-8, and the most that the length field of older versions can say."""
+
 _BAD_BYTES: Final = (packing_error, IndexError, UnicodeDecodeError, OverflowError, ValueError, RecursionError)
 """What a generated decoder raises when the bytes do not fit; turned into a ProtocolError at its edge."""
 
@@ -128,6 +131,12 @@ def _short(position: int) -> ProtocolError:
     return ProtocolError("the bytes end within a field", position=position)
 
 
+def _too_long(name: str, size: int, position: int) -> ProtocolError:
+    return ProtocolError(
+        f"{name} is a string of {size} bytes, of which {MAX_STRING_BYTES} are allowed", position=position
+    )
+
+
 def _bad_null(name: str, position: int) -> ProtocolError:
     return ProtocolError(f"{name} is null but may not be", position=position)
 
@@ -142,6 +151,7 @@ class _Generator:
             "read_uvarint": read_uvarint,
             "write_uvarint": write_uvarint,
             "short": _short,
+            "too_long": _too_long,
             "bad_null": _bad_null,
         }
 
@@ -282,7 +292,14 @@ class _Decoders(_Generator):
                 f"if p >= {end}: raise short(p)",
                 "n = v[p]",
                 "p += 1",
-                f"if n > 127: n, p = read_uvarint(v, p - 1, {end})",
+                "if n > 127:",
+                f" n, p = read_uvarint(v, p - 1, {end})",
+                # An older version could not hold it: whoever stores or sends it on in one would fail.
+                *(
+                    [f" if n > {MAX_STRING_BYTES + 1}: raise too_long({label!r}, n - 1, p)"]
+                    if field.kind == "string"
+                    else []
+                ),
                 "n -= 1",
             ]
         else:
