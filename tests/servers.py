@@ -24,6 +24,8 @@ FOLDER_VARIABLE = "HAILBUS_TEST_SERVERS"
 FAST_PROPERTIES = {
     # No test waits for more members of a group, or for a session timeout that is made for fleets.
     "group.initial.rebalance.delay.ms": "0",
+    # A test can fill a group up.
+    "group.max.size": "8",
     "group.min.session.timeout.ms": "500",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.session.timeout.ms": "6000",

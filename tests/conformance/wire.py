@@ -44,6 +44,7 @@ class Wire:
         host, port = bootstrap.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=20)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.client_id = "wire"
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -53,7 +54,10 @@ class Wire:
 
     def request(self, key: ApiKey, version: int, message: Message) -> None:
         header = RequestHeader(
-            request_api_key=key, request_api_version=version, correlation_id=CORRELATION_ID, client_id="wire"
+            request_api_key=key,
+            request_api_version=version,
+            correlation_id=CORRELATION_ID,
+            client_id=self.client_id,
         )
         out = codec.encode(header, header_versions(key, version)[0])
         self.send_frame(bytes(codec.encode(message, version, out)))

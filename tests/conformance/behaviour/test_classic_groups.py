@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -11,14 +12,18 @@ import pytest
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.errors import ErrorCode
 
-from tests.conformance.conftest import Cluster
-from tests.conformance.wire import RETRIED, Wire
+from tests.conformance.conftest import Cluster, MakeTopic
+from tests.conformance.wire import RETRIED, Wire, wire_to
+from tests.servers import FAST_PROPERTIES
 from tests.support import wait_for
 
 
 def subscription(user_data: str) -> bytes:
     """A member's metadata in the embedded protocol of consumers, version 0: no topics, and bytes of its own."""
     return struct.pack(">hii", 0, 0, len(user_data)) + user_data.encode()
+
+
+MAX_SIZE = int(FAST_PROPERTIES["group.max.size"])
 
 
 class Member:
@@ -172,6 +177,10 @@ def settle(*members: Member) -> None:
     for number, member in enumerate(members):
         answer = member.synced()
         assert (answer.error_code, bytes(answer.assignment)) == (0, f"share of {number}".encode())
+
+
+def is_told_to_join(member: Member) -> bool:
+    return member.beat() == ErrorCode.REBALANCE_IN_PROGRESS
 
 
 def describe(wire: Wire, group: str) -> Any:
@@ -329,6 +338,39 @@ def test_a_static_member_comes_back_without_a_rebalance(new_member: NewMember) -
     assert static.beat() == ErrorCode.FENCED_INSTANCE_ID
 
 
+def test_a_group_takes_as_many_members_as_it_may_have(new_member: NewMember) -> None:
+    members = [new_member() for _ in range(MAX_SIZE)]
+    settle(*members)
+    assert new_member().join().error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert {member.beat() for member in members} == {0}
+
+
+def test_ids_that_wait_to_be_used_do_not_fill_a_group(new_member: NewMember) -> None:
+    for _ in range(MAX_SIZE):
+        new_member().take_id()
+    members = [new_member() for _ in range(MAX_SIZE)]
+    for member in members:
+        member.take_id()
+        member.ask_to_join(rebalance_ms=1500)  # for so long the rebalance waits for the ids that nobody comes with
+    assert {member.joined().error_code for member in members} == {0}
+
+
+def test_a_group_that_gets_too_many_members_in_a_rebalance_loses_the_last(new_member: NewMember) -> None:
+    members = [new_member() for _ in range(MAX_SIZE - 1)]
+    settle(*members)
+    newcomers = [new_member(), new_member()]
+    for newcomer in newcomers:  # while nobody else has joined the rebalance, there is room for both
+        newcomer.take_id()
+        newcomer.ask_to_join()
+    for member in members:
+        wait_for("it is told", functools.partial(is_told_to_join, member))
+        member.ask_to_join()
+    assert members[-1].joined().error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    answers = [member.joined() for member in (*newcomers, *members[:-1])]
+    assert {answer.error_code for answer in answers} == {0}
+    assert members[-1].beat() == ErrorCode.UNKNOWN_MEMBER_ID
+
+
 def test_a_session_timeout_out_of_bounds_is_refused(new_member: NewMember) -> None:
     for session_ms in (10, 100_000_000):
         assert new_member(session_ms=session_ms).join().error_code == ErrorCode.INVALID_SESSION_TIMEOUT
@@ -379,6 +421,56 @@ def test_metadata_above_its_limit_is_refused(wire: Wire, name: str, topic: str) 
     code = commit_alone(wire, name, topic, committed_offset=1, committed_metadata="x" * 4097)
     assert code == ErrorCode.OFFSET_METADATA_TOO_LARGE
     assert fetch_offset(wire, name, topic).committed_offset == -1
+
+
+def test_a_commit_that_no_batch_can_hold_is_refused_for_good(wire: Wire, name: str, make_topic: MakeTopic) -> None:
+    count = 300
+    many = make_topic(count)
+    wire.find_coordinator(name)
+
+    def commit(partitions: int, metadata: str) -> set[int]:
+        parts = [
+            {"partition_index": index, "committed_offset": 7, "committed_metadata": metadata}
+            for index in range(partitions)
+        ]
+        answer = wire.call(ApiKey.OFFSET_COMMIT, 8, group_id=name, topics=[{"name": many, "partitions": parts}])
+        return {part.error_code for part in answer.topics[0].partitions}
+
+    wait_for("the coordinator is loaded", lambda: commit(1, "") == {0})
+    # A code after which clients ask again would have them ask for ever.
+    assert commit(count, "m" * 4096) == {ErrorCode.UNKNOWN_SERVER_ERROR}
+    assert fetch_offset(wire, name, many, count - 1).committed_offset == -1
+    assert commit(count, "m") == {0}
+    assert fetch_offset(wire, name, many, count - 1).committed_offset == 7
+
+
+def test_assignments_that_no_batch_can_hold_make_the_members_join_again(new_member: NewMember) -> None:
+    first, second = new_member(), new_member()
+    join_together(first, second)
+    leader, follower = (first, second) if first.is_leader else (second, first)
+    follower.ask_to_sync()
+    assert leader.sync({leader.id: bytes(2_000_000), follower.id: b"f"}).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert follower.synced().error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert first.beat() == second.beat() == ErrorCode.REBALANCE_IN_PROGRESS
+    settle(first, second)
+
+
+def test_a_string_longer_than_the_protocol_allows_ends_the_connection(cluster: Cluster, new_member: NewMember) -> None:
+    other = new_member()
+    settle(other)
+    with wire_to(cluster) as wire:
+        wire.ask(
+            ApiKey.JOIN_GROUP,
+            7,
+            group_id=other.group + "-long",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=10_000,
+            group_instance_id="static",
+            protocol_type="p" * 32_768,
+            protocols=[{"name": "range", "metadata": b""}],
+        )
+        assert wire.is_closed_by_peer()
+    assert other.beat() == 0
 
 
 def test_a_commit_for_what_does_not_exist_is_refused(wire: Wire, name: str) -> None:

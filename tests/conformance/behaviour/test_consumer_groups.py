@@ -218,6 +218,32 @@ def test_topics_are_subscribed_by_pattern(new_member: NewMember, make_topic: Mak
         assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
+def test_a_pattern_matches_the_brokers_own_topics_too(new_member: NewMember, topic: str) -> None:
+    member = new_member()
+    member.beat(subscribed_topic_names=[], subscribed_topic_regex=f"__consumer_offs.*|{topic}")
+    wait_for("it has partitions of both topics", lambda: member.beat().error_code == 0 and len(member.owned) == 2)
+
+
+def test_an_away_static_member_whose_return_is_refused_is_out_after_its_session(
+    wire: Wire, new_member: NewMember, make_topic: MakeTopic, name: str
+) -> None:
+    topic = make_topic(2)
+    change = [{"name": "consumer.session.timeout.ms", "config_operation": 0, "value": "1500"}]
+    answer = wire.call(
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        1,
+        resources=[{"resource_type": 32, "resource_name": name, "configs": change}],
+    )
+    assert answer.responses[0].error_code == 0, answer
+    static, other = new_member(topic, instance="static"), new_member(topic)
+    settle(share_all(2, static, other), static, other)
+    static.leave(epoch=-2)
+    back = new_member(instance="static")
+    refused = back.beat(subscribed_topic_names=[], subscribed_topic_regex="(")
+    assert refused.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    settle(lambda: other.parts() == [0, 1], other)
+
+
 def test_a_group_is_described_with_its_assignment(
     wire: Wire, new_member: NewMember, make_topic: MakeTopic, name: str
 ) -> None:

@@ -12,11 +12,12 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import BatchView, RecordToWrite, build_batch
 from hailbus_broker.records.building import update_crc
 
-from tests.conformance.behaviour.test_topics import BROKER, SET, alter, configs
+from tests.conformance.behaviour.test_topics import BROKER, SET, TOPIC, alter, configs
 from tests.conformance.behaviour.test_transactions import NewProducer, new_producer
 from tests.conformance.conftest import Cluster, MakeTopic, hailbus_cluster, has_leaders, own_apache_cluster
 from tests.conformance.deviations import expected
-from tests.conformance.wire import Wire, batch_of, batches, claiming, now_ms, values
+from tests.conformance.wire import Wire, batch_of, batches, claiming, now_ms, values, wire_to
+from tests.servers import FAST_PROPERTIES
 from tests.support import wait_for
 
 if TYPE_CHECKING:
@@ -101,6 +102,60 @@ def test_a_header_that_lies_about_the_newest_timestamp(cluster: Cluster, wire: W
     assert view.header.max_timestamp == expected(
         cluster, apache=now, ours=now - 1000, deviation="a-headers-timestamps-are-believed"
     )
+
+
+def test_the_client_id_of_admin_clients_opens_no_door(cluster: Cluster, wire: Wire, name: str) -> None:
+    wire.find_coordinator(name)
+    wire.client_id = "__admin_client"
+    forged = batch_of(b"nothing", key=b"\x7f\xff")  # of a type that every broker skips
+    wait_for("the topic has leaders", lambda: has_leaders(wire, "__consumer_offsets", 1))
+    code = wire.produce("__consumer_offsets", forged).error_code
+    assert code == expected(
+        cluster,
+        apache=ErrorCode.NONE,
+        ours=ErrorCode.INVALID_TOPIC_EXCEPTION,
+        deviation="nobody-writes-to-the-coordinators-topics",
+    )
+    wire.client_id = "anybody"
+    assert wire.produce("__consumer_offsets", forged).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    at_end = [{"partition_index": 0, "offset": -1}]
+    deleted = wire.call(
+        ApiKey.DELETE_RECORDS, 2, topics=[{"name": "__consumer_offsets", "partitions": at_end}], timeout_ms=5_000
+    )
+    assert deleted.topics[0].partitions[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+@pytest.mark.parametrize("start", [hailbus_cluster, own_apache_cluster])
+def test_a_client_creates_the_topic_of_the_group_coordinator(
+    start: Callable[[Path], Iterator[Cluster]], tmp_path: Path
+) -> None:
+    with contextmanager(start)(tmp_path) as cluster, wire_to(cluster) as wire:
+        wanted = [
+            {"name": topic, "num_partitions": int(count), "replication_factor": 1}
+            for topic, count in (("__consumer_offsets", FAST_PROPERTIES["offsets.topic.num.partitions"]), ("t", 1))
+        ]
+        assert {topic.error_code for topic in wire.call(ApiKey.CREATE_TOPICS, 5, topics=wanted).topics} == {0}
+        wait_for("t has a leader", lambda: has_leaders(wire, "t", 1))
+        policy = configs(wire, TOPIC, "__consumer_offsets")["cleanup.policy"].value
+        assert policy == expected(
+            cluster, apache="delete", ours="compact", deviation="the-coordinators-topics-are-always-compacted"
+        )
+        wire.find_coordinator("group")
+        part = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
+
+        def commit() -> int:
+            topics = [{"name": "t", "partitions": [part]}]
+            answer = wire.call(ApiKey.OFFSET_COMMIT, 8, group_id="group", topics=topics)
+            return int(answer.topics[0].partitions[0].error_code)
+
+        wait_for("the group is served", lambda: commit() == 0)
+        deleted = wire.call(ApiKey.DELETE_TOPICS, 5, topic_names=["__consumer_offsets"], timeout_ms=5_000)
+        assert deleted.responses[0].error_code == expected(
+            cluster,
+            apache=ErrorCode.NONE,
+            ours=ErrorCode.INVALID_TOPIC_EXCEPTION,
+            deviation="the-coordinators-topics-are-always-compacted",
+        )
 
 
 def value_at_start(cluster: Cluster, topic: str) -> bytes | None:

@@ -46,6 +46,7 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.client_id = "wire"
 
     @classmethod
     async def to(cls, bootstrap: str) -> Self:
@@ -56,7 +57,9 @@ class Wire:
         self.writer.close()
 
     def send(self, key: ApiKey, version: int, message: Message) -> None:
-        header = RequestHeader(request_api_key=key, request_api_version=version, correlation_id=7, client_id="wire")
+        header = RequestHeader(
+            request_api_key=key, request_api_version=version, correlation_id=7, client_id=self.client_id
+        )
         frame = codec.encode(message, version, codec.encode(header, header_versions(key, version)[0]))
         self.writer.write(struct.pack(">i", len(frame)) + frame)
 

@@ -233,7 +233,8 @@ def test_committed_is_seen_and_nothing_else(data: st.DataObject, seed: int, is_v
                     world.init(is_v2=is_v2)
                 case "timeout":
                     world.now += 2000
-                    world.run(world.shard.tick(world.now))
+                    for outcome in world.shard.tick(world.now):
+                        world.run(outcome)
         except Crash:
             if name == "commit":
                 unknown |= attempted

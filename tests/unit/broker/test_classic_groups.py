@@ -24,13 +24,21 @@ from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import Message
 
 GROUP = "rides"
+WALL_AHEAD_MS = 1_700_000_000_000
+"""How far the wall clock is ahead of the clock for deadlines: what mixes them up is far off."""
 
 
 class Coordinator:
-    """A shard with its log, which is a list."""
+    """A shard with its log, which is a list.
+
+    `is_refusing` lets the log refuse the next records, as if they were too large.
+    """
 
     def __init__(self, *, delay_ms: int = 0) -> None:
         self.now_ms = 1_000
+        self.suspended_ms = 0
+        self.is_refusing = False
+        self.refused: list[object] = []
         self.records: list[tuple[bytes, bytes | None]] = []
         self.answers: dict[object, Message] = {}
         self.shard = self.make(delay_ms)
@@ -43,7 +51,19 @@ class Coordinator:
             chance=random.Random(7),
         )
 
+    @property
+    def wall_ms(self) -> int:
+        return WALL_AHEAD_MS + self.now_ms + self.suspended_ms
+
     def run(self, outcome: Outcome) -> None:
+        if self.is_refusing and outcome.records:
+            self.is_refusing = False
+            self.refused += [token for token, _ in outcome.replies]
+            follow_up = Outcome()
+            for undo in reversed(outcome.undo):
+                undo(follow_up)
+            self.run(follow_up)
+            return
         for record in outcome.records:
             key, value = record.encode_key(), record.encode_value()
             self.records.append((key, value))
@@ -59,7 +79,8 @@ class Coordinator:
 
     def advance(self, ms: int) -> None:
         self.now_ms += ms
-        self.run(self.shard.tick(self.now_ms))
+        for outcome in self.shard.tick(self.now_ms, wall_ms=self.wall_ms):
+            self.run(outcome)
 
     def join(self, token: str, member_id: str = "", *, instance: str | None = None, **changes: object) -> None:
         values: dict[str, object] = {
@@ -81,6 +102,7 @@ class Coordinator:
                 requires_known_member=False,
                 can_skip_assignment=True,
                 now_ms=self.now_ms,
+                wall_ms=self.wall_ms,
             )
         )
 
@@ -99,7 +121,7 @@ class Coordinator:
                 for member, data in (assignments or {}).items()
             ],
         )
-        self.run(self.shard.sync(request, token, now_ms=self.now_ms))
+        self.run(self.shard.sync(request, token, now_ms=self.now_ms, wall_ms=self.wall_ms))
 
     def synced(self, token: str) -> SyncGroupResponse:
         answer = self.answers[token]
@@ -117,7 +139,7 @@ class Coordinator:
         token = object()
         members = [MemberIdentity(member_id=member_id, group_instance_id=instance)]
         request = LeaveGroupRequest(group_id=GROUP, members=members)
-        self.run(self.shard.leave(request, members, token, now_ms=self.now_ms))
+        self.run(self.shard.leave(request, members, token, now_ms=self.now_ms, wall_ms=self.wall_ms))
         code: int = self.answers.pop(token).members[0].error_code  # type: ignore[attr-defined]  # a Message of a known kind
         return code
 
@@ -126,7 +148,11 @@ class Coordinator:
         entry = OffsetToCommit(
             topic="t", topic_id=bytes(16), partition=0, offset=offset, leader_epoch=0, metadata="here"
         )
-        self.run(self.shard.commit(GROUP, generation, member_id, None, [entry], token, now_ms=self.now_ms))
+        self.run(
+            self.shard.commit(
+                GROUP, generation, member_id, None, [entry], token, now_ms=self.now_ms, wall_ms=self.wall_ms
+            )
+        )
         answer = self.answers.pop(token)
         assert isinstance(answer, OffsetCommitResponse)
         return answer.topics[0].partitions[0].error_code
@@ -138,7 +164,7 @@ class Coordinator:
         request = TxnOffsetCommitRequest(
             group_id=GROUP, producer_id=9, producer_epoch=0, generation_id=generation, member_id=member_id
         )
-        outcome = self.shard.commit_in_transaction(request, [entry], token, now_ms=self.now_ms)
+        outcome = self.shard.commit_in_transaction(request, [entry], token, now_ms=self.now_ms, wall_ms=self.wall_ms)
         assert outcome.producer == (9, 0)
         for record in outcome.records:
             self.shard.replay(record.encode_key(), record.encode_value(), now_ms=self.now_ms, producer_id=9)
@@ -423,6 +449,7 @@ def test_a_newcomer_is_first_given_an_id_where_the_version_has_that() -> None:
         requires_known_member=True,
         can_skip_assignment=True,
         now_ms=coordinator.now_ms,
+        wall_ms=coordinator.wall_ms,
     )
     coordinator.run(outcome)
     answer = coordinator.joined("j")
@@ -456,9 +483,14 @@ def test_a_group_has_a_greatest_size_and_one_protocol_in_common() -> None:
     coordinator.join("x", protocols=[JoinGroupRequestProtocol(name="sticky")])
     assert coordinator.joined("x").error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     coordinator.join("c")
-    coordinator.join("d")
-    assert coordinator.joined("d").error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
-    assert {first, second} <= set(coordinator.group().members)
+    coordinator.join("d")  # has room: only one has joined this rebalance
+    coordinator.join("a3", first)
+    coordinator.join("b3", second)
+    assert coordinator.joined("b3").error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert {coordinator.joined(token).error_code for token in ("c", "d", "a3")} == {ErrorCode.NONE}
+    assert len(coordinator.group().members) == 3
+    coordinator.join("e")
+    assert coordinator.joined("e").error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
 def test_offsets_are_kept_over_a_restart_and_can_be_committed_without_joining() -> None:
@@ -485,13 +517,13 @@ def test_a_restart_does_not_put_the_end_of_an_empty_groups_offsets_off() -> None
     coordinator.commit(41, generation=1, member_id=member)
     coordinator.advance(5_000)
     coordinator.leave(member)
-    emptied_ms = coordinator.now_ms
+    emptied_ms = coordinator.wall_ms
     coordinator.advance(3_600_000)
     coordinator.restart()
     week_ms = coordinator.shard.config.offsets_retention_ms
-    coordinator.run(coordinator.shard.expire_offsets(now_ms=emptied_ms + week_ms - 1))
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=emptied_ms + week_ms - 1))
     assert coordinator.shard.committed(GROUP, "t", 0) is not None
-    coordinator.run(coordinator.shard.expire_offsets(now_ms=emptied_ms + week_ms))
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=emptied_ms + week_ms))
     assert coordinator.shard.committed(GROUP, "t", 0) is None
 
 
@@ -499,9 +531,9 @@ def test_offsets_of_an_empty_group_expire() -> None:
     coordinator = Coordinator()
     coordinator.commit(41)
     week_ms = coordinator.shard.config.offsets_retention_ms
-    coordinator.run(coordinator.shard.expire_offsets(now_ms=coordinator.now_ms + week_ms - 1))
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms + week_ms - 1))
     assert coordinator.shard.committed(GROUP, "t", 0) is not None
-    coordinator.run(coordinator.shard.expire_offsets(now_ms=coordinator.now_ms + week_ms))
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms + week_ms))
     assert coordinator.shard.committed(GROUP, "t", 0) is None
 
 
@@ -568,3 +600,121 @@ def test_the_table_refuses_what_it_does_not_have() -> None:
     group = ClassicGroup(group_id=GROUP)
     with pytest.raises(AssertionError):
         group.move_to(ClassicState.STABLE, 0)
+
+
+def test_assignments_that_cannot_be_recorded_make_the_members_join_again() -> None:
+    coordinator, first, second = stable_pair()
+    coordinator.join("a3", first)
+    coordinator.join("b3", second)
+    generation = coordinator.joined("a3").generation_id
+    coordinator.sync("b-sync3", second, generation)
+    coordinator.is_refusing = True
+    coordinator.sync("a-sync3", first, generation, {first: b"one", second: b"two"})
+    assert set(coordinator.refused) == {"a-sync3", "b-sync3"}
+    assert coordinator.beat(first, generation) == ErrorCode.REBALANCE_IN_PROGRESS
+    coordinator.join("a4", first)
+    coordinator.join("b4", second)
+    assert coordinator.joined("a4").generation_id == coordinator.joined("b4").generation_id == generation + 1
+
+
+def test_a_static_member_whose_return_cannot_be_recorded_keeps_its_place() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a", instance="driver")
+    member = coordinator.joined("a").member_id
+    coordinator.sync("s", member, 1, {member: b"all"})
+    coordinator.is_refusing = True
+    coordinator.join("again", instance="driver")
+    assert coordinator.refused == ["again"]
+    group = coordinator.group()
+    assert (set(group.members), group.static_members, group.leader) == ({member}, {"driver": member}, member)
+    assert coordinator.beat(member, 1) == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("suspended_ms", [0, 30 * 24 * 3_600_000])
+def test_offsets_age_by_the_wall_clock(suspended_ms: int) -> None:
+    """A host that was suspended has a clock for deadlines that lags behind."""
+    coordinator = Coordinator()
+    coordinator.suspended_ms = suspended_ms
+    coordinator.join("a")
+    member = coordinator.joined("a").member_id
+    coordinator.sync("s", member, 1, {member: b"all"})
+    assert coordinator.commit(41, generation=1, member_id=member) == ErrorCode.NONE
+    assert coordinator.commit_in_transaction(42, generation=1, member_id=member) == ErrorCode.NONE
+    coordinator.shard.replay_end_transaction(9, is_commit=True)
+    committed = coordinator.shard.committed(GROUP, "t", 0)
+    assert committed is not None
+    assert committed.commit_timestamp_ms == coordinator.wall_ms
+    coordinator.advance(3_600_000)
+    coordinator.leave(member)
+    assert coordinator.group().state_since_ms == coordinator.wall_ms
+    week_ms = coordinator.shard.config.offsets_retention_ms
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms + week_ms - 1))
+    assert coordinator.shard.committed(GROUP, "t", 0) is not None
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms + week_ms))
+    assert coordinator.shard.committed(GROUP, "t", 0) is None
+
+
+def test_offsets_that_an_open_transaction_may_change_do_not_expire() -> None:
+    coordinator = Coordinator()
+    coordinator.commit(1)
+    coordinator.commit_in_transaction(2)
+    week_ms = coordinator.shard.config.offsets_retention_ms
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms + week_ms))
+    assert coordinator.committed() == 1
+    coordinator.shard.replay_end_transaction(9, is_commit=False)
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms + week_ms))
+    assert coordinator.committed() is None
+
+
+def test_all_offsets_of_a_commit_are_in_one_batch() -> None:
+    coordinator = Coordinator()
+    entry = OffsetToCommit(topic="t", topic_id=bytes(16), partition=0, offset=1, leader_epoch=0, metadata="")
+    assert coordinator.shard.commit(GROUP, -1, "", None, [entry], "token", now_ms=0, wall_ms=0).is_atomic
+    request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, producer_epoch=0)
+    assert coordinator.shard.commit_in_transaction(request, [entry], "token", now_ms=0, wall_ms=0).is_atomic
+
+
+def test_what_is_due_is_decided_one_after_the_other() -> None:
+    coordinator, first, second = stable_pair()
+    coordinator.now_ms += 10_000
+    outcomes = coordinator.shard.tick(coordinator.now_ms, wall_ms=coordinator.wall_ms)
+    coordinator.run(next(outcomes))
+    assert set(coordinator.group().members) in ({first}, {second})
+    coordinator.run(next(outcomes))
+    assert not coordinator.group().members
+
+
+def test_a_members_timers_do_not_grow_in_number_with_the_rebalances() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a")
+    member = coordinator.joined("a").member_id
+    for number in range(50):
+        coordinator.sync(f"s{number}", member, number + 1, {member: b"all"})
+        coordinator.join(f"again{number}", member)
+        coordinator.advance(5_000)
+    # The present one, and the long one of its first join.
+    assert sum(name == member for _, _, name in coordinator.shard._timers) <= 2
+
+
+def test_a_rebalance_that_waits_for_nobody_does_not_take_all_time() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a", instance="driver", rebalance_timeout_ms=0)
+    static = coordinator.joined("a").member_id
+    coordinator.join("b", rebalance_timeout_ms=0)
+    coordinator.join("a2", static, instance="driver", rebalance_timeout_ms=0)
+    other = coordinator.joined("b").member_id
+    coordinator.leave(other)
+    coordinator.advance(1)  # the static member is away, and there is no other to go on with
+    due_ms = coordinator.shard.next_deadline_ms()
+    assert due_ms is not None
+    assert due_ms > coordinator.now_ms
+
+
+def test_a_commit_in_a_transaction_does_not_wait_for_the_end_of_a_rebalance() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a")
+    member = coordinator.joined("a").member_id
+    assert coordinator.group().state is ClassicState.COMPLETING_REBALANCE
+    assert coordinator.commit(5, generation=1, member_id=member) == ErrorCode.REBALANCE_IN_PROGRESS
+    assert coordinator.commit_in_transaction(5, generation=1, member_id=member) == ErrorCode.NONE
+    assert coordinator.commit_in_transaction(5, generation=2, member_id=member) == ErrorCode.ILLEGAL_GENERATION

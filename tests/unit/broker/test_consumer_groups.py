@@ -27,6 +27,7 @@ from hailbus_broker.protocol.errors import ApiError, ErrorCode
 GROUP = "surge"
 RIDES = b"R" * 16
 BIKES = b"B" * 16
+WALL_AHEAD_MS = 1_700_000_000_000
 
 
 def image_with(**partition_counts: int) -> MetadataImage:
@@ -43,6 +44,7 @@ class Coordinator:
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
         self.now_ms = 1_000
+        self.is_refusing = False
         self.records: list[tuple[bytes, bytes | None]] = []
         self.shard = self.make()
 
@@ -51,7 +53,16 @@ class Coordinator:
             GroupConfig(), image=self.image, group_settings=lambda _: (45_000, 5_000), chance=random.Random(7)
         )
 
+    @property
+    def wall_ms(self) -> int:
+        return WALL_AHEAD_MS + self.now_ms
+
     def run(self, outcome: Outcome) -> list[object]:
+        """Write and replay the records and return the replies; none if the log refuses the records."""
+        if self.is_refusing and outcome.records:
+            for undo in reversed(outcome.undo):
+                undo(Outcome())
+            return []
         for record in outcome.records:
             key, value = record.encode_key(), record.encode_value()
             self.records.append((key, value))
@@ -65,12 +76,15 @@ class Coordinator:
 
     def advance(self, ms: int) -> None:
         self.now_ms += ms
-        self.run(self.shard.tick(self.now_ms))
+        for outcome in self.shard.tick(self.now_ms, wall_ms=self.wall_ms):
+            self.run(outcome)
 
     def commit(self, offset: int, member_id: str, epoch: int) -> int:
         """OffsetCommit by a member; its error code."""
         entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=offset, leader_epoch=0, metadata="")
-        (answer,) = self.run(self.shard.commit(GROUP, epoch, member_id, None, [entry], "token", now_ms=self.now_ms))
+        (answer,) = self.run(
+            self.shard.commit(GROUP, epoch, member_id, None, [entry], "token", now_ms=self.now_ms, wall_ms=self.wall_ms)
+        )
         assert isinstance(answer, OffsetCommitResponse)
         return answer.topics[0].partitions[0].error_code
 
@@ -78,7 +92,7 @@ class Coordinator:
         """The error code of TxnOffsetCommit by a member; what it left is not looked at."""
         entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=0, leader_epoch=0, metadata="")
         request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, generation_id=epoch, member_id=member_id)
-        outcome = self.shard.commit_in_transaction(request, [entry], "token", now_ms=self.now_ms)
+        outcome = self.shard.commit_in_transaction(request, [entry], "token", now_ms=self.now_ms, wall_ms=self.wall_ms)
         ((_, answer),) = outcome.replies
         assert isinstance(answer, TxnOffsetCommitResponse)
         assert bool(outcome.records) == (not answer.topics[0].partitions[0].error_code)
@@ -134,6 +148,7 @@ class Member:
                 client_id="client",
                 client_host="/10.0.0.1",
                 now_ms=self.coordinator.now_ms,
+                wall_ms=self.coordinator.wall_ms,
             )
         )
         assert isinstance(answer, ConsumerGroupHeartbeatResponse)
@@ -434,3 +449,111 @@ def test_assignors_give_every_partition_to_one_subscribed_member(assignor: str) 
         assert sorted(given) == sorted((topic, index) for topic in wanted for index in range(counts[topic]))
         for member, assignment in first.items():
             assert set(assignment) <= members[member]
+
+
+def test_an_away_static_member_whose_return_is_refused_is_out_after_its_session() -> None:
+    coordinator = Coordinator(image_with(rides=2))
+    Member(coordinator, "a", instance_id="driver").beat()
+    assert Member(coordinator, "a").beat(member_epoch=-2, instance_id="driver").error_code == ErrorCode.NONE
+    refused = Member(coordinator, "b", instance_id="driver", subscribed_topic_regex="(").beat()
+    assert refused.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    coordinator.advance(45_000)
+    assert not coordinator.group().members
+
+
+def test_each_demand_to_give_partitions_up_has_its_own_deadline() -> None:
+    coordinator = Coordinator(image_with(rides=4))
+    first, second, third = (Member(coordinator, name) for name in "abc")
+    first.beat()
+    everything = dict(first.owned)
+    second.beat()
+    first.beat(topic_partitions=[TopicPartitions(topic_id=RIDES, partitions=sorted(everything[RIDES]))])
+    assert len(first.owned[RIDES]) == 2
+    for _ in range(59):
+        coordinator.advance(1_000)
+        for member in (second, third):
+            member.beat()
+        first.beat(topic_partitions=None)
+    assert first.beat().error_code == ErrorCode.NONE  # it has given up what it had to
+    assert len(first.owned[RIDES]) == 1, "the third one has joined meanwhile: there is more to give up"
+    kept = first.owned
+    for _ in range(59):
+        coordinator.advance(1_000)
+        assert first.beat(topic_partitions=None).error_code == ErrorCode.NONE
+        for member in (second, third):
+            member.beat()
+    coordinator.advance(1_000)
+    assert first.beat(topic_partitions=None).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert kept
+
+
+def test_an_empty_group_without_offsets_is_forgotten() -> None:
+    coordinator = Coordinator(image_with(rides=1))
+    member = Member(coordinator, "a")
+    member.beat()
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms))
+    assert GROUP in coordinator.shard.consumer_groups
+    member.beat(member_epoch=-1)
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms))
+    assert GROUP not in coordinator.shard.consumer_groups
+    coordinator.restart()
+    assert not coordinator.shard.knows(GROUP)
+
+
+def test_an_empty_group_for_which_a_transaction_may_commit_is_kept() -> None:
+    coordinator = Coordinator(image_with(rides=1))
+    member = Member(coordinator, "a")
+    member.beat()
+    entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=5, leader_epoch=0, metadata="")
+    request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, generation_id=member.epoch, member_id="a")
+    outcome = coordinator.shard.commit_in_transaction(request, [entry], "t", now_ms=1, wall_ms=coordinator.wall_ms)
+    for record in outcome.records:
+        coordinator.shard.replay(record.encode_key(), record.encode_value(), now_ms=1, producer_id=9)
+    member.beat(member_epoch=-1)
+    coordinator.run(coordinator.shard.expire_offsets(wall_ms=coordinator.wall_ms))
+    assert GROUP in coordinator.shard.consumer_groups
+    coordinator.shard.replay_end_transaction(9, is_commit=True)
+    assert coordinator.committed() == 5
+
+
+def refuse(coordinator: Coordinator, member: Member, **changes: object) -> None:
+    """A heartbeat whose records the log refuses."""
+    coordinator.is_refusing = True
+    with pytest.raises(ValueError, match="not enough values"):
+        member.beat(**changes)
+    coordinator.is_refusing = False
+
+
+def test_a_group_that_cannot_be_recorded_is_not_there() -> None:
+    coordinator = Coordinator(image_with(rides=1))
+    refuse(coordinator, Member(coordinator, "a"))
+    assert not coordinator.shard.knows(GROUP)
+    coordinator.advance(100_000)
+    member = Member(coordinator, "a")
+    assert member.beat().error_code == ErrorCode.NONE
+    coordinator.advance(45_000)
+    assert not coordinator.group().members, "its session has to end as if nothing had been before"
+
+
+def test_a_pattern_is_looked_up_again_when_what_it_matched_could_not_be_recorded() -> None:
+    coordinator = Coordinator(image_with(rides=1))
+    member = Member(coordinator, "a", subscribed_topic_names=[], subscribed_topic_regex=".*s")
+    member.beat()
+    coordinator.image.replay(TopicRecord(name="bikes", topic_id=BIKES))
+    coordinator.image.replay(
+        PartitionRecord(partition_id=0, topic_id=BIKES, replicas=[1], isr=[1], leader=1, leader_epoch=0)
+    )
+    refuse(coordinator, member)
+    settle(member)
+    assert member.owned == {RIDES: {0}, BIKES: {0}}
+
+
+def test_a_member_whose_removal_cannot_be_recorded_is_removed_a_second_later() -> None:
+    coordinator = Coordinator(image_with(rides=1))
+    Member(coordinator, "a").beat()
+    coordinator.is_refusing = True
+    coordinator.advance(45_000)
+    assert coordinator.group().members
+    coordinator.is_refusing = False
+    coordinator.advance(1_000)
+    assert not coordinator.group().members

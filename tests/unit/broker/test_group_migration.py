@@ -34,6 +34,7 @@ from hailbus_broker.protocol.schema import Message
 
 GROUP = "surge"
 RIDES = b"R" * 16
+WALL_AHEAD_MS = 1_700_000_000_000
 
 
 def subscription(version: int = 1) -> bytes:
@@ -50,6 +51,7 @@ class World:
         for index in range(4):
             self.image.replay(PartitionRecord(partition_id=index, topic_id=RIDES, replicas=[1], isr=[1], leader=1))
         self.now_ms = 1_000
+        self.is_refusing = False
         self.config = GroupConfig(initial_rebalance_delay_ms=0, consumer_migration_policy=policy)
         self.log: list[tuple[bytes, bytes | None]] = []
         self.answers: dict[object, Message] = {}
@@ -62,7 +64,18 @@ class World:
         for key, value in self.log:
             self.shard.replay(key, value, now_ms=self.now_ms)
 
+    @property
+    def wall_ms(self) -> int:
+        return WALL_AHEAD_MS + self.now_ms
+
     def run(self, outcome: Outcome) -> None:
+        if self.is_refusing and outcome.records:
+            self.is_refusing = False
+            follow_up = Outcome()
+            for undo in reversed(outcome.undo):
+                undo(follow_up)
+            self.run(follow_up)
+            return
         for record in outcome.records:
             key, value = record.encode_key(), record.encode_value()
             self.log.append((key, value))
@@ -73,7 +86,8 @@ class World:
 
     def advance(self, ms: int) -> None:
         self.now_ms += ms
-        self.run(self.shard.tick(self.now_ms))
+        for outcome in self.shard.tick(self.now_ms, wall_ms=self.wall_ms):
+            self.run(outcome)
 
     def owners(self) -> list[tuple[str, int]]:
         group = self.shard.consumer_groups[GROUP]
@@ -110,6 +124,7 @@ class Classic:
                 requires_known_member=False,
                 can_skip_assignment=True,
                 now_ms=self.world.now_ms,
+                wall_ms=self.world.wall_ms,
             )
         )
 
@@ -133,7 +148,7 @@ class Classic:
                 SyncGroupRequestAssignment(member_id=key, assignment=data) for key, data in (assignments or {}).items()
             ],
         )
-        self.world.run(self.world.shard.sync(request, token, now_ms=self.world.now_ms))
+        self.world.run(self.world.shard.sync(request, token, now_ms=self.world.now_ms, wall_ms=self.world.wall_ms))
         answer = self.world.answers.pop(token)
         assert isinstance(answer, SyncGroupResponse)
         if not answer.error_code:
@@ -155,7 +170,14 @@ class Classic:
         token = object()
         self.world.run(
             self.world.shard.commit(
-                GROUP, self.generation, self.member_id, self.instance, [entry], token, now_ms=self.world.now_ms
+                GROUP,
+                self.generation,
+                self.member_id,
+                self.instance,
+                [entry],
+                token,
+                now_ms=self.world.now_ms,
+                wall_ms=self.world.wall_ms,
             )
         )
         answer = self.world.answers.pop(token)
@@ -171,7 +193,8 @@ class Classic:
     def leave(self) -> None:
         members = [MemberIdentity(member_id=self.member_id)]
         request = LeaveGroupRequest(group_id=GROUP, members=members)
-        self.world.run(self.world.shard.leave(request, members, object(), now_ms=self.world.now_ms))
+        times = {"now_ms": self.world.now_ms, "wall_ms": self.world.wall_ms}
+        self.world.run(self.world.shard.leave(request, members, object(), **times))
 
 
 class Consumer:
@@ -207,6 +230,7 @@ class Consumer:
                 client_id="new",
                 client_host="/h",
                 now_ms=self.world.now_ms,
+                wall_ms=self.world.wall_ms,
             )
         )
         answer = self.world.answers.pop(token)
@@ -386,3 +410,59 @@ def test_generations_are_checked() -> None:
     stranger.member_id, stranger.generation = new.member_id, new.epoch  # a member, and not of the classic protocol
     assert stranger.beat() is ErrorCode.UNKNOWN_MEMBER_ID
     assert stranger.sync() is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_change_that_cannot_be_recorded_has_not_been_one() -> None:
+    world = World()
+    old = stable(world)
+    new = Consumer(world, "new")
+    world.is_refusing = True
+    with pytest.raises(KeyError):
+        new.beat()
+    assert GROUP not in world.shard.consumer_groups
+    assert old.beat() is ErrorCode.NONE
+    assert new.beat() is ErrorCode.NONE
+    settle(old, new)
+    assert old.partitions | new.partitions == {0, 1, 2, 3}
+    # And back: the classic group that could not be recorded is not there.
+    world.is_refusing = True
+    with pytest.raises(KeyError):
+        new.beat(-1)
+    assert GROUP not in world.shard.groups
+    settle(old, new)
+    assert old.partitions | new.partitions == {0, 1, 2, 3}
+    assert new.beat(-1) is ErrorCode.NONE
+    assert set(world.shard.groups[GROUP].members) == {old.member_id}
+
+
+def test_a_return_that_is_refused_changes_nothing_of_a_static_member() -> None:
+    world = World()
+    old, new = stable(world, instance="driver"), Consumer(world, "new")
+    new.beat()
+    settle(old, new)
+    records = len(world.log)
+    request = JoinGroupRequest(
+        group_id=GROUP,
+        session_timeout_ms=10_000,
+        group_instance_id="driver",
+        protocol_type="consumer",
+        protocols=[JoinGroupRequestProtocol(name="range", metadata=b"no subscription")],
+    )
+    world.run(
+        world.shard.join(
+            request,
+            "return",
+            client_id="classic",
+            client_host="/h",
+            requires_known_member=False,
+            can_skip_assignment=True,
+            now_ms=world.now_ms,
+            wall_ms=world.wall_ms,
+        )
+    )
+    answer = world.answers["return"]
+    assert isinstance(answer, JoinGroupResponse)
+    assert answer.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert len(world.log) == records
+    settle(old, new)
+    assert old.partitions | new.partitions == {0, 1, 2, 3}

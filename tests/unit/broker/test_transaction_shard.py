@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hailbus_broker.coordinators.patterns import PatternError
 from hailbus_broker.coordinators.transaction.shard import (
+    ABORT_RETRY_MS,
     MARKER_RETRY_MS,
     MarkersToWrite,
     TransactionConfig,
@@ -52,6 +53,10 @@ class Bench:
             self.written.append(markers)
             self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now))
         return outcome.replies[0][1] if outcome.replies else None
+
+    def tick(self) -> None:
+        for outcome in self.shard.tick(self.now):
+            self.run(outcome)
 
     def restart(self) -> None:
         self.shard = TransactionShard(self.config, coordinator_epoch=4)
@@ -239,10 +244,10 @@ def test_what_is_open_for_too_long_is_aborted_and_its_producer_fenced(bench: Ben
     bench.add(1000, 0, A)
     assert bench.shard.next_deadline_ms() == bench.now + 5000
     bench.now += 4999
-    bench.run(bench.shard.tick(bench.now))
+    bench.tick()
     assert bench.is_in(State.ONGOING)
     bench.now += 1
-    bench.run(bench.shard.tick(bench.now))
+    bench.tick()
     assert bench.is_in(State.COMPLETE_ABORT)
     assert bench.markers() == [(1000, 1, False, (A,))]
     assert bench.end(1000, 0)[0] is ErrorCode.PRODUCER_FENCED
@@ -251,10 +256,69 @@ def test_what_is_open_for_too_long_is_aborted_and_its_producer_fenced(bench: Ben
 def test_unused_ids_are_forgotten(bench: Bench) -> None:
     bench.init()
     bench.now += 1000 * MINUTE
-    bench.run(bench.shard.tick(bench.now))
+    bench.tick()
     assert bench.shard.transactions == {}
     bench.restart()
     assert bench.shard.transactions == {}
+
+
+def test_ids_are_forgotten_in_the_order_of_their_last_use(bench: Bench) -> None:
+    bench.init(name="first")
+    bench.now += MINUTE
+    bench.init(name="second")
+    bench.now += MINUTE
+    bench.init(name="first")
+    assert bench.shard.next_deadline_ms() == bench.now + 999 * MINUTE
+    bench.now += 999 * MINUTE
+    bench.tick()
+    assert set(bench.shard.transactions) == {"first"}
+    bench.now += MINUTE
+    bench.tick()
+    assert set(bench.shard.transactions) == set()
+    assert bench.shard.next_deadline_ms() is None
+
+
+def test_the_next_deadline_is_known_without_a_look_at_every_id(bench: Bench) -> None:
+    for number in range(50):
+        bench.init(name=f"t{number}")
+    bench.init()
+    bench.add(1050, 0, A)
+    seen = Unread(bench.shard.transactions)
+    bench.shard.transactions = seen
+    assert bench.shard.next_deadline_ms() == bench.now + MINUTE
+
+
+class Unread(dict[str, Transaction]):
+    """Transactions that may be looked up one by one only."""
+
+    def values(self) -> NoReturn:
+        raise AssertionError("every transaction is looked at")
+
+    items = keys = __iter__ = values
+
+
+def test_an_id_has_one_timer_however_many_transactions_it_has(bench: Bench) -> None:
+    bench.init()
+    for _ in range(100):
+        bench.now += 1
+        bench.add(1000, 0, A)
+        bench.end(1000, 0)
+    assert len(bench.shard._timers) == 1
+    bench.now += MINUTE
+    bench.tick()
+    assert bench.is_in(State.COMPLETE_COMMIT)
+    assert not bench.shard._timers
+
+
+def test_an_abort_that_cannot_be_recorded_is_tried_again(bench: Bench) -> None:
+    bench.init()
+    bench.add(1000, 0, A)
+    bench.now += MINUTE
+    assert [outcome.records for outcome in bench.shard.tick(bench.now)]  # and written nowhere
+    assert bench.shard.next_deadline_ms() == bench.now + ABORT_RETRY_MS
+    bench.now += ABORT_RETRY_MS
+    bench.tick()
+    assert bench.is_in(State.COMPLETE_ABORT)
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
@@ -296,7 +360,7 @@ def test_markers_that_failed_are_tried_again(bench: Bench) -> None:
     assert bench.shard.next_deadline_ms() == bench.now + MARKER_RETRY_MS
     bench.broken = set()
     bench.now += MARKER_RETRY_MS
-    bench.run(bench.shard.tick(bench.now))
+    bench.tick()
     assert bench.markers() == [(1000, 0, True, (A, B)), (1000, 0, True, (B,))]
     assert bench.is_in(State.COMPLETE_COMMIT)
 
@@ -350,7 +414,7 @@ def test_producers_of_both_versions_walk_every_edge_of_the_table(monkeypatch: py
                 bench.end(producer_id, epoch, commit=chance.random() < 0.5, is_v2=is_v2)
             case _:
                 bench.now += chance.choice([1_000, 2 * MINUTE])
-                bench.run(bench.shard.tick(bench.now))
+                bench.tick()
     assert set(TRANSITIONS) == set(State)
     assert walked == {(state, after) for state, following in TRANSITIONS.items() for after in following}
     assert [state.label for state in State][:6] == [

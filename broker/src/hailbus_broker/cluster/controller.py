@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from hailbus_broker.cluster.features import FeatureUpdate, check_update
 from hailbus_broker.cluster.metadata.image import (
     CLUSTER_METADATA_TOPIC,
+    GROUP_METADATA_TOPIC,
     INTERNAL_TOPICS,
     MetadataImage,
     ResourceType,
@@ -37,6 +38,7 @@ MAX_PARTITIONS_PER_REQUEST: Final = 10_000
 MAX_PARTITIONS: Final = 100_000
 """Of the whole cluster; the limit of open files is a bound besides."""
 PRODUCER_ID_BLOCK: Final = 1_000
+TRANSACTION_STATE_SEGMENT_BYTES: Final = 104_857_600
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -47,6 +49,7 @@ class NewTopic:
     topic_id: Uuid
     partition_count: int
     replication_factor: int
+    configs: Mapping[str, str]
     records: list[Message]
 
 
@@ -81,6 +84,9 @@ class Controller:
         is_internal: bool = False,
     ) -> NewTopic:
         """Decide about a new topic.
+
+        A coordinator's topic is compacted whoever creates it, unless a client explicitly asks for something else:
+        retention would take committed offsets and open transactions away.
 
         Args:
             name: Of the topic.
@@ -126,7 +132,7 @@ class Controller:
                 f"Unable to create {partition_count} partitions: {MAX_PARTITIONS_PER_REQUEST} at a time is the most.",
             )
         self._check_total(partition_count)
-        values = _without_nulls(configs or {})
+        values = self._internal_configs(name) | _without_nulls(configs or {})
         check_topic_configs(values)
         topic_id = self._new_topic_id()
         records: list[Message] = [TopicRecord(name=name, topic_id=topic_id)]
@@ -136,7 +142,11 @@ class Controller:
             for key, value in sorted(values.items())
         ]
         return NewTopic(
-            topic_id=topic_id, partition_count=partition_count, replication_factor=replication_factor, records=records
+            topic_id=topic_id,
+            partition_count=partition_count,
+            replication_factor=replication_factor,
+            configs=values,
+            records=records,
         )
 
     def _check_total(self, new_count: int) -> None:
@@ -146,6 +156,15 @@ class Controller:
                 ErrorCode.POLICY_VIOLATION,
                 f"The cluster has {total} partitions: with {new_count} more it would have more than {MAX_PARTITIONS}.",
             )
+
+    def _internal_configs(self, name: str) -> dict[str, str]:
+        if name not in INTERNAL_TOPICS:
+            return {}
+        is_for_groups = name == GROUP_METADATA_TOPIC
+        segment_bytes = (
+            self._config["offsets.topic.segment.bytes"] if is_for_groups else TRANSACTION_STATE_SEGMENT_BYTES
+        )
+        return {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": str(segment_bytes)}
 
     def delete_topic(self, topic: TopicState) -> list[Message]:
         """Decide about the end of a topic.

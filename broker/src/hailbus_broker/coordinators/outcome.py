@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from struct import Struct
+from struct import error as packing_error
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.protocol import codec
+from hailbus_broker.protocol.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hailbus_broker.protocol.schema import Message
 
 _SHORT: Final = Struct(">h")
@@ -35,12 +39,15 @@ class CoordinatorRecord:
 
 @dataclass(slots=True)
 class Outcome:
-    """Append `records` in one batch, replay them, and when the high watermark has passed them send `replies`.
+    """Append `records`, replay them, and when the high watermark has passed them send `replies`.
 
     Attributes:
-        records: In order; may be empty.
+        records: In order; may be empty. They are written all or not at all, unless the machine fails in between.
+        is_atomic: Whether they go into one batch, so that not even a failure of the machine can part them.
         replies: A token, as it was given with a request, and the response to it. One outcome may answer many requests.
         producer: Id and epoch of the producer in whose transaction the records are written.
+        undo: What the decision changed before its records were written is changed back by these, the last one first,
+            when the records are refused. Each is given the outcome that follows from that.
         facts: What a person may want to read in the log: a name and its data.
     """
 
@@ -48,16 +55,36 @@ class Outcome:
     replies: list[tuple[object, Message]] = field(default_factory=list)
     facts: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     producer: tuple[int, int] | None = None
+    is_atomic: bool = False
+    undo: list[Callable[[Outcome], None]] = field(default_factory=list)
 
 
-def decode_key(data: bytes | memoryview, types: dict[int, type[Message]]) -> Message | None:
-    """The key of a coordinator's record, or None for a type that this broker does not know."""
-    (key_type,) = _SHORT.unpack_from(data)
+def decode_key(data: bytes | memoryview, types: dict[int, type[Message]]) -> Message:
+    """The key of a coordinator's record.
+
+    Raises:
+        ProtocolError: The bytes are no key of these types.
+    """
+    key_type = _read_short(data)
     cls = types.get(key_type)
-    return None if cls is None else codec.decode(cls, data, 0, position=_SHORT.size)
+    if cls is None:
+        raise ProtocolError(f"a coordinator's record has a key of type {key_type}, which this broker does not know")
+    return codec.decode(cls, data, 0, position=_SHORT.size)
 
 
 def decode_value(data: bytes | memoryview, cls: type[Message]) -> Message:
-    """The value that belongs to a key."""
-    (version,) = _SHORT.unpack_from(data)
+    """The value that belongs to a key.
+
+    Raises:
+        ProtocolError: The bytes are no such value, or one of a version that this broker does not know.
+    """
+    version = _read_short(data)
     return codec.decode(cls, data, version, position=_SHORT.size)
+
+
+def _read_short(data: bytes | memoryview) -> int:
+    try:
+        (number,) = _SHORT.unpack_from(data)
+    except packing_error as error:
+        raise ProtocolError(f"a coordinator's record of {len(data)} bytes is too short for its type") from error
+    return int(number)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, ResourceType
 from hailbus_broker.coordinators.group.config import GroupConfig
 from hailbus_broker.coordinators.group.shard import GroupShard
-from hailbus_broker.records import NO_PRODUCER_ID, ControlType, iterate_records, read_control_type
-from hailbus_broker.runtime.replay import read_batches
+from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.records import NO_PRODUCER_ID, ControlType, read_control_type
+from hailbus_broker.runtime.replay import replay_coordinator
 from hailbus_broker.runtime.shard_driver import ShardDriver
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
     from hailbus_broker.cluster.options import BrokerConfig
     from hailbus_broker.coordinators.outcome import Outcome
-    from hailbus_broker.log import PartitionLog
+    from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.node import Node
+    from hailbus_broker.runtime.partition import Partition
 
 
 class GroupDriver(ShardDriver):
@@ -28,6 +30,10 @@ class GroupDriver(ShardDriver):
     def now_ms(self) -> int:
         """Sessions must not depend on what people do to the clock."""
         return self.node.clock.now_ms()
+
+    def tick(self) -> Iterator[Outcome]:
+        """See `ShardDriver`."""
+        return self.shard.tick(self.now_ms(), wall_ms=self.node.clock.wall_ms())
 
 
 class GroupCoordinator:
@@ -48,10 +54,11 @@ class GroupCoordinator:
                 group_settings=self._group_settings,
                 chance=self.node.chance,
             )
-            replay_log(shard, partition.log, now_ms=now_ms)
             driver = GroupDriver(self.node, partition, shard)
             self.drivers.append(driver)
-            driver.arm()
+            driver.is_loaded = replay_groups(shard, partition, now_ms=now_ms)
+            if driver.is_loaded:
+                driver.arm()
 
     def _group_settings(self, group_id: str) -> tuple[int, int]:
         """Session timeout and heartbeat interval of a group: its own, or else the broker's."""
@@ -62,10 +69,16 @@ class GroupCoordinator:
         return int(session), int(heartbeat)
 
     def driver(self, group_id: str) -> GroupDriver | None:
-        """Who is responsible for a group; None before `__consumer_offsets` exists."""
+        """Who is responsible for a group; None before `__consumer_offsets` exists, or when the partition is damaged."""
         if not self.drivers:
             return None
-        return self.drivers[partition_for(group_id, len(self.drivers))]
+        driver = self.drivers[partition_for(group_id, len(self.drivers))]
+        return driver if driver.is_loaded else None
+
+    @property
+    def missing_code(self) -> ErrorCode:
+        """What to say of a group that no driver is responsible for: there is no such group, or it cannot be read."""
+        return ErrorCode.NOT_COORDINATOR if self.drivers else ErrorCode.GROUP_ID_NOT_FOUND
 
     def run(self, group_id: str, decide: Callable[[GroupShard], Outcome]) -> bool:
         """Let a group's shard decide, and carry it out. False: there is no coordinator yet."""
@@ -77,25 +90,29 @@ class GroupCoordinator:
 
     def shards(self) -> Iterator[GroupShard]:
         """All shards."""
-        return (driver.shard for driver in self.drivers)
+        return (driver.shard for driver in self.loaded())
+
+    def loaded(self) -> Iterator[GroupDriver]:
+        """All drivers that may decide something."""
+        return (driver for driver in self.drivers if driver.is_loaded)
 
     def forget_topic(self, topic: str) -> None:
         """A topic was deleted."""
-        for driver in self.drivers:
+        for driver in self.loaded():
             outcome = driver.shard.forget_topic(topic)
             if outcome.records:
                 driver.run(outcome)
 
     def expire_offsets(self) -> None:
         """Forget the offsets of groups that have had no members for long."""
-        for driver in self.drivers:
-            outcome = driver.shard.expire_offsets(now_ms=self.node.clock.wall_ms())
+        for driver in self.loaded():
+            outcome = driver.shard.expire_offsets(wall_ms=self.node.clock.wall_ms())
             if outcome.records:
                 driver.run(outcome)
 
     def ring(self) -> None:
         """Let all shards do what is due."""
-        for driver in self.drivers:
+        for driver in self.loaded():
             driver.ring()
 
     def transaction_ended(self, index: int, producer_id: int, *, is_commit: bool) -> None:
@@ -109,17 +126,19 @@ class GroupCoordinator:
             driver.close()
 
 
-def replay_log(shard: GroupShard, log: PartitionLog, *, now_ms: int) -> None:
-    """Take all records of a partition into its shard, at the start."""
-    for batch in read_batches(log):
-        header = batch.header
-        if header.is_control:
-            shard.replay_end_transaction(header.producer_id, is_commit=read_control_type(batch) is ControlType.COMMIT)
-            continue
-        producer_id = header.producer_id if header.is_transactional else NO_PRODUCER_ID
-        for record in iterate_records(batch):
-            if record.key is not None:
-                shard.replay(record.key, record.value, now_ms=now_ms, producer_id=producer_id)
+def replay_groups(shard: GroupShard, partition: Partition, *, now_ms: int) -> bool:
+    """Take all records of a partition into its shard, at the start; False if the partition is damaged."""
+
+    def take_record(record: Record, batch: BatchView) -> None:
+        assert record.key is not None
+        producer_id = batch.header.producer_id if batch.header.is_transactional else NO_PRODUCER_ID
+        shard.replay(record.key, record.value, now_ms=now_ms, producer_id=producer_id)
+
+    def take_marker(batch: BatchView) -> None:
+        is_commit = read_control_type(batch) is ControlType.COMMIT
+        shard.replay_end_transaction(batch.header.producer_id, is_commit=is_commit)
+
+    return replay_coordinator(partition, take_record, take_marker)
 
 
 def group_config(config: BrokerConfig) -> GroupConfig:

@@ -507,6 +507,11 @@ class Node:
                 state = self.image.topics_by_id[created]
                 hosted = len(self.partitions_by_id.get(created, ()))
                 self._host_all(state, state.partitions[hosted:])
+        created_names = {record.name for record in records if isinstance(record, TopicRecord)}
+        if GROUP_METADATA_TOPIC in created_names:
+            self.groups.load()
+        if TRANSACTION_STATE_TOPIC in created_names:
+            self.transactions.load()
         for name in touched:
             for partition in self.partitions.get(name, ()):
                 partition.log.config = self.log_config(name)
@@ -522,30 +527,10 @@ class Node:
         """Create the coordinators' topic if it is missing; None when it is there."""
         if name in self.image.topics:
             return None
-        if name == GROUP_METADATA_TOPIC:
-            count, segment_bytes = (
-                self.config["offsets.topic.num.partitions"],
-                self.config["offsets.topic.segment.bytes"],
-            )
-        else:
-            count, segment_bytes = self.config["transaction.state.log.num.partitions"], 104_857_600
-        new = self.controller.create_topic(
-            name,
-            partition_count=count,
-            replication_factor=1,
-            configs={
-                "cleanup.policy": "compact",
-                "compression.type": "producer",
-                "segment.bytes": str(segment_bytes),
-            },
-            is_internal=True,
-        )
-        done = self.write_metadata(new.records)
-        if name == GROUP_METADATA_TOPIC:
-            self.groups.load()
-        else:
-            self.transactions.load()
-        return done
+        option = "offsets.topic" if name == GROUP_METADATA_TOPIC else "transaction.state.log"
+        count = self.config[f"{option}.num.partitions"]
+        new = self.controller.create_topic(name, partition_count=count, replication_factor=1, is_internal=True)
+        return self.write_metadata(new.records)
 
     # ------------------------------------------------------------------ producer ids
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from hailbus_broker.log import LogError, Origin
+from hailbus_broker.log import BatchSetTooLargeError, BatchTooLargeError, LogError, Origin, StorageError
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, RecordsError, RecordToWrite, build_batch
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterator
 
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.runtime.node import Node
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 log: Any = get_logger()
 
-BATCH_RECORDS: Final = 5_000
-"""Records of one outcome that go into one batch: a bound for its size."""
+RECORD_OVERHEAD_BYTES: Final = 32
+"""More than a record takes in a batch beside its key and value: five varints, and the count of its headers."""
+
+BATCH_OVERHEAD_BYTES: Final = 61
 
 
 class Shard(Protocol):
@@ -27,10 +30,6 @@ class Shard(Protocol):
 
     def next_deadline_ms(self) -> int | None:
         """When `tick` has something to do."""
-        ...
-
-    def tick(self, now_ms: int) -> Outcome:
-        """Do what is due."""
         ...
 
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
@@ -45,12 +44,16 @@ class ShardDriver:
         node: That hosts them.
         partition: Where the shard's records are.
         shard: What decides.
+
+    Attributes:
+        is_loaded: Whether the shard knows all that its partition holds; otherwise it must not decide anything.
     """
 
     def __init__(self, node: Node, partition: Partition, shard: Any) -> None:  # a Shard; subclasses know which
         self.node = node
         self.partition = partition
         self.shard = shard
+        self.is_loaded = False
         self.end_offset = partition.log.log_end_offset
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
@@ -59,59 +62,114 @@ class ShardDriver:
         """The time that the shard goes by."""
         raise NotImplementedError
 
-    def run(self, outcome: Outcome) -> None:
-        """Carry out what the shard decided."""
-        if outcome.records:
-            try:
-                self._append(outcome)
-            except (LogError, RecordsError) as error:
-                log.error("coordinator_append_failed", partition=self.partition.name, error=str(error))
-                self._refuse(outcome)
-                return
-        if self._has_to_wait(outcome):
-            if self.partition.log.high_watermark >= self.end_offset:
-                self._send(outcome, None)
-            else:
-                self.partition.when_committed(self.end_offset, lambda error: self._send(outcome, error))
-        for name, data in outcome.facts:
-            log.info(name, **data)
-        self.arm()
+    def tick(self) -> Iterator[Outcome]:
+        """What the shard decides about each thing that is due; the next one is decided when the last was replayed."""
+        raise NotImplementedError
+
+    def run(self, outcome: Outcome) -> ErrorCode:
+        """Carry out what the shard decided. Records that cannot be written are refused, with all answers to them.
+
+        Returns:
+            NONE; or the code of the refusal, for a caller that answers by itself.
+        """
+        try:
+            code = self._write(outcome)
+            if code:
+                self._refuse(outcome, code)
+                self._take_back(outcome)
+                return code
+            if self._has_to_wait(outcome):
+                if self.partition.log.high_watermark >= self.end_offset:
+                    self._send(outcome, None)
+                else:
+                    self.partition.when_committed(self.end_offset, lambda error: self._send(outcome, error))
+            for name, data in outcome.facts:
+                log.info(name, **data)
+            return ErrorCode.NONE
+        finally:
+            self.arm()
 
     @staticmethod
     def _has_to_wait(outcome: Outcome) -> bool:
         """Whether something follows when the records are safe."""
         return bool(outcome.replies)
 
-    def _append(self, outcome: Outcome) -> None:
+    def _write(self, outcome: Outcome) -> ErrorCode:
+        """Append an outcome's records and replay them; the code is what clients are told when nothing was written."""
+        if not outcome.records:
+            return ErrorCode.NONE
+        try:
+            encoded = [(record.encode_key(), record.encode_value()) for record in outcome.records]
+        except Exception:
+            # Our mistake, and it must stay with the request that it concerns.
+            log.exception("coordinator_record_not_encoded", partition=self.partition.name)
+            return ErrorCode.UNKNOWN_SERVER_ERROR
+        try:
+            self._append(outcome, encoded)
+        except StorageError as error:
+            log.error("coordinator_append_failed", partition=self.partition.name, error=str(error))
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        except (LogError, RecordsError) as error:
+            log.warning("coordinator_append_refused", partition=self.partition.name, error=str(error))
+            # As from Apache Kafka: no client asks again for what will never fit.
+            is_too_large = isinstance(error, (BatchTooLargeError, BatchSetTooLargeError))
+            return ErrorCode.UNKNOWN_SERVER_ERROR if is_too_large else ErrorCode[error.error_name]
+        return ErrorCode.NONE
+
+    def _append(self, outcome: Outcome, encoded: list[tuple[bytes, bytes | None]]) -> None:
         wall_ms, now_ms = self.node.clock.wall_ms(), self.now_ms()
         producer_id, producer_epoch = outcome.producer or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         # Only the offsets of a transaction know whose it is.
         keywords = {"producer_id": producer_id} if outcome.producer else {}
-        encoded = [(record.encode_key(), record.encode_value()) for record in outcome.records]
-        for start in range(0, len(encoded), BATCH_RECORDS):
-            part = encoded[start : start + BATCH_RECORDS]
-            batch = build_batch(
+        config = self.partition.log.config
+        limit = min(config.max_message_bytes, config.segment_bytes)
+        parts = [encoded] if outcome.is_atomic else _in_batches(encoded, limit)
+        batches = [
+            build_batch(
                 [RecordToWrite(key=key, value=value, timestamp=wall_ms) for key, value in part],
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,
                 is_transactional=outcome.producer is not None,
             )
+            for part in parts
+        ]
+        largest = max(map(len, batches))
+        if largest > limit:  # found out before the first of them is written
+            raise BatchTooLargeError(f"a batch of {largest} bytes is larger than the partition takes, {limit}")
+        for part, batch in zip(parts, batches, strict=True):
             result = self.partition.append(batch, now_ms=wall_ms, origin=Origin.COORDINATOR)
             self.end_offset = result.last_offset + 1
             for key, value in part:
                 self.shard.replay(key, value, now_ms=now_ms, **keywords)
 
+    def _take_back(self, outcome: Outcome) -> None:
+        """Let the shard take back what it changed ahead of records that were refused."""
+        follow_up = type(outcome)()
+        for undo in reversed(outcome.undo):
+            undo(follow_up)
+        if follow_up.records or follow_up.replies:
+            self.run(follow_up)
+
     def _send(self, outcome: Outcome, error: Exception | None) -> None:
         if error is not None:
-            self._refuse(outcome)
+            self._refuse(outcome, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             return
         for token, response in outcome.replies:
-            token.respond(response)  # type: ignore[attr-defined]  # the coordinator does not look into tokens
+            try:
+                token.respond(response)  # type: ignore[attr-defined]  # the coordinator does not look into tokens
+            except Exception:  # one that cannot be answered keeps nobody else waiting
+                log.exception("coordinator_answer_failed", partition=self.partition.name)
+                self._respond_error(token, ErrorCode.UNKNOWN_SERVER_ERROR)
 
-    @staticmethod
-    def _refuse(outcome: Outcome) -> None:
+    def _refuse(self, outcome: Outcome, code: ErrorCode) -> None:
         for token, _ in outcome.replies:
-            token.respond_error(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # type: ignore[attr-defined]  # as above
+            self._respond_error(token, code)
+
+    def _respond_error(self, token: object, code: ErrorCode) -> None:
+        try:
+            token.respond_error(code)  # type: ignore[attr-defined]  # as in `_send`
+        except Exception:
+            log.exception("coordinator_answer_failed", partition=self.partition.name)
 
     async def safe(self) -> None:
         """Wait until everything that was written so far is safe.
@@ -137,14 +195,42 @@ class ShardDriver:
             self._timer = self.node.loop.call_later(delay_s, self.ring)
 
     def ring(self) -> None:
-        """Let the shard do what is due."""
+        """Let the shard do what is due, one thing at a time: what fails there holds up nothing else."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
         self._timer_ms = None
-        self.run(self.shard.tick(self.now_ms()))
+        try:
+            while not self._is_everything_done():
+                pass
+        finally:
+            self.arm()
+
+    def _is_everything_done(self) -> bool:
+        try:
+            for outcome in self.tick():
+                self.run(outcome)
+        except Exception:
+            # The shard has struck what failed from its list: the rest of the list is next.
+            log.exception("coordinator_timer_failed", partition=self.partition.name)
+            return False
+        return True
 
     def close(self) -> None:
         """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _in_batches(encoded: list[tuple[bytes, bytes | None]], max_bytes: int) -> list[list[tuple[bytes, bytes | None]]]:
+    """Records cut into parts that each fit into a batch, but for one that does not fit by itself."""
+    parts: list[list[tuple[bytes, bytes | None]]] = []
+    size = 0
+    for key, value in encoded:
+        record_bytes = len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
+        if not parts or size + record_bytes > max_bytes:
+            parts.append([])
+            size = BATCH_OVERHEAD_BYTES
+        parts[-1].append((key, value))
+        size += record_bytes
+    return parts

@@ -11,7 +11,7 @@ from hailbus_broker.log import InvalidProducerEpochError, LogError, Origin
 from hailbus_broker.logging import get_logger
 from hailbus_broker.records import ControlType, RecordsError, build_control_batch
 from hailbus_broker.runtime.group_coordinator import partition_for
-from hailbus_broker.runtime.replay import read_records
+from hailbus_broker.runtime.replay import replay_coordinator
 from hailbus_broker.runtime.shard_driver import ShardDriver
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.coordinators.transaction.shard import MarkersToWrite
+    from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.node import Node
     from hailbus_broker.runtime.partition import Partition
 
@@ -34,6 +35,10 @@ class TransactionDriver(ShardDriver):
         """Transactions remember when they began beyond a restart: they go by the wall clock."""
         return self.node.clock.wall_ms()
 
+    def tick(self) -> Iterator[TransactionOutcome]:
+        """See `ShardDriver`."""
+        return self.shard.tick(self.now_ms())
+
     @staticmethod
     def _has_to_wait(outcome: Outcome) -> bool:
         return bool(outcome.replies) or (isinstance(outcome, TransactionOutcome) and bool(outcome.markers))
@@ -41,11 +46,11 @@ class TransactionDriver(ShardDriver):
     def _send(self, outcome: Outcome, error: Exception | None) -> None:
         if error is None and isinstance(outcome, TransactionOutcome):
             for markers in outcome.markers:
-                failed = self._write(markers)
+                failed = self._write_markers(markers)
                 self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now_ms()))
         super()._send(outcome, error)
 
-    def _write(self, markers: MarkersToWrite) -> list[tuple[str, int]]:
+    def _write_markers(self, markers: MarkersToWrite) -> list[tuple[str, int]]:
         """Append a transaction's markers; returns where that failed and is worth another try."""
         marker = Marker(
             producer_id=markers.producer_id,
@@ -98,12 +103,11 @@ class TransactionCoordinator:
         now_ms = self.node.clock.wall_ms()
         for partition in self.node.partitions.get(TRANSACTION_STATE_TOPIC, [])[len(self.drivers) :]:
             shard = TransactionShard(config, coordinator_epoch=partition.leader_epoch)
-            for record in read_records(partition.log):
-                if record.key is not None:
-                    shard.replay(bytes(record.key), record.value, now_ms=now_ms)
             driver = TransactionDriver(self.node, partition, shard)
             self.drivers.append(driver)
-            driver.run(shard.resume(now_ms=now_ms))
+            driver.is_loaded = replay_transactions(shard, partition, now_ms=now_ms)
+            if driver.is_loaded:
+                driver.run(shard.resume(now_ms=now_ms))
 
     def write_marker(self, partition: Partition, marker: Marker) -> None:
         """Append a marker, and let the group coordinator know where it holds offsets of the transaction.
@@ -124,21 +128,39 @@ class TransactionCoordinator:
             self.node.groups.transaction_ended(partition.index, marker.producer_id, is_commit=marker.is_commit)
 
     def driver(self, transactional_id: str) -> TransactionDriver | None:
-        """Who is responsible for a transactional id; None before `__transaction_state` exists."""
+        """Who is responsible for a transactional id.
+
+        None before `__transaction_state` exists, or when the partition is damaged.
+        """
         if not self.drivers:
             return None
-        return self.drivers[partition_for(transactional_id, len(self.drivers))]
+        driver = self.drivers[partition_for(transactional_id, len(self.drivers))]
+        return driver if driver.is_loaded else None
 
     def shards(self) -> Iterator[TransactionShard]:
         """All shards."""
-        return (driver.shard for driver in self.drivers)
+        return (driver.shard for driver in self.drivers if driver.is_loaded)
 
     def ring(self) -> None:
         """Let all shards do what is due."""
         for driver in self.drivers:
-            driver.ring()
+            if driver.is_loaded:
+                driver.ring()
 
     def close(self) -> None:
         """Stop all timers."""
         for driver in self.drivers:
             driver.close()
+
+
+def replay_transactions(shard: TransactionShard, partition: Partition, *, now_ms: int) -> bool:
+    """Take all records of a partition into its shard, at the start; False if the partition is damaged."""
+
+    def take_record(record: Record, _: BatchView) -> None:
+        assert record.key is not None
+        shard.replay(record.key, record.value, now_ms=now_ms)
+
+    def take_marker(_: BatchView) -> None:
+        pass  # nothing in this topic is part of a transaction
+
+    return replay_coordinator(partition, take_record, take_marker)

@@ -43,7 +43,10 @@ TRANSITIONS: Final[dict[ClassicState, frozenset[ClassicState]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One consumer. `join_token` and `sync_token` are its requests that wait for an answer."""
+    """One consumer.
+
+    `join_token` and `sync_token` are its requests that wait for an answer, `timer_ms` is when its deadline is checked.
+    """
 
     member_id: str
     group_instance_id: str | None
@@ -56,7 +59,7 @@ class Member:
     join_token: object | None = None
     sync_token: object | None = None
     deadline_ms: int = 0
-    has_timer: bool = False
+    timer_ms: int | None = None
     is_new: bool = False
 
     def metadata(self, protocol: str | None) -> bytes:
@@ -69,6 +72,7 @@ class ClassicGroup:
     """One group.
 
     Attributes:
+        state_since_ms: By the wall clock, as it is recorded: how long a group has been empty counts beyond a restart.
         join_deadline_ms: When a rebalance stops waiting for members that have not rejoined; None while there is none.
         join_remaining_ms: Of a group's first rebalance: for how long it may still be put off for newcomers.
         has_changed_over: Whether it was a consumer group a moment ago, for `change_reason`: its members have to rejoin.
@@ -90,23 +94,22 @@ class ClassicGroup:
     has_newcomers: bool = False
     sync_deadline_ms: int | None = None
     rebalances: RebalanceHistory = field(default_factory=RebalanceHistory)
-    is_recorded: bool = False
     has_changed_over: bool = False
     change_reason: str = ""
 
-    def move_to(self, state: ClassicState, now_ms: int) -> None:
+    def move_to(self, state: ClassicState, wall_ms: int) -> None:
         """Change state, along the table above only."""
         assert state in TRANSITIONS[self.state], f"{self.group_id}: {self.state} → {state}"
         self.state = state
-        self.state_since_ms = now_ms
+        self.state_since_ms = wall_ms
 
-    def recorded(self, now_ms: int) -> None:
+    def recorded(self, wall_ms: int) -> None:
         """A record of the group was replayed: the end of a rebalance, or what a restart begins with."""
         state = ClassicState.STABLE if self.members else ClassicState.EMPTY
         if self.state is ClassicState.COMPLETING_REBALANCE:
-            self.move_to(state, now_ms)
+            self.move_to(state, wall_ms)
         else:
-            self.state, self.state_since_ms = state, now_ms
+            self.state, self.state_since_ms = state, wall_ms
 
     def add(self, member: Member) -> None:
         """Take a member in; the first one leads."""

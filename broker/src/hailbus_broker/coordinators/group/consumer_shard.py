@@ -68,7 +68,7 @@ from hailbus_broker.protocol.definitions.consumer_group_target_assignment_metada
 from hailbus_broker.protocol.definitions.group_metadata_key import GroupMetadataKey
 from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
 from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupResponse
-from hailbus_broker.protocol.errors import ApiError, ErrorCode
+from hailbus_broker.protocol.errors import ApiError, ErrorCode, ProtocolError
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -80,6 +80,9 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest
     from hailbus_broker.protocol.definitions.leave_group_request import MemberIdentity
     from hailbus_broker.protocol.schema import Message, Uuid
+
+REMOVAL_RETRY_MS: Final = 1_000
+"""When a member that should be out is looked at again, should the records of its removal have been refused."""
 
 CLASSIC_MEMBER: Final = 0
 CONSUMER_MEMBER: Final = 1
@@ -117,6 +120,7 @@ class ConsumerGroupsMixin:
     consumer_groups: dict[str, ConsumerGroup]
     image: MetadataImage
     _timers: list[tuple[int, str, str]]
+    _wall_ms: int
     rebalance_counts: Counter[RebalanceCause]
     group_settings: Callable[[str], tuple[int, int]]
     """Of a group: session timeout and heartbeat interval in ms."""
@@ -132,6 +136,7 @@ class ConsumerGroupsMixin:
         client_id: str,
         client_host: str,
         now_ms: int,
+        wall_ms: int,
     ) -> Outcome:
         """A member joins, lives on, reports what it has given up, or leaves.
 
@@ -142,7 +147,9 @@ class ConsumerGroupsMixin:
             client_id: From the request's header.
             client_host: Where it came from.
             now_ms: The time.
+            wall_ms: Milliseconds since 1970 UTC.
         """
+        self._wall_ms = wall_ms
         out = Outcome()
         try:
             _check(request, member_id, self.config)
@@ -167,7 +174,7 @@ class ConsumerGroupsMixin:
         now_ms: int,
         out: Outcome,
     ) -> heartbeat_response.ConsumerGroupHeartbeatResponse:
-        group = self._consumer_group(request, now_ms, out)
+        group = self._consumer_group(request, out)
         is_joining = request.member_epoch == JOIN_EPOCH
         if member_id not in group.members and is_joining and len(group.members) >= self.config.consumer_max_size:
             raise ApiError(
@@ -198,7 +205,8 @@ class ConsumerGroupsMixin:
         if classic is not None:
             self._let_go(classic, out)
         session_timeout_ms, heartbeat_interval_ms = self.group_settings(group.group_id)
-        self._touch_consumer(group, member_id, now_ms + session_timeout_ms)
+        if member_id in group.members:  # else with its record
+            self._touch_consumer(group, member_id, now_ms + session_timeout_ms)
         is_full = is_joining or (
             request.rebalance_timeout_ms != -1
             and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
@@ -233,7 +241,7 @@ class ConsumerGroupsMixin:
         """Take in what a member has said: a new epoch and assignment if there are reasons, and what it may have now."""
         member_id = updated.member_id
         members[member_id] = updated
-        regex_topics = self._resolve_regexes(group, members, out, now_ms)
+        regex_topics = self._resolve_regexes(group, members, out)
         subscriptions = {
             key: value.subscribed_topics | regex_topics.get(value.subscribed_regex, frozenset())
             for key, value in members.items()
@@ -246,25 +254,42 @@ class ConsumerGroupsMixin:
             group_epoch += 1
             out.records.append(_group_record(group.group_id, group_epoch, subscription_hash))
             sentence = "; ".join(reason for _, reason in reasons)
-            self._note_rebalance(group, group_epoch, len(members), reasons[0][0], sentence, now_ms, out)
+            self._note_rebalance(group, group_epoch, len(members), reasons[0][0], sentence, out)
         if assignment_epoch < group_epoch:
-            target = self._assign(group, members, target, subscriptions, group_epoch, now_ms, out)
+            target = self._assign(group, members, target, subscriptions, group_epoch, out)
             assignment_epoch = group_epoch
         reconciled = self._reconcile(group, members, updated, assignment_epoch, target.get(member_id, {}), owned)
         if reconciled != updated or member_id not in group.members:
             out.records.append(_current_record(group.group_id, reconciled))
+        self._remember_soft_state(group, member_id, out)
         group.image_version = self.image.version
         self.consumer_groups[group.group_id] = group
-        if reconciled.state is MemberState.UNREVOKED_PARTITIONS:
-            if group.revocation_deadlines.get(member_id, (0, -1))[1] != reconciled.member_epoch:
-                due = now_ms + reconciled.rebalance_timeout_ms
-                group.revocation_deadlines[member_id] = (due, reconciled.member_epoch)
-                heappush(self._timers, (due, group.group_id, member_id))
-        else:
+        if reconciled.state is not MemberState.UNREVOKED_PARTITIONS:
             group.revocation_deadlines.pop(member_id, None)
+        elif reconciled != updated or member_id not in group.revocation_deadlines:
+            # Each demand has its own deadline, also when it follows the last one within the same epoch.
+            group.revocation_deadlines[member_id] = now_ms + reconciled.rebalance_timeout_ms
+            self._arm_consumer(group, member_id)
         return reconciled
 
-    def _consumer_group(self, request: ConsumerGroupHeartbeatRequest, now_ms: int, out: Outcome) -> ConsumerGroup:
+    def _remember_soft_state(self, group: ConsumerGroup, member_id: str, out: Outcome) -> None:
+        """Note how to take back what `_advance` changes at once, for when its records are refused."""
+        is_new = group.group_id not in self.consumer_groups
+        version, deadline_ms = group.image_version, group.revocation_deadlines.get(member_id)
+
+        def undo(_: Outcome) -> None:
+            group.image_version = version
+            if is_new:
+                del self.consumer_groups[group.group_id]
+            if deadline_ms is None:
+                group.revocation_deadlines.pop(member_id, None)
+            else:
+                group.revocation_deadlines[member_id] = deadline_ms
+                self._arm_consumer(group, member_id)
+
+        out.undo.append(undo)
+
+    def _consumer_group(self, request: ConsumerGroupHeartbeatRequest, out: Outcome) -> ConsumerGroup:
         group = self.consumer_groups.get(request.group_id)
         if group is not None:
             return group
@@ -273,12 +298,11 @@ class ConsumerGroupsMixin:
         classic = self.groups.get(request.group_id)
         if classic is not None:
             if classic.members:
-                return self._upgrade(classic, now_ms, out)
-            if classic.is_recorded:
-                out.records.append(CoordinatorRecord(GroupMetadataKey(group=request.group_id), None))
+                return self._upgrade(classic, out)
+            out.records.append(CoordinatorRecord(GroupMetadataKey(group=request.group_id), None))
         return ConsumerGroup(group_id=request.group_id)
 
-    def _upgrade(self, classic: ClassicGroup, now_ms: int, out: Outcome) -> ConsumerGroup:
+    def _upgrade(self, classic: ClassicGroup, out: Outcome) -> ConsumerGroup:
         """Let a classic group with members go on as a consumer group."""
         if not self.config.can_upgrade:
             raise ApiError(
@@ -296,15 +320,16 @@ class ConsumerGroupsMixin:
             out.records.append(_member_record(group.group_id, member))
             out.records.append(_target_record(group.group_id, member_id, member.assigned))
             out.records.append(_current_record(group.group_id, member))
-            assert member.classic_session_timeout_ms is not None
-            self._touch_consumer(group, member_id, now_ms + member.classic_session_timeout_ms)
-        out.records.append(_assignment_record(group.group_id, group.assignment_epoch, now_ms))
+        out.records.append(_assignment_record(group.group_id, group.assignment_epoch, self._wall_ms))
         out.records.append(_group_record(group.group_id, group.group_epoch, group.subscription_hash))
         out.facts.append(("group_upgraded", {"group": group.group_id, "members": len(group.members)}))
         return group
 
     def _let_go(self, classic: ClassicGroup, out: Outcome) -> None:
-        """A classic group goes on as a consumer group: who waits in a rebalance has to begin it again."""
+        """A classic group goes on as a consumer group: who waits in a rebalance has to begin it again.
+
+        The group itself goes with its record.
+        """
         for waiting in classic.members.values():
             if waiting.join_token is not None:
                 response = JoinGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS, member_id=waiting.member_id)
@@ -313,7 +338,6 @@ class ConsumerGroupsMixin:
             if waiting.sync_token is not None:
                 out.replies.append((waiting.sync_token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)))
                 waiting.sync_token = None
-        del self.groups[classic.group_id]
 
     # ------------------------------------------------------------------ members of the classic protocol
 
@@ -341,7 +365,7 @@ class ConsumerGroupsMixin:
             raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         member_id, instance_id = request.member_id, request.group_instance_id
         if not member_id and instance_id is None and requires_known_member:
-            member_id = f"{client_id}-{self._new_id()}"
+            member_id = self._new_id(client_id)
             response = JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id)
             out.replies.append((token, response))
             return
@@ -349,7 +373,7 @@ class ConsumerGroupsMixin:
         reasons: list[tuple[RebalanceCause, str]] = []
         holder_id = None if instance_id is None else group.static_members.get(instance_id)
         if not member_id:
-            member_id = f"{instance_id or client_id}-{self._new_id()}"
+            member_id = self._new_id(instance_id or client_id)
             if holder_id is not None:
                 holder = group.members[holder_id]
                 members[member_id] = self._replace_consumer_static(group, members, target, holder, member_id, out)
@@ -370,7 +394,8 @@ class ConsumerGroupsMixin:
         if updated != group.members.get(member_id):
             out.records.append(_member_record(group.group_id, updated))
         reconciled = self._advance(group, members, target, updated, owned, reasons, now_ms, out)
-        self._touch_consumer(group, member_id, now_ms + request.session_timeout_ms)
+        if member_id in group.members:  # else with its record
+            self._touch_consumer(group, member_id, now_ms + request.session_timeout_ms)
         out.replies.append(
             (
                 token,
@@ -412,9 +437,8 @@ class ConsumerGroupsMixin:
         if not has_to_rejoin(group, member):
             return False
         if member.member_id not in group.revocation_deadlines:
-            due = now_ms + member.rebalance_timeout_ms
-            group.revocation_deadlines[member.member_id] = (due, member.member_epoch)
-            heappush(self._timers, (due, group.group_id, member.member_id))
+            group.revocation_deadlines[member.member_id] = now_ms + member.rebalance_timeout_ms
+            self._arm_consumer(group, member.member_id)
         return True
 
     def sync_as_classic(self, group: ConsumerGroup, member: ConsumerMember, now_ms: int) -> SyncGroupResponse:
@@ -458,8 +482,6 @@ class ConsumerGroupsMixin:
         for member_id in sorted(group.members):
             out.records += _removal_records(group.group_id, member_id)
         out.records += self.consumer_group_removal(group)
-        group.session_deadlines.clear()
-        group.revocation_deadlines.clear()
         self.take_classic(to_classic(group, (rest[key] for key in sorted(rest)), self.image), reason, now_ms, out)
         out.facts.append(("group_downgraded", {"group": group.group_id, "members": len(rest)}))
 
@@ -467,7 +489,7 @@ class ConsumerGroupsMixin:
         """Go on with a group that has become classic; the part of the shard for classic groups does."""
         raise NotImplementedError
 
-    def _new_id(self) -> str:
+    def _new_id(self, prefix: str) -> str:
         raise NotImplementedError
 
     def _find_member(
@@ -547,9 +569,7 @@ class ConsumerGroupsMixin:
         del members[holder.member_id]
         target[member_id] = target.pop(holder.member_id, {})
         out.records.append(_target_record(group.group_id, member_id, target[member_id]))
-        back = replace(holder, member_id=member_id, member_epoch=0, previous_member_epoch=0)
-        group.session_deadlines.pop(holder.member_id, None)
-        return back
+        return replace(holder, member_id=member_id, member_epoch=0, previous_member_epoch=0)
 
     @staticmethod
     def _updated(
@@ -576,7 +596,7 @@ class ConsumerGroupsMixin:
         return replace(member, **changes)  # type: ignore[arg-type]  # names and types as in the class
 
     def _resolve_regexes(
-        self, group: ConsumerGroup, members: Mapping[str, ConsumerMember], out: Outcome, now_ms: int
+        self, group: ConsumerGroup, members: Mapping[str, ConsumerMember], out: Outcome
     ) -> dict[str, frozenset[str]]:
         """What each regular expression in use matches; looked up again when topics have changed."""
         in_use = sorted({member.subscribed_regex for member in members.values() if member.subscribed_regex})
@@ -591,13 +611,11 @@ class ConsumerGroupsMixin:
                 raise ApiError(
                     ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex `{pattern}` is not valid: {error}."
                 ) from error
-            topics = frozenset(
-                name for name, topic in self.image.topics.items() if not topic.is_internal and matches(name)
-            )
+            topics = frozenset(filter(matches, self.image.topics))  # as in Apache Kafka also internal ones
             found[pattern] = topics
             if group.regex_topics.get(pattern) != topics:
                 value = ConsumerGroupRegularExpressionValue(
-                    topics=sorted(topics), version=self.image.version, timestamp=now_ms
+                    topics=sorted(topics), version=self.image.version, timestamp=self._wall_ms
                 )
                 key = ConsumerGroupRegularExpressionKey(group_id=group.group_id, regular_expression=pattern)
                 out.records.append(CoordinatorRecord(key, value))
@@ -621,7 +639,6 @@ class ConsumerGroupsMixin:
         before: Mapping[str, Assignment],
         subscriptions: Mapping[str, frozenset[str]],
         epoch: int,
-        now_ms: int,
         out: Outcome,
     ) -> dict[str, Assignment]:
         """A new target assignment; only what differs is written."""
@@ -639,7 +656,7 @@ class ConsumerGroupsMixin:
         for member_id, assignment in sorted(target.items()):
             if member_id not in before or before[member_id] != assignment:
                 out.records.append(_target_record(group.group_id, member_id, assignment))
-        out.records.append(_assignment_record(group.group_id, epoch, now_ms))
+        out.records.append(_assignment_record(group.group_id, epoch, self._wall_ms))
         return target
 
     def _reconcile(
@@ -733,9 +750,7 @@ class ConsumerGroupsMixin:
             for key, member in rest.items()
         }
         out.records.append(_group_record(group.group_id, epoch, self._subscription_hash(subscriptions)))
-        self._note_rebalance(group, epoch, len(rest), cause, reason, now_ms, out)
-        group.session_deadlines.pop(member_id, None)
-        group.revocation_deadlines.pop(member_id, None)
+        self._note_rebalance(group, epoch, len(rest), cause, reason, out)
 
     def _note_rebalance(
         self,
@@ -744,11 +759,10 @@ class ConsumerGroupsMixin:
         count: int,
         cause: RebalanceCause,
         reason: str,
-        now_ms: int,
         out: Outcome,
     ) -> None:
         group.rebalances.note(
-            Rebalance(at_ms=now_ms, generation=epoch, members=count, cause=cause, reason=reason),
+            Rebalance(at_ms=self._wall_ms, generation=epoch, members=count, cause=cause, reason=reason),
             group_id=group.group_id,
             counts=self.rebalance_counts,
             out=out,
@@ -757,27 +771,38 @@ class ConsumerGroupsMixin:
     # ------------------------------------------------------------------ time
 
     def _touch_consumer(self, group: ConsumerGroup, member_id: str, deadline_ms: int) -> None:
-        if member_id not in group.session_deadlines:
-            heappush(self._timers, (deadline_ms, group.group_id, member_id))
         group.session_deadlines[member_id] = deadline_ms
+        self._arm_consumer(group, member_id)
 
-    def _consumer_due(self, group: ConsumerGroup, member_id: str, now_ms: int, out: Outcome) -> None:
-        """A timer of a member rang: it is out if it was silent, or kept what it had to give up."""
-        member = group.members.get(member_id)
-        if member is None:
+    def _arm_consumer(self, group: ConsumerGroup, member_id: str, *, not_before_ms: int = 0) -> None:
+        """See to it that a member's deadlines are checked in time: sooner is fine, as they are checked again then."""
+        deadlines = [
+            due[member_id] for due in (group.session_deadlines, group.revocation_deadlines) if member_id in due
+        ]
+        if not deadlines:
             return
-        session_due = group.session_deadlines.get(member_id)
-        revocation = group.revocation_deadlines.get(member_id)
-        if revocation is not None and revocation[0] <= now_ms:
+        due_ms = max(min(deadlines), not_before_ms)
+        armed_ms = group.timers.get(member_id)
+        if armed_ms is None or due_ms < armed_ms:
+            group.timers[member_id] = due_ms
+            heappush(self._timers, (due_ms, group.group_id, member_id))
+
+    def _consumer_due(self, group: ConsumerGroup, member_id: str, due_ms: int, now_ms: int, out: Outcome) -> None:
+        """A timer of a member rang: it is out if it was silent, or kept what it had to give up."""
+        if group.timers.get(member_id) != due_ms:
+            return  # an entry that an earlier one has taken the place of
+        del group.timers[member_id]
+        session_due_ms = group.session_deadlines.get(member_id, now_ms + 1)
+        revocation_due_ms = group.revocation_deadlines.get(member_id, now_ms + 1)
+        is_out = min(session_due_ms, revocation_due_ms) <= now_ms
+        # The record of a removal takes the deadlines away. Should it be refused, they are still here for another try.
+        self._arm_consumer(group, member_id, not_before_ms=now_ms + REMOVAL_RETRY_MS if is_out else now_ms)
+        if revocation_due_ms <= now_ms:
             reason = f"member {member_id} did not give its partitions up in time"
             self._remove_consumer(group, member_id, RebalanceCause.REVOCATION_TIMED_OUT, reason, now_ms, out)
-        elif session_due is not None and session_due <= now_ms:
+        elif session_due_ms <= now_ms:
             reason = f"member {member_id} was silent for its session timeout"
             self._remove_consumer(group, member_id, RebalanceCause.SESSION_EXPIRED, reason, now_ms, out)
-        else:
-            upcoming = [due for due in (session_due, revocation[0] if revocation else None) if due is not None]
-            if upcoming:
-                heappush(self._timers, (min(upcoming), group.group_id, member_id))
 
     # ------------------------------------------------------------------ looking
 
@@ -853,7 +878,11 @@ class ConsumerGroupsMixin:
     # ------------------------------------------------------------------ replay
 
     def replay_consumer(self, key: Message, value: Message | None, now_ms: int) -> None:
-        """Take in one record of a consumer group."""
+        """Take in one record of a consumer group.
+
+        Raises:
+            ProtocolError: It says something that no member can be in.
+        """
         group_id: str = key.group_id  # type: ignore[attr-defined]  # all of these keys have it
         group = self.consumer_groups.get(group_id)
         if group is None:
@@ -895,6 +924,8 @@ class ConsumerGroupsMixin:
 
     def _replay_member(self, group: ConsumerGroup, member_id: str, value: Message | None, now_ms: int) -> None:
         if value is None:
+            for due in (group.session_deadlines, group.revocation_deadlines, group.timers):
+                due.pop(member_id, None)
             member = group.members.pop(member_id, None)
             if member is not None and group.static_members.get(member.instance_id or "") == member_id:
                 del group.static_members[member.instance_id or ""]
@@ -934,6 +965,8 @@ class ConsumerGroupsMixin:
             )
             return
         assert isinstance(value, current_value.ConsumerGroupCurrentMemberAssignmentValue)
+        if value.state not in MemberState._value2member_map_:
+            raise ProtocolError(f"a member in state {value.state}, which there is not")
         group.members[member_id] = replace(
             member,
             member_epoch=value.member_epoch,
@@ -984,8 +1017,8 @@ def _group_record(group_id: str, epoch: int, subscription_hash: int) -> Coordina
     return CoordinatorRecord(ConsumerGroupMetadataKey(group_id=group_id), value)
 
 
-def _assignment_record(group_id: str, epoch: int, now_ms: int) -> CoordinatorRecord:
-    value = ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch, assignment_timestamp=now_ms)
+def _assignment_record(group_id: str, epoch: int, wall_ms: int) -> CoordinatorRecord:
+    value = ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch, assignment_timestamp=wall_ms)
     return CoordinatorRecord(ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id), value)
 
 

@@ -99,6 +99,7 @@ class OffsetsMixin:
         token: object,
         *,
         now_ms: int,
+        wall_ms: int,
     ) -> Outcome:
         """Remember offsets for a group.
 
@@ -110,8 +111,9 @@ class OffsetsMixin:
             entries: What to commit.
             token: Of the request.
             now_ms: The time.
+            wall_ms: Milliseconds since 1970 UTC, from which on the offsets age.
         """
-        out = Outcome()
+        out = Outcome(is_atomic=True)
         code = ErrorCode.NONE
         try:
             self._check_commit(group_id, generation, member_id, group_instance_id, now_ms)
@@ -126,13 +128,20 @@ class OffsetsMixin:
             if not result and len(entry.metadata) > self.config.offset_metadata_max_bytes:
                 result = ErrorCode.OFFSET_METADATA_TOO_LARGE
             if not result:
-                out.records.append(offset_record(group_id, entry, now_ms))
+                out.records.append(offset_record(group_id, entry, wall_ms))
             topic.partitions.append(OffsetCommitResponsePartition(partition_index=entry.partition, error_code=result))
         out.replies.append((token, OffsetCommitResponse(topics=list(topics.values()))))
         return out
 
     def _check_commit(
-        self, group_id: str, generation: int, member_id: str, group_instance_id: str | None, now_ms: int
+        self,
+        group_id: str,
+        generation: int,
+        member_id: str,
+        group_instance_id: str | None,
+        now_ms: int,
+        *,
+        is_transactional: bool = False,
     ) -> None:
         consumer_group = self.consumer_groups.get(group_id)
         if consumer_group is not None:
@@ -153,7 +162,8 @@ class OffsetsMixin:
         elif group.state is not ClassicState.EMPTY:
             # A commit from outside would be undone by the members' next one.
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-        if group.state is ClassicState.COMPLETING_REBALANCE:
+        if group.state is ClassicState.COMPLETING_REBALANCE and not is_transactional:
+            # A consumer rejoins and commits again. A producer takes the code for the end of its transaction.
             raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def check_fetch(self, group_id: str, member_id: str | None, member_epoch: int) -> None:
@@ -221,6 +231,7 @@ class OffsetsMixin:
         token: object,
         *,
         now_ms: int,
+        wall_ms: int,
     ) -> Outcome:
         """Remember offsets when a transaction commits.
 
@@ -229,13 +240,19 @@ class OffsetsMixin:
             entries: What to commit.
             token: Of the request.
             now_ms: The time.
+            wall_ms: Milliseconds since 1970 UTC, from which on the offsets age.
         """
-        out = Outcome(producer=(request.producer_id, request.producer_epoch))
+        out = Outcome(producer=(request.producer_id, request.producer_epoch), is_atomic=True)
         code = ErrorCode.NONE
         try:
             if request.generation_id >= 0 or request.member_id or request.group_instance_id is not None:
                 self._check_commit(
-                    request.group_id, request.generation_id, request.member_id, request.group_instance_id, now_ms
+                    request.group_id,
+                    request.generation_id,
+                    request.member_id,
+                    request.group_instance_id,
+                    now_ms,
+                    is_transactional=True,
                 )
         except ApiError as error:
             # Producers know only the classic protocol's word for it.
@@ -246,7 +263,7 @@ class OffsetsMixin:
             if not result and len(entry.metadata) > self.config.offset_metadata_max_bytes:
                 result = ErrorCode.OFFSET_METADATA_TOO_LARGE
             if not result:
-                out.records.append(offset_record(request.group_id, entry, now_ms))
+                out.records.append(offset_record(request.group_id, entry, wall_ms))
             topic = topics.setdefault(entry.topic, TxnOffsetCommitResponseTopic(name=entry.topic))
             topic.partitions.append(
                 TxnOffsetCommitResponsePartition(partition_index=entry.partition, error_code=result)
@@ -315,14 +332,18 @@ class OffsetsMixin:
                 topics.update(subscription_topics(metadata))
         return frozenset(topics)
 
-    def expire_offsets(self, *, now_ms: int) -> Outcome:
+    def expire_offsets(self, *, wall_ms: int) -> Outcome:
         """Forget offsets not needed for `offsets.retention.minutes`, and groups that have none left (KIP-211).
+
+        A group without members and offsets goes at once, unless an open transaction may still commit offsets for it.
 
         Offsets of a group with members stay while it is subscribed to their topic; otherwise they count from the
         moment at which the group became empty, or from their commit, whichever is later.
         """
         out = Outcome()
-        limit_ms = now_ms - self.config.offsets_retention_ms
+        pending = {key for of_producer in self.pending_offsets.values() for key in of_producer}
+        in_transactions = {group_id for group_id, _, _ in pending}
+        limit_ms = wall_ms - self.config.offsets_retention_ms
         for group_id in sorted(self.offsets):
             subscribed = self.subscribed_topics(group_id)
             if subscribed is None:
@@ -334,13 +355,15 @@ class OffsetsMixin:
             expired = [
                 (topic, partition)
                 for (topic, partition), committed in sorted(self.offsets[group_id].items())
-                if topic not in subscribed and max(committed.commit_timestamp_ms, empty_since_ms) <= limit_ms
+                if topic not in subscribed
+                and max(committed.commit_timestamp_ms, empty_since_ms) <= limit_ms
+                and (group_id, topic, partition) not in pending
             ]
             out.records += [
                 CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
                 for topic, partition in expired
             ]
-            if len(expired) == len(self.offsets[group_id]) and not has_members:
+            if len(expired) == len(self.offsets[group_id]) and not has_members and group_id not in in_transactions:
                 if consumer_group is not None:
                     out.records += self.consumer_group_removal(consumer_group)
                 elif group is not None:
@@ -348,8 +371,13 @@ class OffsetsMixin:
             if expired:
                 out.facts.append(("offsets_expired", {"group": group_id, "count": len(expired)}))
         for group_id, group in sorted(self.groups.items()):
-            if group.state is ClassicState.EMPTY and not group.pending and group_id not in self.offsets:
+            is_free = group_id not in self.offsets and group_id not in in_transactions
+            if group.state is ClassicState.EMPTY and not group.pending and is_free:
                 out.records.append(CoordinatorRecord(GroupMetadataKey(group=group_id), None))
+        for group_id, consumer_group in sorted(self.consumer_groups.items()):
+            is_free = group_id not in self.offsets and group_id not in in_transactions
+            if not consumer_group.members and is_free:
+                out.records += self.consumer_group_removal(consumer_group)
         return out
 
     def forget_topic(self, topic: str) -> Outcome:
@@ -375,13 +403,13 @@ def subscription_topics(metadata: bytes) -> list[str]:
         return []
 
 
-def offset_record(group_id: str, entry: OffsetToCommit, now_ms: int) -> CoordinatorRecord:
+def offset_record(group_id: str, entry: OffsetToCommit, wall_ms: int) -> CoordinatorRecord:
     """The record that makes a commit durable."""
     value = OffsetCommitValue(
         offset=entry.offset,
         leader_epoch=entry.leader_epoch,
         metadata=entry.metadata,
-        commit_timestamp=now_ms,
+        commit_timestamp=wall_ms,
         topic_id=entry.topic_id or ZERO_UUID,
     )
     key = OffsetCommitKey(group=group_id, topic=entry.topic, partition=entry.partition)

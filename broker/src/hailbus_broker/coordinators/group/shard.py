@@ -2,6 +2,9 @@
 
 Requests come in as method calls, with a token that identifies them; answers leave as `Outcome`s, perhaps for other
 tokens and perhaps later. Time is told by `tick`, which is due at `next_deadline_ms`.
+
+There are two times: `now_ms` never goes back, and sessions and deadlines go by it; `wall_ms` is milliseconds since
+1970 UTC, and what is recorded carries it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from hailbus_broker.coordinators.group.consumer_shard import (
 from hailbus_broker.coordinators.group.offsets import CommittedOffset, GroupOffsets, OffsetsMixin
 from hailbus_broker.coordinators.group.rebalances import Rebalance, RebalanceCause, rebalances_tag
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome, decode_key, decode_value
+from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.definitions.describe_groups_response import DescribedGroup, DescribedGroupMember
 from hailbus_broker.protocol.definitions.group_metadata_key import GroupMetadataKey
 from hailbus_broker.protocol.definitions.group_metadata_value import GroupMetadataValue, MemberMetadata
@@ -33,7 +37,7 @@ from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hailbus_broker.cluster.metadata.image import MetadataImage
     from hailbus_broker.coordinators.group.config import GroupConfig
@@ -45,6 +49,9 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.schema import Message
 
 NO_GENERATION: Final = -1
+MIN_JOIN_RETRY_MS: Final = 1_000
+"""How long a rebalance whose members are all away waits for them at least, whatever timeout they have asked for."""
+
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000
 """A member that waits in its first join may stay silent for so long: its client gives up earlier."""
 
@@ -87,6 +94,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         self.rebalance_counts: Counter[RebalanceCause] = Counter()
         # (due, group, member or "" for the group's own deadlines); stale entries are found out when they come up
         self._timers: list[tuple[int, str, str]] = []
+        self._wall_ms = 0  # of the decision that is being made
 
     # ------------------------------------------------------------------ time
 
@@ -94,24 +102,27 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         """When `tick` has something to do, at the latest."""
         return self._timers[0][0] if self._timers else None
 
-    def tick(self, now_ms: int) -> Outcome:
-        """Do what time has made due: expired sessions, rebalances that waited long enough, unused member ids."""
-        out = Outcome()
+    def tick(self, now_ms: int, *, wall_ms: int) -> Iterator[Outcome]:
+        """Do what time has made due: expired sessions, rebalances that waited long enough, unused member ids.
+
+        Each thing has an outcome of its own, to be carried out before the next one is asked for.
+        """
         while self._timers and self._timers[0][0] <= now_ms:
-            _, group_id, member_id = heappop(self._timers)
+            self._wall_ms = wall_ms
+            due_ms, group_id, member_id = heappop(self._timers)
+            out = Outcome()
             group = self.groups.get(group_id)
             if group is None:
                 consumer_group = self.consumer_groups.get(group_id)
                 if consumer_group is not None:
-                    self._consumer_due(consumer_group, member_id, now_ms, out)
-                continue
-            if member_id:
-                self._member_due(group, member_id, now_ms, out)
+                    self._consumer_due(consumer_group, member_id, due_ms, now_ms, out)
+            elif member_id:
+                self._member_due(group, member_id, due_ms, now_ms, out)
             else:
                 self._group_due(group, now_ms, out)
-        return out
+            yield out
 
-    def _member_due(self, group: ClassicGroup, member_id: str, now_ms: int, out: Outcome) -> None:
+    def _member_due(self, group: ClassicGroup, member_id: str, due_ms: int, now_ms: int, out: Outcome) -> None:
         if member_id in group.pending:
             due = group.pending[member_id]
             if due > now_ms:
@@ -122,16 +133,16 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                 self._maybe_complete_join(group, now_ms, out)
             return
         member = group.members.get(member_id)
-        if member is None:
-            return
+        if member is None or member.timer_ms != due_ms:
+            return  # an entry that an earlier one has taken the place of
+        member.timer_ms = None
         waits = member.sync_token is not None or (member.join_token is not None and not member.is_new)
         if waits:
             # Whoever waits for us is not silent.
             member.deadline_ms = max(member.deadline_ms, now_ms + member.session_timeout_ms)
         if member.deadline_ms > now_ms:
-            heappush(self._timers, (member.deadline_ms, group.group_id, member_id))
+            self._arm(group, member)
             return
-        member.has_timer = False
         self._remove_member(
             group,
             member,
@@ -172,6 +183,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
     def take_classic(self, group: ClassicGroup, reason: str, now_ms: int, out: Outcome) -> None:
         """See `ConsumerGroupsMixin`. Its members rejoin as soon as its record is replayed."""
         self.groups[group.group_id] = group
+        out.undo.append(lambda _: self._forget_group(group))
         for member in group.members.values():
             self._touch(group, member, now_ms)
         assignments = {member.member_id: member.assignment for member in group.members.values()}
@@ -181,17 +193,21 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         # Not in this tick: the record is not replayed yet.
         heappush(self._timers, (now_ms + 1, group.group_id, ""))
 
+    def _forget_group(self, group: ClassicGroup) -> None:
+        del self.groups[group.group_id]
+
     def _schedule_join(self, group: ClassicGroup, due_ms: int) -> None:
         group.join_deadline_ms = due_ms
         heappush(self._timers, (due_ms, group.group_id, ""))
 
     def _touch(self, group: ClassicGroup, member: Member, now_ms: int, *, timeout_ms: int | None = None) -> None:
         member.deadline_ms = now_ms + (member.session_timeout_ms if timeout_ms is None else timeout_ms)
-        if not member.has_timer:
-            member.has_timer = True
-            heappush(self._timers, (member.deadline_ms, group.group_id, member.member_id))
-        elif timeout_ms is None and member.is_new:
-            member.is_new = False
+        self._arm(group, member)
+
+    def _arm(self, group: ClassicGroup, member: Member) -> None:
+        """See to it that the member's deadline is checked in time: sooner is fine, as it is checked again then."""
+        if member.timer_ms is None or member.deadline_ms < member.timer_ms:
+            member.timer_ms = member.deadline_ms
             heappush(self._timers, (member.deadline_ms, group.group_id, member.member_id))
 
     # ------------------------------------------------------------------ join
@@ -206,6 +222,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         requires_known_member: bool,
         can_skip_assignment: bool,
         now_ms: int,
+        wall_ms: int,
     ) -> Outcome:
         """A member wants to be in the next generation.
 
@@ -217,11 +234,14 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             requires_known_member: Whether a newcomer is first given an id and has to come back with it (KIP-394).
             can_skip_assignment: Whether a static leader that comes back can be told to keep the assignment (KIP-814).
             now_ms: The time.
+            wall_ms: Milliseconds since 1970 UTC.
         """
+        self._wall_ms = wall_ms
         out = Outcome()
         try:
             self._join(request, token, client_id, client_host, requires_known_member, can_skip_assignment, now_ms, out)
         except ApiError as refused:
+            out.records.clear()  # of a decision that was broken off
             member_id = getattr(refused, "member_id", None)
             if member_id is None:
                 member_id = request.member_id
@@ -255,9 +275,20 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         if group is None:
             if request.member_id:
                 raise _RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
-            group = ClassicGroup(group_id=request.group_id, state_since_ms=now_ms)
+            group = ClassicGroup(group_id=request.group_id, state_since_ms=self._wall_ms)
             self.groups[request.group_id] = group
-        if request.member_id not in group.members and len(group.members) + len(group.pending) >= self.config.max_size:
+        if not self._has_room(group, request.member_id):
+            group.pending.pop(request.member_id, None)
+            known = group.members.get(request.member_id)
+            if known is not None:
+                self._remove_member(
+                    group,
+                    known,
+                    RebalanceCause.MEMBER_LEFT,
+                    f"member {known.member_id} was too much for group.max.size={self.config.max_size}",
+                    now_ms,
+                    out,
+                )
             raise _RefusedError(ErrorCode.GROUP_MAX_SIZE_REACHED, member_id="")
         protocols = [(entry.name, bytes(entry.metadata)) for entry in request.protocols]
         if not request.protocol_type or not protocols or not self._fits(group, request, protocols):
@@ -276,7 +307,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         reason = request.reason or "not given"
         if not request.member_id:
             prefix = request.group_instance_id if request.group_instance_id is not None else client_id
-            member.member_id = f"{prefix}-{self._new_id()}"
+            member.member_id = self._new_id(prefix)
             if request.group_instance_id in group.static_members:
                 self._replace_static(group, member, token, can_skip, now_ms, out)
             elif requires_known_member and request.group_instance_id is None:
@@ -292,6 +323,22 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             return
         known = self._known_member(group, request.member_id, request.group_instance_id)
         self._rejoin(group, known, member, token, reason, now_ms, out)
+
+    def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
+        """Whether a member may join, as Apache Kafka decides it.
+
+        During a rebalance those count that have joined it, so that a group that has become too large loses whoever
+        comes last; otherwise the members. Ids that were given out and not used yet do not count.
+        """
+        member = group.members.get(member_id)
+        match group.state:
+            case ClassicState.EMPTY | ClassicState.DEAD:
+                return True
+            case ClassicState.PREPARING_REBALANCE:
+                joined = sum(other.join_token is not None for other in group.members.values())
+                return (member is not None and member.join_token is not None) or joined < self.config.max_size
+            case ClassicState.COMPLETING_REBALANCE | ClassicState.STABLE:
+                return member is not None or len(group.members) < self.config.max_size
 
     def _fits(self, group: ClassicGroup, request: JoinGroupRequest, protocols: list[tuple[str, bytes]]) -> bool:
         if not group.members:
@@ -381,6 +428,12 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         new.assignment = old.assignment
         was_leader = group.leader == old.member_id
         selected_before = group.protocol
+        before = (group.members, dict(group.static_members), group.leader)
+
+        def undo(_: Outcome) -> None:
+            group.members, group.static_members, group.leader = before
+
+        out.undo.append(undo)
         group.members = {
             (new.member_id if key == old.member_id else key): (new if key == old.member_id else value)
             for key, value in group.members.items()
@@ -418,7 +471,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             return
         new.join_token = token
         if group.state is ClassicState.EMPTY:
-            group.move_to(ClassicState.PREPARING_REBALANCE, now_ms)
+            group.move_to(ClassicState.PREPARING_REBALANCE, self._wall_ms)
         self._maybe_rebalance(
             group,
             RebalanceCause.STATIC_MEMBER_RETURNED,
@@ -453,11 +506,11 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                     member.sync_token = None
                     self._touch(group, member, now_ms)
         was_empty = group.state is ClassicState.EMPTY
-        group.move_to(ClassicState.PREPARING_REBALANCE, now_ms)
+        group.move_to(ClassicState.PREPARING_REBALANCE, self._wall_ms)
         group.sync_deadline_ms = None
         group.rebalances.note(
             Rebalance(
-                at_ms=now_ms, generation=group.generation, members=len(group.members), cause=cause, reason=reason
+                at_ms=self._wall_ms, generation=group.generation, members=len(group.members), cause=cause, reason=reason
             ),
             group_id=group.group_id,
             counts=self.rebalance_counts,
@@ -496,27 +549,26 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         joined = [member for member in group.members.values() if member.join_token is not None]
         if group.members and not joined:
             # Only static members that are away: they keep their places until their sessions end.
-            self._schedule_join(group, now_ms + group.rebalance_timeout_ms())
+            self._schedule_join(group, now_ms + max(group.rebalance_timeout_ms(), MIN_JOIN_RETRY_MS))
             return
         group.generation += 1
         if not group.members:
             group.protocol = None
             group.leader = None
-            group.move_to(ClassicState.EMPTY, now_ms)
+            group.move_to(ClassicState.EMPTY, self._wall_ms)
             out.records.append(self._group_record(group, {}))
             out.facts.append(("group_empty", {"group": group.group_id, "generation": group.generation}))
             return
         if group.leader is None or group.members[group.leader].join_token is None:
             group.leader = joined[0].member_id
         group.protocol = group.select_protocol()
-        group.move_to(ClassicState.COMPLETING_REBALANCE, now_ms)
+        group.move_to(ClassicState.COMPLETING_REBALANCE, self._wall_ms)
         for member in joined:
             response = self._join_response(group, member)
             out.replies.append((member.join_token, response))
             member.join_token = None
-            member.is_new = True  # so that its long first deadline gives way to its session
-            self._touch(group, member, now_ms)
             member.is_new = False
+            self._touch(group, member, now_ms)
         group.sync_deadline_ms = now_ms + group.rebalance_timeout_ms()
         heappush(self._timers, (group.sync_deadline_ms, group.group_id, ""))
 
@@ -542,8 +594,9 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
 
     # ------------------------------------------------------------------ sync
 
-    def sync(self, request: SyncGroupRequest, token: object, *, now_ms: int) -> Outcome:
+    def sync(self, request: SyncGroupRequest, token: object, *, now_ms: int, wall_ms: int) -> Outcome:
         """A member asks for its assignment; the leader brings those of all."""
+        self._wall_ms = wall_ms
         out = Outcome()
         try:
             self._sync(request, token, now_ms, out)
@@ -587,6 +640,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                 given = {entry.member_id: bytes(entry.assignment) for entry in request.assignments}
                 assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
                 out.records.append(self._group_record(group, assignments))
+                out.undo.append(lambda follow_up: self._assignments_refused(group, now_ms, follow_up))
                 for other in group.members.values():
                     if other.sync_token is not None:
                         out.replies.append((other.sync_token, self._sync_response(group, assignments[other.member_id])))
@@ -603,6 +657,11 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                         },
                     )
                 )
+
+    def _assignments_refused(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
+        """The leader's assignments cannot be recorded: as in Apache Kafka the members have to join again."""
+        reason = "the assignments of the leader could not be recorded"
+        self._maybe_rebalance(group, RebalanceCause.MEMBER_REJOINED, reason, now_ms, out)
 
     @staticmethod
     def _sync_response(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:
@@ -639,7 +698,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         return out
 
     def leave(
-        self, request: LeaveGroupRequest, members: list[MemberIdentity], token: object, *, now_ms: int
+        self, request: LeaveGroupRequest, members: list[MemberIdentity], token: object, *, now_ms: int, wall_ms: int
     ) -> Outcome:
         """Members go: in order, each with a result of its own.
 
@@ -648,7 +707,9 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             members: Those of the request; before v3 there is one, and its result is that of the whole.
             token: Of the request.
             now_ms: The time.
+            wall_ms: Milliseconds since 1970 UTC.
         """
+        self._wall_ms = wall_ms
         out = Outcome()
         group = self.groups.get(request.group_id)
         changed_over = self.consumer_groups.get(request.group_id)
@@ -780,6 +841,9 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             value_data: Its value; None is a tombstone.
             now_ms: The time.
             producer_id: Of the transaction that it belongs to; it counts when that commits.
+
+        Raises:
+            ProtocolError: It says nothing that a group coordinator writes.
         """
         key = decode_key(key_data, KEY_TYPES)
         match key:
@@ -791,8 +855,6 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                 value = None if value_data is None else decode_value(value_data, GroupMetadataValue)
                 assert value is None or isinstance(value, GroupMetadataValue)
                 self._replay_group(key.group, value, now_ms)
-            case None:
-                pass  # a record of a Kafka that is newer than we are
             case _:
                 cls = CONSUMER_VALUE_TYPES[key.__api_key__]
                 self.replay_consumer(key, None if value_data is None else decode_value(value_data, cls), now_ms)
@@ -807,12 +869,13 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         if group is None:
             group = ClassicGroup(group_id=group_id)
             self.groups[group_id] = group
-        group.is_recorded = True
         group.protocol_type = value.protocol_type or None
         group.generation = value.generation
         group.protocol = value.protocol
         group.leader = value.leader
         recorded = {member.member_id: member for member in value.members}
+        if group.leader not in recorded:
+            group.leader = None  # whoever joins first leads
         for member_id in [key for key in group.members if key not in recorded]:
             del group.members[member_id]
         for member_id, entry in recorded.items():
@@ -892,9 +955,17 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             raise _RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
         return member
 
-    def _new_id(self) -> str:
+    def _new_id(self, prefix: str) -> str:
+        """An id for a member.
+
+        Raises:
+            ApiError: With that prefix it would be longer than the protocol's strings.
+        """
         raw = self._chance.randbytes(16).hex()
-        return f"{raw[:8]}-{raw[8:12]}-4{raw[13:16]}-a{raw[17:20]}-{raw[20:]}"
+        member_id = f"{prefix}-{raw[:8]}-{raw[8:12]}-4{raw[13:16]}-a{raw[17:20]}-{raw[20:]}"
+        if len(member_id.encode()) > codec.MAX_STRING_BYTES:
+            raise _RefusedError(ErrorCode.UNKNOWN_SERVER_ERROR, member_id="")  # as from Apache Kafka
+        return member_id
 
 
 class _RefusedError(ApiError):

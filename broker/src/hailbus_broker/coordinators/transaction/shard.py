@@ -12,7 +12,9 @@ Times are milliseconds since 1970 UTC, because they are stored.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome, decode_key, decode_value
@@ -39,11 +41,13 @@ from hailbus_broker.protocol.definitions.transaction_log_value import Transactio
 from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from hailbus_broker.protocol.schema import Message
 
 MARKER_RETRY_MS: Final = 1_000
+ABORT_RETRY_MS: Final = 1_000
+"""When the abort of an overdue transaction is tried again, should its record have been refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +93,9 @@ class TransactionOutcome(Outcome):
 class TransactionShard:
     """The transactional ids of one partition.
 
-    Durable: `transactions`. Not durable: the epoch before the current one, when failed markers are tried again, and by
-    which connection each transactional id was used last.
+    Durable: `transactions`. Not durable: the epoch before the current one, when failed markers are tried again, by
+    which connection each transactional id was used last, and what follows from `transactions`: when the open ones are
+    due, and the order in which those at rest expire.
     """
 
     def __init__(self, config: TransactionConfig, *, coordinator_epoch: int) -> None:
@@ -100,20 +105,28 @@ class TransactionShard:
         self._last_epochs: dict[str, tuple[int, int]] = {}  # (producer id, epoch) → the epoch before, see `replay`
         self._unwritten: dict[str, tuple[int, MarkersToWrite]] = {}  # when to try again
         self._connections: dict[str, int] = {}
+        # (due, id); an entry counts if `_armed` holds the same time, so that each id has one
+        self._timers: list[tuple[int, str]] = []
+        self._armed: dict[str, int] = {}
+        self._at_rest: OrderedDict[str, int] = OrderedDict()  # id → when it came to rest, the longest ago first
 
     # ---- state
 
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
-        """Apply a record of the partition."""
+        """Apply a record of the partition.
+
+        Raises:
+            ProtocolError: It says nothing that a transaction coordinator writes.
+        """
         del now_ms
         decoded = decode_key(key, {TransactionLogKey.__api_key__: TransactionLogKey})
-        if not isinstance(decoded, TransactionLogKey):
-            return  # a newer broker's
+        assert isinstance(decoded, TransactionLogKey)
         transactional_id = decoded.transactional_id
         if value is None:
             self.transactions.pop(transactional_id, None)
             self._last_epochs.pop(transactional_id, None)
             self._connections.pop(transactional_id, None)
+            self._at_rest.pop(transactional_id, None)
             return
         record = decode_value(value, TransactionLogValue)
         assert isinstance(record, TransactionLogValue)
@@ -122,6 +135,11 @@ class TransactionShard:
         if remembered is not None and remembered[0] == changed.producer_epoch:
             changed = replace(changed, last_producer_epoch=remembered[1])
         self.transactions[transactional_id] = changed
+        self._at_rest.pop(transactional_id, None)
+        if changed.state in AT_REST:
+            self._at_rest[transactional_id] = changed.updated_ms
+        elif changed.state is State.ONGOING:
+            self._arm(transactional_id, changed.start_ms + changed.timeout_ms)
 
     def resume(self, *, now_ms: int) -> TransactionOutcome:
         """After loading: go on with the transactions that were being ended."""
@@ -505,30 +523,58 @@ class TransactionShard:
 
     # ---- time
 
+    def _arm(self, transactional_id: str, due_ms: int) -> None:
+        """See to it that an open transaction is checked in time: sooner is fine, as it is checked again then."""
+        armed_ms = self._armed.get(transactional_id)
+        if armed_ms is None or due_ms < armed_ms:
+            self._armed[transactional_id] = due_ms
+            heappush(self._timers, (due_ms, transactional_id))
+
     def next_deadline_ms(self) -> int | None:
-        """When `tick` has something to do, None for never."""
+        """When `tick` has something to do, None for never. The cost does not depend on how many ids there are."""
         deadlines = [due for due, _ in self._unwritten.values()]
-        for transaction in self.transactions.values():
-            if transaction.state is State.ONGOING:
-                deadlines.append(transaction.start_ms + transaction.timeout_ms)
-            elif transaction.state in AT_REST:
-                deadlines.append(transaction.updated_ms + self.config.id_expiration_ms)
+        if self._timers:
+            deadlines.append(self._timers[0][0])
+        if self._at_rest:
+            deadlines.append(next(iter(self._at_rest.values())) + self.config.id_expiration_ms)
         return min(deadlines, default=None)
 
-    def tick(self, now_ms: int) -> TransactionOutcome:
-        """Abort transactions that are open for too long, forget ids that nobody uses, try failed markers again."""
-        outcome = TransactionOutcome()
+    def tick(self, now_ms: int) -> Iterator[TransactionOutcome]:
+        """Abort transactions that are open for too long, forget ids that nobody uses, try failed markers again.
+
+        Each of these has an outcome of its own, to be carried out before the next one is asked for.
+        """
         for transactional_id, (due, markers) in sorted(self._unwritten.items()):
             if due <= now_ms:
                 del self._unwritten[transactional_id]
-                outcome.markers.append(replace(markers, is_resumed=True))
-        for transactional_id, transaction in sorted(self.transactions.items()):
-            if transaction.state is State.ONGOING and transaction.start_ms + transaction.timeout_ms <= now_ms:
-                reason = f"open for longer than its timeout of {transaction.timeout_ms} ms"
-                self._fence_and_abort(outcome, transaction, now_ms, reason)
-            elif transaction.state in AT_REST and transaction.updated_ms + self.config.id_expiration_ms <= now_ms:
-                outcome.records.append(CoordinatorRecord(TransactionLogKey(transactional_id=transactional_id), None))
-        return outcome
+                yield TransactionOutcome(markers=[replace(markers, is_resumed=True)])
+        while self._timers and self._timers[0][0] <= now_ms:
+            due_ms, transactional_id = heappop(self._timers)
+            if self._armed.get(transactional_id) != due_ms:
+                continue  # an entry that an earlier one has taken the place of
+            del self._armed[transactional_id]
+            transaction = self.transactions.get(transactional_id)
+            if transaction is None or transaction.state is not State.ONGOING:
+                continue
+            overdue_ms = transaction.start_ms + transaction.timeout_ms
+            if overdue_ms > now_ms:
+                self._arm(transactional_id, overdue_ms)
+                continue
+            self._arm(transactional_id, now_ms + ABORT_RETRY_MS)
+            outcome = TransactionOutcome()
+            reason = f"open for longer than its timeout of {transaction.timeout_ms} ms"
+            self._fence_and_abort(outcome, transaction, now_ms, reason)
+            yield outcome
+        while self._at_rest:
+            transactional_id, updated_ms = next(iter(self._at_rest.items()))
+            if updated_ms + self.config.id_expiration_ms > now_ms:
+                return
+            # Behind all others: should the record be refused, it is tried again in its turn.
+            self._at_rest[transactional_id] = now_ms
+            self._at_rest.move_to_end(transactional_id)
+            yield TransactionOutcome(
+                records=[CoordinatorRecord(TransactionLogKey(transactional_id=transactional_id), None)]
+            )
 
     # ---- questions
 

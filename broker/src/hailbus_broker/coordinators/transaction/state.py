@@ -9,6 +9,7 @@ from typing import Final
 from hailbus_broker.coordinators.outcome import CoordinatorRecord
 from hailbus_broker.protocol.definitions.transaction_log_key import TransactionLogKey
 from hailbus_broker.protocol.definitions.transaction_log_value import PartitionsSchema, TransactionLogValue
+from hailbus_broker.protocol.errors import ProtocolError
 
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1
@@ -126,7 +127,13 @@ class Transaction:
 
     @classmethod
     def from_value(cls, transactional_id: str, value: TransactionLogValue) -> Transaction:
-        """The state that a record holds."""
+        """The state that a record holds.
+
+        Raises:
+            ProtocolError: There is no such state.
+        """
+        if value.transaction_status not in State._value2member_map_:
+            raise ProtocolError(f"a transaction in state {value.transaction_status}, which there is not")
         return cls(
             transactional_id=transactional_id,
             producer_id=value.producer_id,

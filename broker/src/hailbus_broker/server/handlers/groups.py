@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 from uuid import UUID
 
 from hailbus_broker.cluster.features import GROUP_VERSION
@@ -45,6 +45,18 @@ class Reply:
         self.request.respond_error(code)
 
 
+class Times(TypedDict):
+    """The two times of a decision: for deadlines, and for what is recorded."""
+
+    now_ms: int
+    wall_ms: int
+
+
+def _times(dispatcher: Dispatcher) -> Times:
+    clock = dispatcher.node.clock
+    return {"now_ms": clock.now_ms(), "wall_ms": clock.wall_ms()}
+
+
 def _run(dispatcher: Dispatcher, request: Request, group_id: str, decide: Callable[[GroupShard], Outcome]) -> None:
     if not dispatcher.node.groups.run(group_id, decide):
         request.respond_error(ErrorCode.NOT_COORDINATOR)
@@ -59,7 +71,7 @@ def join_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
             response.protocol_name = ""
         return response
 
-    now_ms = dispatcher.node.clock.now_ms()
+    times = _times(dispatcher)
     _run(
         dispatcher,
         request,
@@ -71,7 +83,7 @@ def join_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
             client_host=request.client_host,
             requires_known_member=version >= 4,
             can_skip_assignment=version >= 9,
-            now_ms=now_ms,
+            **times,
         ),
     )
 
@@ -80,8 +92,8 @@ def sync_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
     """SyncGroup v0-5."""
     if request.version >= 5 and (message.protocol_type is None or message.protocol_name is None):
         raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-    now_ms = dispatcher.node.clock.now_ms()
-    _run(dispatcher, request, message.group_id, lambda shard: shard.sync(message, request, now_ms=now_ms))
+    times = _times(dispatcher)
+    _run(dispatcher, request, message.group_id, lambda shard: shard.sync(message, request, **times))
 
 
 def heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> None:
@@ -100,12 +112,12 @@ def leave_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
             response.error_code = response.members[0].error_code
         return response
 
-    now_ms = dispatcher.node.clock.now_ms()
+    times = _times(dispatcher)
     _run(
         dispatcher,
         request,
         message.group_id,
-        lambda shard: shard.leave(message, members, Reply(request, shape), now_ms=now_ms),
+        lambda shard: shard.leave(message, members, Reply(request, shape), **times),
     )
 
 
@@ -138,7 +150,7 @@ def offset_commit(dispatcher: Dispatcher, request: Request, message: Any) -> Non
                     refusal=refusal,
                 )
             )
-    now_ms = node.clock.now_ms()
+    times = _times(dispatcher)
     _run(
         dispatcher,
         request,
@@ -150,7 +162,7 @@ def offset_commit(dispatcher: Dispatcher, request: Request, message: Any) -> Non
             message.group_instance_id,
             entries,
             request,
-            now_ms=now_ms,
+            **times,
         ),
     )
 
@@ -297,7 +309,7 @@ def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: 
     member_id = message.member_id
     if not member_id and request.version == 0 and message.member_epoch == 0:
         member_id = encode_uuid(UUID(bytes=dispatcher.node.chance.randbytes(16), version=4))
-    now_ms = dispatcher.node.clock.now_ms()
+    times = _times(dispatcher)
     _run(
         dispatcher,
         request,
@@ -308,7 +320,7 @@ def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: 
             member_id=member_id,
             client_id=request.client_id or "",
             client_host=request.client_host,
-            now_ms=now_ms,
+            **times,
         ),
     )
 
@@ -322,12 +334,13 @@ def consumer_group_describe(dispatcher: Dispatcher, _: Request, message: Any) ->
 
     response = ConsumerGroupDescribeResponse()
     for group_id in message.group_ids:
-        driver = dispatcher.node.groups.driver(group_id)
+        groups = dispatcher.node.groups
+        driver = groups.driver(group_id)
         found = None if driver is None else driver.shard.describe_consumer(group_id)
         if found is None:
             found = DescribedGroup(
                 group_id=group_id,
-                error_code=ErrorCode.GROUP_ID_NOT_FOUND,
+                error_code=groups.missing_code if driver is None else ErrorCode.GROUP_ID_NOT_FOUND,
                 error_message=f"Group {group_id} is not a consumer group.",
             )
         response.groups.append(found)
@@ -343,11 +356,14 @@ def describe_groups(dispatcher: Dispatcher, request: Request, message: Any) -> A
 
     response = DescribeGroupsResponse()
     for group_id in message.groups:
-        driver = dispatcher.node.groups.driver(group_id)
+        groups = dispatcher.node.groups
+        driver = groups.driver(group_id)
         found = None if driver is None else driver.shard.describe(group_id)
         if found is None:
             found = DescribedGroup(group_id=group_id, group_state="Dead")
-            if request.version >= 6:
+            if driver is None and groups.missing_code is ErrorCode.NOT_COORDINATOR:
+                found.error_code = ErrorCode.NOT_COORDINATOR
+            elif request.version >= 6:
                 found.error_code = ErrorCode.GROUP_ID_NOT_FOUND
                 found.error_message = f"Group {group_id} not found."
         response.groups.append(found)
@@ -383,14 +399,14 @@ async def delete_groups(dispatcher: Dispatcher, _: Request, message: Any) -> Any
         results.append(result)
         driver = dispatcher.node.groups.driver(group_id)
         if driver is None:
-            result.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            result.error_code = dispatcher.node.groups.missing_code
             continue
         try:
-            driver.run(driver.shard.delete_group(group_id))
+            result.error_code = driver.run(driver.shard.delete_group(group_id))
         except ApiError as error:
             result.error_code = error.code
-            continue
-        await driver.safe()
+        if not result.error_code:
+            await driver.safe()
     return DeleteGroupsResponse(results=results)
 
 
@@ -404,7 +420,9 @@ async def offset_delete(dispatcher: Dispatcher, _: Request, message: Any) -> Any
 
     node = dispatcher.node
     driver = node.groups.driver(message.group_id)
-    if driver is None or not driver.shard.knows(message.group_id):
+    if driver is None:
+        return OffsetDeleteResponse(error_code=node.groups.missing_code)
+    if not driver.shard.knows(message.group_id):
         return OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
     subscribed = driver.shard.subscribed_topics(message.group_id)
     if subscribed is None:
@@ -425,6 +443,8 @@ async def offset_delete(dispatcher: Dispatcher, _: Request, message: Any) -> Any
             answer.partitions.append(
                 OffsetDeleteResponsePartition(partition_index=part.partition_index, error_code=code)
             )
-    driver.run(driver.shard.delete_offsets(message.group_id, chosen))
+    refused = driver.run(driver.shard.delete_offsets(message.group_id, chosen))
+    if refused:
+        return OffsetDeleteResponse(error_code=refused)
     await driver.safe()
     return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from hailbus_broker.cluster.controller import is_protected
 from hailbus_broker.log import CleanupPolicy, LogError
 from hailbus_broker.protocol.definitions.list_offsets_response import (
     ListOffsetsPartitionResponse,
@@ -140,6 +141,9 @@ async def delete_records(dispatcher: Dispatcher, _: Request, message: Any) -> An
                 continue
             if partition.error is not None:
                 result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
+            if is_protected(topic.name):
+                result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
                 continue
             if CleanupPolicy.DELETE not in partition.log.config.cleanup_policy:
                 result.error_code = ErrorCode.POLICY_VIOLATION

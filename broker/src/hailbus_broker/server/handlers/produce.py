@@ -155,7 +155,7 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
                 fail(result, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
             elif not records:
                 fail(result, ErrorCode.INVALID_RECORD, "no record batch was given")
-            elif refusal := refuse(request, partitions[index]):
+            elif refusal := refuse(partitions[index]):
                 fail(result, *refusal)
             elif not is_transactional(records):
                 produce.append(partitions[index], records, result)
@@ -238,9 +238,9 @@ def _refuse_single(request: Request, single: SingleProduce, error: Exception) ->
     produce.done()
 
 
-def refuse(request: Request, partition: Partition) -> tuple[ErrorCode, str] | None:
-    """Why a client may not write to a partition, if it may not."""
-    if is_protected(partition.topic) and request.client_id != "__admin_client":
+def refuse(partition: Partition) -> tuple[ErrorCode, str] | None:
+    """Why a client may not write to a partition, if it may not. Who it says that it is makes no difference."""
+    if is_protected(partition.topic):
         return ErrorCode.INVALID_TOPIC_EXCEPTION, "this topic is the broker's own"
     return None
 

@@ -65,14 +65,13 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
             result.error_code = error.code
             result.error_message = error.message
             continue
-        overrides = {entry.name: entry.value for entry in topic.configs if entry.value is not None}
         if not message.validate_only:
             result.topic_id = new.topic_id
         result.num_partitions = new.partition_count
         result.replication_factor = new.replication_factor
         result.configs = [
             CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.config_source)
-            for entry in topic_configs(node, overrides)
+            for entry in topic_configs(node, new.configs)
         ]
     for done in pending:
         await done

@@ -348,13 +348,18 @@ def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: TxnOffs
         raise ApiError(ErrorCode.INVALID_GROUP_ID)
     place = _offsets_partition(dispatcher, message.group_id)
     groups = node.groups.driver(message.group_id)
-    assert groups is not None
+    if groups is None:
+        raise ApiError(ErrorCode.NOT_COORDINATOR)
 
     def commit(code: ErrorCode) -> None:
         if code:
             request.respond_error(code)
         else:
-            groups.run(groups.shard.commit_in_transaction(message, entries, request, now_ms=groups.now_ms()))
+            groups.run(
+                groups.shard.commit_in_transaction(
+                    message, entries, request, now_ms=groups.now_ms(), wall_ms=node.clock.wall_ms()
+                )
+            )
 
     if request.version >= 5:
         add_then(dispatcher, message.transactional_id, message.producer_id, message.producer_epoch, [place], commit)
