@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +19,7 @@ from hailbus_broker.coordinators.transaction.shard import (
 )
 from hailbus_broker.coordinators.transaction.state import TRANSITIONS, State, Transaction
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
+from hailbus_broker.protocol.definitions.transaction_log_value import TransactionLogValue
 from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -386,6 +388,237 @@ def test_transactions_can_be_described_and_listed(bench: Bench) -> None:
     assert names(pattern="u-.*") == ["u-1"]
     with pytest.raises(PatternError, match="missing"):
         names(pattern="(")
+
+
+def test_described_and_listed_transactions_show_their_producer_and_their_start(bench: Bench) -> None:
+    bench.init()
+    bench.now += 7
+    bench.add(1000, 0, ("b", 1), ("a", 2), ("b", 0))
+    described = bench.shard.describe("t")
+    assert (described.error_code, described.transactional_id) == (ErrorCode.NONE, "t")
+    assert (described.producer_id, described.producer_epoch) == (1000, 0)
+    assert described.transaction_start_time_ms == bench.now
+    assert [(topic.topic, topic.partitions) for topic in described.topics] == [("a", [2]), ("b", [0, 1])]
+    assert bench.shard.describe("nobody").transactional_id == "nobody"
+    (listed,) = bench.shard.list(["Ongoing"], [1000], 0, "t", now_ms=bench.now + 1)
+    assert (listed.transactional_id, listed.producer_id, listed.transaction_state) == ("t", 1000, "Ongoing")
+    assert bench.shard.list((), [999], -1, None, now_ms=bench.now) == []
+    assert bench.shard.list((), (), 0, None, now_ms=bench.now) == []  # open since this moment, not for longer than 0
+    assert len(bench.shard.list((), (), -1, "", now_ms=bench.now)) == 1
+
+
+def test_the_duration_of_a_transaction_at_time_zero_counts(bench: Bench) -> None:
+    bench.now = 0
+    bench.init()
+    bench.init(name="idle")
+    bench.add(1000, 0, A)
+    assert [item.transactional_id for item in bench.shard.list((), (), 4, None, now_ms=5)] == ["t"]
+    # What has no transaction has no duration, so no minimum is below it.
+    assert [item.transactional_id for item in bench.shard.list((), (), 0, None, now_ms=5)] == ["t"]
+
+
+def test_a_request_over_a_connection_that_was_given_up_is_late(bench: Bench) -> None:
+    bench.init()
+    late = bench.shard.is_late
+    assert not late("t", 1000, 0, 5)
+    assert not late("t", 1000, 0, 5)
+    assert late("t", 1000, 0, 4)
+    assert not late("t", 1000, 0, 6)
+    assert late("t", 1000, 0, 5)
+    assert not late("t", 1000, 1, 3)  # not the owner, who is refused for that
+    assert not late("t", 999, 0, 30)
+    assert not late("nobody", 1000, 0, 3)
+    assert not late("t", 1000, 0, 7)
+    assert bench.shard._connections == {"t": 7}
+    bench.now += 1000 * MINUTE
+    bench.run(bench.shard.tick(bench.now))
+    assert bench.shard._connections == {}
+
+
+def test_deadlines_are_those_of_open_transactions_of_idle_ids_and_of_failed_markers(bench: Bench) -> None:
+    assert bench.shard.next_deadline_ms() is None
+    bench.init()
+    assert bench.shard.next_deadline_ms() == bench.now + 1000 * MINUTE
+    bench.now += 5
+    bench.init(name="later")
+    assert bench.shard.next_deadline_ms() == bench.now - 5 + 1000 * MINUTE
+    bench.add(1000, 0, A, B)
+    assert bench.shard.next_deadline_ms() == bench.now + MINUTE
+    bench.broken = {A, B}
+    bench.end(1000, 0, commit=False)
+    assert bench.shard.next_deadline_ms() == bench.now + MARKER_RETRY_MS
+    bench.now += MARKER_RETRY_MS - 1
+    bench.run(bench.shard.tick(bench.now))
+    assert len(bench.written) == 1
+    bench.now += 1
+    bench.run(bench.shard.tick(bench.now))
+    assert bench.markers()[1] == (1000, 0, False, (A, B))
+    assert bench.written[1].is_resumed
+    assert not bench.written[0].is_resumed
+    bench.broken = set()
+    bench.now += MARKER_RETRY_MS
+    bench.run(bench.shard.tick(bench.now))
+    assert bench.is_in(State.COMPLETE_ABORT)
+    assert bench.shard.next_deadline_ms() == 1_000_005 + 1000 * MINUTE
+
+
+def test_markers_of_an_older_end_change_nothing(bench: Bench) -> None:
+    bench.init()
+    bench.add(1000, 0, A)
+    bench.end(1000, 0)
+    (markers,) = bench.written
+    after = bench.shard.transactions["t"]
+    assert bench.shard.markers_written(markers, now_ms=bench.now).records == []
+    bench.add(1000, 0, B)
+    assert bench.shard.markers_written(markers, now_ms=bench.now).records == []
+    bench.crashes_before_markers = True
+    bench.end(1000, 0)
+    other = replace(markers, producer_epoch=1)
+    assert bench.shard.markers_written(other, failed=[A], now_ms=bench.now) == TransactionOutcome()
+    assert bench.shard.markers_written(replace(markers, producer_id=5), now_ms=bench.now) == TransactionOutcome()
+    assert bench.shard.markers_written(replace(markers, transactional_id="u"), now_ms=bench.now) == TransactionOutcome()
+    assert after.state is State.COMPLETE_COMMIT
+    assert bench.is_in(State.PREPARE_COMMIT)
+    failed = bench.shard.markers_written(markers, failed=[B, A], now_ms=bench.now)
+    assert failed.facts == [("transaction_markers_failed", {"transactional_id": "t", "count": 2})]
+    assert failed.records == []
+
+
+def test_a_transaction_begins_with_its_first_partition_and_keeps_that_moment(bench: Bench) -> None:
+    bench.init()
+    bench.now += 10
+    bench.add(1000, 0, A)
+    started = bench.now
+    bench.now += 10
+    records = len(bench.log)
+    bench.add(1000, 0, A)
+    assert len(bench.log) == records  # nothing new, nothing written
+    bench.add(1000, 0, B)
+    current = bench.shard.transactions["t"]
+    assert (current.start_ms, current.updated_ms, current.partitions) == (started, bench.now, (A, B))
+    bench.now += 10
+    bench.end(1000, 0)
+    ended = bench.shard.transactions["t"]
+    assert (ended.partitions, ended.updated_ms, ended.start_ms) == ((), bench.now, started)
+    bench.now += 10
+    bench.add(1000, 0, A)
+    assert bench.shard.transactions["t"].start_ms == bench.now
+
+
+def test_an_abort_says_who_was_fenced_and_for_how_long_it_was_open(bench: Bench) -> None:
+    bench.init()
+    bench.add(1000, 0, A)
+    outcome = bench.shard.init_producer_id(
+        "t", MINUTE, -1, -1, "token", new_producer_id=lambda: next(bench.ids), now_ms=bench.now + 250
+    )
+    ((name, facts),) = outcome.facts
+    assert name == "transaction_aborted"
+    assert (facts["transactional_id"], facts["producer_id"], facts["producer_epoch"]) == ("t", 1000, 0)
+    assert facts["open_for_ms"] == 250
+    (markers,) = outcome.markers
+    assert (markers.producer_epoch, markers.is_commit, markers.partitions) == (1, False, (A,))
+    (record,) = outcome.records
+    assert isinstance(record.value, TransactionLogValue)
+    assert record.value.transaction_last_update_timestamp_ms == bench.now + 250
+
+
+def test_the_last_epoch_of_all_fences_by_itself(bench: Bench) -> None:
+    bench.init()
+    for last, epoch in ((2**15 - 2, 2**15 - 1), (2**15 - 1, 2**15 - 1)):
+        bench.shard.transactions["t"] = replace(
+            bench.shard.transactions["t"], producer_epoch=last, state=State.ONGOING, partitions=(A,), start_ms=0
+        )
+        bench.written.clear()
+        bench.init()
+        assert bench.markers() == [(1000, epoch, False, (A,))]
+    assert bench.init() == (ErrorCode.NONE, 1001, 0)
+
+
+def test_the_epoch_of_a_lost_answer_is_known_until_it_is_used(bench: Bench) -> None:
+    bench.init()
+    bench.shard.transactions["t"] = replace(bench.shard.transactions["t"], producer_epoch=2**15 - 2)
+    assert bench.init(1000, 2**15 - 2) == (ErrorCode.NONE, 1001, 0)
+    assert bench.init(1000, 2**15 - 2) == (ErrorCode.NONE, 1001, 0)  # the answer got lost
+    assert bench.init(1000, 2**15 - 3)[0] is ErrorCode.PRODUCER_FENCED
+    assert bench.init(999, 2**15 - 2)[0] is ErrorCode.PRODUCER_FENCED
+
+
+def test_init_takes_the_whole_of_the_longest_time_and_an_id_or_none(bench: Bench) -> None:
+    assert bench.init(timeout_ms=15 * MINUTE)[0] is ErrorCode.NONE
+    assert bench.shard.transactions["t"].timeout_ms == 15 * MINUTE
+    assert bench.init(timeout_ms=1)[0] is ErrorCode.NONE
+    assert bench.shard.transactions["t"].timeout_ms == 1
+    assert bench.init(-1, 0)[0] is ErrorCode.INVALID_REQUEST
+    assert bench.init(0, 0, name="unknown") == (ErrorCode.NONE, 1001, 0)
+    bench.now += 9
+    bench.init()
+    assert bench.shard.transactions["t"].updated_ms == bench.now
+
+
+def test_a_tombstone_and_the_records_of_a_newer_broker_are_replayed(bench: Bench) -> None:
+    bench.init()
+    bench.shard.replay(b"\x00\x63unknown", b"", now_ms=bench.now)
+    assert list(bench.shard.transactions) == ["t"]
+    bench.shard.is_late("t", 1000, 0, 3)
+    key, _ = bench.log[0]
+    bench.shard.replay(key, None, now_ms=bench.now)
+    assert (bench.shard.transactions, bench.shard._last_epochs, bench.shard._connections) == ({}, {}, {})
+    bench.shard.replay(key, None, now_ms=bench.now)
+
+
+def test_the_epoch_before_is_remembered_for_the_state_that_was_written(bench: Bench) -> None:
+    bench.init()
+    bench.init(1000, 0)
+    assert bench.shard.transactions["t"].last_producer_epoch == 0
+    bench.restart()
+    assert bench.shard.transactions["t"].last_producer_epoch == -1
+    assert bench.init(1000, 0)[0] is ErrorCode.PRODUCER_FENCED  # not durable, as in Apache Kafka
+
+
+def test_a_state_is_the_same_after_its_record_was_read() -> None:
+    written = Transaction(
+        transactional_id="t",
+        producer_id=7,
+        producer_epoch=3,
+        previous_producer_id=5,
+        next_producer_id=9,
+        timeout_ms=MINUTE,
+        state=State.PREPARE_COMMIT,
+        partitions=(("a", 2), ("b", 0), ("b", 1)),
+        start_ms=11,
+        updated_ms=12,
+        is_v2=True,
+    )
+    for changed in (written, replace(written, is_v2=False, state=State.ONGOING), replace(written, partitions=())):
+        value = changed.to_record().value
+        assert isinstance(value, TransactionLogValue)
+        assert Transaction.from_value("t", value) == changed
+    value = written.to_record().value
+    assert isinstance(value, TransactionLogValue)
+    assert value.client_transaction_version == 2
+    value.client_transaction_version = 1
+    assert not Transaction.from_value("t", value).is_v2
+    value.client_transaction_version = 3
+    assert Transaction.from_value("t", value).is_v2
+    empty = replace(written, state=State.EMPTY).to_record().value
+    assert isinstance(empty, TransactionLogValue)
+    assert empty.transaction_partitions is None
+
+
+def test_the_defaults_are_those_of_apache_kafka() -> None:
+    assert TransactionConfig() == TransactionConfig(max_timeout_ms=15 * MINUTE, id_expiration_ms=7 * 24 * 60 * MINUTE)
+    assert MARKER_RETRY_MS == 1_000
+    assert [state for state in State if state.is_open] == [State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT]
+    assert [int(state) for state in State] == [0, 1, 2, 3, 4, 5, 6]
+    assert State.DEAD.label == "Dead"
+    fresh = Transaction(transactional_id="t", producer_id=1, timeout_ms=1, updated_ms=1)
+    assert (fresh.producer_epoch, fresh.last_producer_epoch) == (-1, -1)
+    assert (fresh.previous_producer_id, fresh.next_producer_id, fresh.start_ms) == (-1, -1, -1)
+    assert not fresh.is_v2
+    assert [replace(fresh, producer_epoch=epoch).is_epoch_exhausted for epoch in (2**15 - 3, 2**15 - 2)] == [
+        False,
+        True,
+    ]
 
 
 def test_producers_of_both_versions_walk_every_edge_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,19 @@ _MEMORY_BYTES = 6 << 30
 _FILE_BYTES = 512 << 20
 _OUTPUT_CHARACTERS = 6_000
 ARGUMENTS = (
-    *("-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"),
+    *(
+        "-x",
+        "-q",
+        "--no-header",
+        "--tb=short",
+        "--assert=plain",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:faulthandler",
+    ),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-seed=0"),
 )
 
@@ -83,9 +95,10 @@ def _in_fork(request: dict[str, Any], scratch: str, output: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
         os.environ["TMPDIR"] = scratch
         tempfile.tempdir = None
-        # A changed file may keep its length and second, and with them the name of its compiled form.
-        sys.dont_write_bytecode = True
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        if not request.get("record"):
+            # A changed file may keep its length and the second of its change, and would match what was compiled before.
+            sys.dont_write_bytecode = True
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         _settle_hypothesis()
         recorder = Recorder(request["record"]) if request.get("record") else None
         code = int(pytest.main([*ARGUMENTS, *request["args"]], plugins=[recorder] if recorder else None))

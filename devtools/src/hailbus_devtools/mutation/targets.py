@@ -42,7 +42,11 @@ TARGETS = (
             *_files("broker/src/hailbus_broker/log", "producer_state", "transaction_index"),
             *_files("broker/src/hailbus_broker/coordinators/transaction", "shard", "state"),
         ),
-        tests=("tests/unit/broker", "tests/property/broker"),
+        tests=(
+            *(f"tests/unit/broker/test_{name}.py" for name in ("producer_state", "transaction_shard")),
+            *(f"tests/unit/broker/test_{name}.py" for name in ("transaction_index", "partition_log")),
+            *(f"tests/property/broker/test_{name}_model.py" for name in ("log", "transaction")),
+        ),
     ),
     Target(
         name="booking",
