@@ -29,6 +29,12 @@ def _files(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}.py" for name in names)
 
 
+def _all(folder: str) -> tuple[str, ...]:
+    """Return the modules at and below a folder that hold more than a docstring."""
+    modules = sorted(path for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py")
+    return tuple(str(path.relative_to(ROOT)) for path in modules)
+
+
 TARGETS = (
     Target(
         name="sdk",
@@ -50,14 +56,12 @@ TARGETS = (
     ),
     Target(
         name="booking",
-        files=_files(
-            "services/booking/src/booking/domain", "driver", "errors", "fare", "matching", "place", "quote", "ride"
-        ),
+        files=_all("services/booking/src/booking/domain"),
         tests=("tests/unit/booking", "tests/property/booking"),
     ),
     Target(
         name="demo",
-        files=_files("demo/src/hailbus_demo/ledger", "checks", "gather", "model"),
+        files=_all("demo/src/hailbus_demo/ledger"),
         tests=("tests/unit/demo", "tests/property/demo"),
     ),
     Target(

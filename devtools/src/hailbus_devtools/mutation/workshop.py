@@ -247,5 +247,6 @@ def _reason(status: int | None, output: str) -> str:
         return "time-out"
     if status < 0:
         return f"crash (signal {-status})"
-    failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    summary = output.rpartition("short test summary info")[2].splitlines()
+    failed = [line for line in summary if line.startswith(("FAILED ", "ERROR "))]
     return failed[0].split(" - ")[0] if failed else f"pytest ended with status {status}"
