@@ -1,111 +1,227 @@
-"""What the broker says of its partitions, asked by a Python client: `lake verify` starts no JVM."""
+"""What the broker's log holds, read by librdkafka: `lake verify` starts no JVM, and is no client of Spark's library."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from analytics_spark.errors import LakeError
+__all__ = ["BrokerView", "Place", "RecordSink", "TopicView"]
 
-__all__ = ["BrokerView", "Offsets"]
+Place = tuple[str, int]
+"""Topic and partition."""
+RecordSink = Callable[[Place, int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]], None]
+"""Receives a record: its place, offset, key, value and headers."""
 
-Offsets = dict[tuple[str, int], int]
-"""(topic, partition) → offset."""
+_NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+_CONSUMED_AT_ONCE = 2_000
+_POLL_S = 0.1
+_QUEUED_KIB = 32 * 1024
+"""Bound of the records that librdkafka fetches ahead."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
+class TopicView:
+    """One topic as the broker describes it.
+
+    Attributes:
+        topic_id: Differs when a topic was deleted and created again. None on a broker that gives no ids.
+        starts: Partition → first offset that the log has.
+        ends: Partition → end of the committed records, exclusive (last stable offset).
+        is_compacted: Whether `cleanup.policy` contains `compact`.
+        retention: `retention.ms` and `retention.bytes`, for messages.
+        unanswered: Why a part of this could not be read; empty when all of it was.
+    """
+
+    topic: str
+    topic_id: str | None = None
+    starts: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    is_compacted: bool = False
+    retention: str = "unknown"
+    unanswered: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerView:
-    """Starts, committed ends and visible records of some topics of one cluster. Blocking; for use from a command."""
+    """Reads topics of one cluster as a read_committed consumer does. Blocking; for use from a command.
+
+    Attributes:
+        bootstrap_servers: HOST:PORT[,HOST:PORT…].
+        timeout_s: How long an answer, or the next records, may take.
+    """
 
     bootstrap_servers: str
     timeout_s: float = 15.0
 
-    def offsets(self, topics: Sequence[str]) -> tuple[Offsets, Offsets]:
-        """(topic, partition) → first offset, and → end of the committed records, exclusive.
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
+        """Topic → what the broker says of it. A topic that the broker says it does not have is left out.
 
-        Topics that do not exist are left out.
-
-        Raises:
-            LakeError: No broker answers.
+        Never raises for a broker that is silent: `unanswered` then says so.
         """
-        found: tuple[Offsets, Offsets] = self._run(_offsets(self._config(), topics))
+        from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
+        from confluent_kafka.admin import (  # type: ignore[attr-defined]  # re-exported there
+            AdminClient,
+            ConfigResource,
+            OffsetSpec,
+            ResourceType,
+        )
+
+        if not topics:
+            return {}
+        admin = AdminClient(self._config())
+        found: dict[str, TopicView] = {}
+        for name, future in admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=self.timeout_s
+        ).items():
+            answer = self._answer(future)
+            if isinstance(answer, _Silence):
+                if not answer.is_unknown_topic:
+                    found[name] = TopicView(topic=name, unanswered=answer.text)
+                continue
+            found[name] = TopicView(topic=name, topic_id=_topic_id(answer.topic_id))
+            for partition in answer.partitions:
+                found[name].starts[partition.id] = found[name].ends[partition.id] = -1
+        answered = {name: view for name, view in found.items() if not view.unanswered}
+        if not answered:
+            return found
+        places = [TopicPartition(name, partition) for name, view in answered.items() for partition in view.starts]
+        # The ends first: a record that arrives in between must not count as one that the log lacks.
+        for field_name, spec in (
+            ("ends", OffsetSpec.latest()),  # type: ignore[no-untyped-call]
+            ("starts", OffsetSpec.earliest()),  # type: ignore[no-untyped-call]
+        ):
+            futures = admin.list_offsets(
+                dict.fromkeys(places, spec),
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=self.timeout_s,
+            )
+            for place, future in futures.items():
+                answer = self._answer(future)
+                if isinstance(answer, _Silence):
+                    found[place.topic].unanswered = answer.text
+                else:
+                    getattr(found[place.topic], field_name)[place.partition] = answer.offset
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in answered]
+        for resource, future in admin.describe_configs(resources, request_timeout=self.timeout_s).items():
+            answer = self._answer(future)
+            if isinstance(answer, _Silence):
+                found[resource.name].unanswered = answer.text
+                continue
+            value = {name: entry.value for name, entry in answer.items()}
+            found[resource.name].is_compacted = "compact" in (value.get("cleanup.policy") or "")
+            found[
+                resource.name
+            ].retention = f"retention.ms={value.get('retention.ms')}, retention.bytes={value.get('retention.bytes')}"
         return found
 
-    def visible_records(self, topic: str, partition: int, start: int, end: int) -> int:
-        """Records that a read_committed consumer sees from `start` to `end`, exclusive."""
-        count: int = self._run(_visible(self._config(), topic, partition, start, end, self.timeout_s))
-        return count
+    def read(self, wanted: Mapping[Place, tuple[int, int]], sink: RecordSink) -> dict[Place, str]:
+        """Hand every committed record from start to end, exclusive, of each partition to `sink`, in offset order.
+
+        Returns:
+            The partitions that were not read to their end, with the reason. Nothing is known of their rest.
+        """
+        from confluent_kafka import Consumer, TopicPartition
+
+        reached = {place: start for place, (start, end) in wanted.items() if start < end}
+        if not reached:
+            return {}
+        unread: dict[Place, str] = {}
+        consumer = Consumer(
+            self._config()
+            | {
+                "group.id": "lake-verify",  # assigned, never joined; librdkafka wants a name
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+                "queued.max.messages.kbytes": _QUEUED_KIB,
+            }
+        )
+        try:
+            consumer.assign([TopicPartition(*place, start) for place, start in reached.items()])
+            deadline = time.monotonic() + self.timeout_s
+            while reached and time.monotonic() < deadline:
+                messages: list[Any] = consumer.consume(_CONSUMED_AT_ONCE, timeout=_POLL_S)
+                for message in messages:
+                    place = (message.topic(), message.partition())
+                    error = message.error()
+                    if error is not None:
+                        deadline = self._failed(error, place, message.offset(), wanted, reached, unread, deadline)
+                        continue
+                    if place not in reached:
+                        continue
+                    deadline = time.monotonic() + self.timeout_s
+                    offset = message.offset()
+                    if offset < wanted[place][1]:
+                        sink(place, offset, message.key(), message.value(), message.headers() or ())
+                        reached[place] = offset + 1
+                    if offset + 1 >= wanted[place][1]:
+                        del reached[place]
+        finally:
+            consumer.close()
+        for place, offset in reached.items():
+            unread[place] = (
+                f"read up to offset {offset} of {wanted[place][1]}, then {self.bootstrap_servers} gave no answer "
+                f"for {self.timeout_s:g} s"
+            )
+        return unread
+
+    def _failed(
+        self,
+        error: Any,
+        place: Place,
+        offset: int,
+        wanted: Mapping[Place, tuple[int, int]],
+        reached: dict[Place, int],
+        unread: dict[Place, str],
+        deadline: float,
+    ) -> float:
+        """Note the end of a partition or an error of it; returns the new deadline."""
+        from confluent_kafka import KafkaError
+
+        if place not in reached:  # of the connection, which the client repairs, or of a partition that was read
+            return deadline
+        if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 librdkafka's name of its own codes
+            unread[place] = f"read up to offset {reached.pop(place)} of {wanted[place][1]}, then: {error.str()}"
+            return deadline
+        if offset >= wanted[place][1]:
+            del reached[place]
+        else:
+            del reached[place]
+            unread[place] = f"the log ends at offset {offset}, though the broker said {wanted[place][1]}"
+        return time.monotonic() + self.timeout_s
 
     def _config(self) -> dict[str, Any]:
         return {
-            "bootstrap_servers": self.bootstrap_servers,
-            "isolation_level": "read_committed",
-            "enable_auto_commit": False,
-            "auto_offset_reset": "none",
-            "request_timeout_ms": 10_000,
+            "bootstrap.servers": self.bootstrap_servers,
+            "client.id": "lake-verify",
+            "socket.timeout.ms": max(1000, int(self.timeout_s * 1000)),
+            "reconnect.backoff.max.ms": 1000,
+            "log_level": 0,
         }
 
-    def _run(self, work: Any) -> Any:  # a coroutine and its result
-        import asyncio
-
-        from aiokafka.errors import KafkaError
+    def _answer(self, future: Any) -> Any:
+        """The result of one of confluent-kafka's futures, or a `_Silence`."""
+        from confluent_kafka import KafkaError, KafkaException
 
         try:
-            return asyncio.run(asyncio.wait_for(work, timeout=self.timeout_s * 4))
-        except (KafkaError, TimeoutError, OSError) as error:
-            raise LakeError(
-                f"no broker answers at {self.bootstrap_servers} ({str(error) or type(error).__name__}); "
-                "start it, or correct the address"
-            ) from error
+            # Its own timeout comes first; this one bounds a client that never completes the future.
+            return future.result(self.timeout_s + 5)
+        except KafkaException as error:
+            cause = error.args[0]
+            is_unknown = cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            return _Silence(f"{self.bootstrap_servers} did not answer: {cause.str()}", is_unknown_topic=is_unknown)
+        except TimeoutError:
+            return _Silence(f"{self.bootstrap_servers} did not answer within {self.timeout_s + 5:g} s")
 
 
-async def _offsets(config: dict[str, Any], topics: Sequence[str]) -> tuple[Offsets, Offsets]:
-    from aiokafka import AIOKafkaConsumer, TopicPartition
-    from aiokafka.admin import AIOKafkaAdminClient
-
-    admin = AIOKafkaAdminClient(bootstrap_servers=config["bootstrap_servers"])
-    await admin.start()
-    try:
-        existing = sorted(set(await admin.list_topics()).intersection(topics))
-        described = await admin.describe_topics(existing) if existing else []
-    finally:
-        await admin.close()
-    places = [
-        TopicPartition(topic["topic"], partition["partition"])
-        for topic in described
-        for partition in sorted(topic["partitions"], key=lambda one: one["partition"])
-    ]
-    consumer = AIOKafkaConsumer(**config)
-    await consumer.start()
-    try:
-        starts = await consumer.beginning_offsets(places) if places else {}
-        ends = await consumer.end_offsets(places) if places else {}
-    finally:
-        await consumer.stop()
-    return (
-        {(place.topic, place.partition): int(offset) for place, offset in starts.items()},
-        {(place.topic, place.partition): int(offset) for place, offset in ends.items()},
-    )
+@dataclass(frozen=True, slots=True)
+class _Silence:
+    text: str
+    is_unknown_topic: bool = False
 
 
-async def _visible(config: dict[str, Any], topic: str, partition: int, start: int, end: int, timeout_s: float) -> int:
-    import asyncio
-
-    from aiokafka import AIOKafkaConsumer, TopicPartition
-
-    place = TopicPartition(topic, partition)
-    consumer = AIOKafkaConsumer(**config)
-    await consumer.start()
-    try:
-        consumer.assign([place])
-        consumer.seek(place, start)
-        seen = 0
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        # The position moves over hidden offsets too, so it says when the gap has been read.
-        while await consumer.position(place) < end and asyncio.get_running_loop().time() < deadline:
-            batch = await consumer.getmany(place, timeout_ms=500)
-            seen += sum(1 for record in batch.get(place, ()) if record.offset < end)
-            if any(record.offset >= end for record in batch.get(place, ())):
-                break
-        return seen
-    finally:
-        await consumer.stop()
+def _topic_id(uuid: Any) -> str | None:
+    text = str(uuid) if uuid is not None else _NO_TOPIC_ID
+    return None if text == _NO_TOPIC_ID else text

@@ -9,7 +9,16 @@ from urllib.parse import unquote, urlsplit
 from analytics_spark.errors import LakeError, LakeMissingError
 from analytics_spark.session import CATALOG, LakeLayout
 
-__all__ = ["QueryRefusedError", "TableInfo", "arrow_dataset", "load_table", "query", "table_infos", "table_names"]
+__all__ = [
+    "QueryRefusedError",
+    "TableInfo",
+    "arrow_dataset",
+    "load_table",
+    "load_tables",
+    "query",
+    "table_infos",
+    "table_names",
+]
 
 
 class QueryRefusedError(LakeError):
@@ -72,6 +81,25 @@ def load_table(lake_dir: Path, name: str) -> Any:
     if name not in names:
         raise LakeMissingError(f"there is no table {name!r}; the lake has {', '.join(names) or 'none yet'}")
     return _catalog(lake_dir).load_table(name)
+
+
+def load_tables(lake_dir: Path) -> dict[str, Any]:
+    """Every table by its name, each at its newest snapshot. Tables of later layers are opened first.
+
+    So each layer's source has all rows that the layer was made from, though the lake is written meanwhile.
+
+    Raises:
+        LakeMissingError: There is no lake, or it has no bronze table yet.
+    """
+    names = table_names(lake_dir)
+    if "bronze.events" not in names:
+        raise LakeMissingError(
+            f"the lake at {lake_dir} has no table bronze.events yet; wait for lake-sink's first batch"
+        )
+    catalog = _catalog(lake_dir)
+    layers = ("gold", "silver", "bronze")
+    ordered = sorted(names, key=lambda name: layers.index(name.partition(".")[0]))
+    return {name: catalog.load_table(name) for name in ordered}
 
 
 def table_infos(lake_dir: Path) -> tuple[TableInfo, ...]:

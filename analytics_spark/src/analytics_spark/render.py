@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from analytics_spark.verify import LakeReport
+from analytics_spark.verify.report import AGREES, LakeReport
 
 __all__ = ["show_report", "show_rows", "show_table"]
 
@@ -52,36 +52,46 @@ def show_table(table: Any, *, as_json: bool) -> None:
 
 
 def show_report(report: LakeReport) -> None:
-    """A verification, by partition, then the verdict."""
+    """A verification: the partitions, then each line with its findings, then the verdict."""
     show_rows(
-        ("topic", "partition", "start", "end", "rows", "distinct", "hidden", "missing", "duplicates", ""),
+        (
+            "topic",
+            "partition",
+            "log start",
+            "end",
+            "compared from",
+            "log records",
+            "lake records",
+            "rows",
+            "hidden",
+            "",
+        ),
         [
             (
                 part.topic,
                 part.partition,
-                part.start,
+                part.log_start if part.log_start is not None else "?",
                 part.end if part.end is not None else "?",
+                part.checked_from,
+                part.log_records,
+                part.lake_records,
                 part.rows,
-                part.distinct,
                 part.hidden_offsets,
-                part.missing_offsets,
-                part.duplicates,
-                part.problem or "ok",
+                "ok" if part.verdict == AGREES else part.detail,
             )
             for part in report.partitions
         ],
     )
-    silver = report.silver
-    if silver is not None:
-        print(
-            f"silver: {silver.bronze} bronze rows = {silver.typed} typed + {silver.quarantined} quarantined + "
-            f"{silver.duplicates} duplicates + {silver.unaccounted} unaccounted"
-        )
+    for line in report.lines:
+        print(f"{line.name}: {line.verdict.replace('_', ' ')}: {line.detail}")
     for allowance in report.allowances:
         print(f"allowed: {allowance}")
     for problem in report.problems:
         print(f"PROBLEM {problem}")
-    print(f"{'complete' if report.ok else 'NOT complete'}: {report.rows} rows in {len(report.partitions)} partitions")
+    print(
+        f"{'complete' if report.ok else 'NOT complete'}: {report.rows:,} rows in {len(report.partitions)} partitions, "
+        f"{report.mode} comparison in {report.seconds:.1f} s"
+    )
 
 
 def _cell(value: object, *, width: int = _CELL_WIDTH) -> str:

@@ -57,6 +57,16 @@ class LakeLayout:
         return self.root / "finish"
 
     @property
+    def topic_ids(self) -> Path:
+        """The ids of the topics that were landed."""
+        return self.root / "topics.json"
+
+    @property
+    def verified(self) -> Path:
+        """What `lake verify` has compared so far."""
+        return self.root / "verified.json"
+
+    @property
     def logs(self) -> Path:
         """What the JVM says."""
         return self.root / "logs"

@@ -1,11 +1,13 @@
 """Where streams come from: Kafka for bronze, the bronze table for silver, the silver tables for gold."""
 
 import re
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 from analytics_spark.tables import TableSpec
 
-__all__ = ["existing_topics", "iceberg_stream", "kafka_stream", "topic_pattern"]
+__all__ = ["existing_topics", "iceberg_stream", "kafka_stream", "topic_ids", "topic_pattern"]
 
 
 def topic_pattern(topics: tuple[str, ...]) -> str:
@@ -51,6 +53,24 @@ def existing_topics(spark: Any, *, bootstrap_servers: str, timeout_ms: int) -> f
     Raises:
         ConnectionError: No broker answered in `timeout_ms`.
     """
+    with _admin(spark, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms) as admin:
+        return frozenset(admin.listTopics().names().get())
+
+
+def topic_ids(spark: Any, topics: Iterable[str], *, bootstrap_servers: str, timeout_ms: int) -> dict[str, str]:
+    """Topic → id, of those that the cluster has. A topic that is deleted and created again gets another id.
+
+    Raises:
+        ConnectionError: No broker answered in `timeout_ms`.
+    """
+    with _admin(spark, bootstrap_servers=bootstrap_servers, timeout_ms=timeout_ms) as admin:
+        wanted = sorted(frozenset(topics).intersection(admin.listTopics().names().get()))
+        described = admin.describeTopics(wanted).allTopicNames().get() if wanted else {}
+        return {name: str(described[name].topicId().toString()) for name in wanted}
+
+
+@contextmanager
+def _admin(spark: Any, *, bootstrap_servers: str, timeout_ms: int) -> Generator[Any]:
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # ships no types
 
     jvm = spark._jvm  # noqa: SLF001 pyspark has no public way to the class path's own clients
@@ -63,7 +83,7 @@ def existing_topics(spark: Any, *, bootstrap_servers: str, timeout_ms: int) -> f
     except Py4JJavaError as error:
         raise ConnectionError(_cause(error)) from error
     try:
-        return frozenset(admin.listTopics().names().get())
+        yield admin
     except Py4JJavaError as error:
         raise ConnectionError(_cause(error)) from error
     finally:

@@ -22,7 +22,7 @@ _FIRST_BACKOFF_S = 1.0
 _LAST_BACKOFF_S = 15.0
 _ATTEMPTS = 5
 """How often in a row a stream may fail for a reason that is not the broker's absence."""
-_BROKER_WORDS = ("org.apache.kafka", "TimeoutException", "Connection refused", "fetching offsets")
+_BROKER_WORDS = ("org.apache.kafka", "TimeoutException", "Connection refused", "fetching offsets", "ConnectionError")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +132,8 @@ class Supervisor:
                 f"the broker no longer has records that come next for the lake, or was emptied ({reason}); "
                 "bring its data back, or start a new LAKE_DIR"
             ) from error
+        if (lost := _data_loss(error)) is not None:
+            raise DataLossError(lost) from error
         failures = self._failures.setdefault(name, _Failures(since=time.monotonic()))
         failures.count += 1
         is_brokers = any(word in str(error) for word in _BROKER_WORDS)
@@ -172,6 +174,12 @@ class Supervisor:
 class _Failures:
     since: float
     count: int = 0
+
+
+def _data_loss(error: Exception) -> str | None:
+    """The message of a `DataLossError` that a batch raised: it comes as text, inside the JVM's own exception."""
+    _, name, rest = str(error).partition(f"{DataLossError.__name__}: ")
+    return rest.splitlines()[0] if name and rest else None
 
 
 def _reason(error: Exception) -> str:

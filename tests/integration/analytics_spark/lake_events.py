@@ -19,6 +19,8 @@ START = datetime(2014, 5, 1, 8, 0, tzinfo=UTC)
 TIMES_SQUARE = LatLng(lat=40.758, lng=-73.9855)
 JFK = LatLng(lat=40.6413, lng=-73.7781)
 ORIGIN, DESTINATION = cell(40.758, -73.9855), cell(40.6413, -73.7781)
+# The recommender serves cells of resolution 9, booking publishes drop-offs at resolution 8.
+SERVED_ORIGIN, SERVED_DESTINATION = cell(40.758, -73.9855, 9), cell(40.6413, -73.7781, 9)
 TOPICS = ("quotes.v1", "rides.v1", "payments.v1", "recommendations.v1")
 
 
@@ -98,8 +100,8 @@ def ride(number: int) -> list[tuple[Event, datetime]]:
         origin_cell=ORIGIN,
         model="counts",
         options=(
-            RankedOption(option_id="a", kind="destination", rank=1, score=0.6, reason="often", cell=ORIGIN),
-            RankedOption(option_id="b", kind="destination", rank=2, score=0.3, reason="usual", cell=DESTINATION),
+            RankedOption(option_id="a", kind="destination", rank=1, score=0.6, reason="often", cell=SERVED_ORIGIN),
+            RankedOption(option_id="b", kind="destination", rank=2, score=0.3, reason="usual", cell=SERVED_DESTINATION),
         ),
     )
     return [

@@ -15,7 +15,7 @@ from hailbus.codec import encode, envelope_for
 from hailbus.event import event_info
 from ride_events import CATALOGUE
 
-from tests.integration.analytics_spark.lake_events import DESTINATION, ORIGIN, START, ride
+from tests.integration.analytics_spark.lake_events import ORIGIN, SERVED_DESTINATION, SERVED_ORIGIN, START, ride
 
 # py4j leaves closing its sockets to the garbage collector.
 pytestmark = [
@@ -92,7 +92,10 @@ def test_typed_rows_hold_what_the_event_said(spark: Any) -> None:
     assert completed.started_at - completed.requested_at == timedelta(minutes=3)
     assert (completed.ce_id is not None, completed.silver_batch, completed.pickup_cell) == (True, 3, ORIGIN)
     options = silver(records, "recommendations.v1").where("options IS NOT NULL").first().options
-    assert [(one.rank, one.cell, one.place) for one in options] == [(1, ORIGIN, None), (2, DESTINATION, None)]
+    assert [(one.rank, one.cell, one.place) for one in options] == [
+        (1, SERVED_ORIGIN, None),
+        (2, SERVED_DESTINATION, None),
+    ]
 
 
 def test_refused_rows_keep_their_bytes_and_say_why(spark: Any) -> None:

@@ -1,155 +1,1018 @@
-"""The proof must fail when it should: lakes with faults, made without Spark."""
+"""`lake verify` fails when it should: whole lakes with one fault each, made without Spark, beside a real broker."""
 
-from collections.abc import Sequence
+import copy
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from analytics_spark.errors import LakeMissingError
+from analytics_spark.broker_view import BrokerView, Place, RecordSink, TopicView
+from analytics_spark.cli import app
+from analytics_spark.errors import LakeError, LakeMissingError
 from analytics_spark.reading import QueryRefusedError, query, table_infos
-from analytics_spark.session import CATALOG, LakeLayout
-from analytics_spark.verify import verify_lake
+from analytics_spark.tables import GOLD
+from analytics_spark.topic_ids import note_topic_ids
+from analytics_spark.verify import LakeReport, LineReport, verify_lake
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as ConfluentPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # re-exported there
+from hailbus.codec import encode, envelope_for
+from hailbus.record_sum import MODULUS, record_hash
+from hailbus_broker.testing import ApiKey, ErrorCode, Fault, ThreadedBroker
+from typer.testing import CliRunner
 
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+from tests.integration.analytics_spark.lake_events import DESTINATION, TOPICS, Feed, ride
+from tests.integration.analytics_spark.made_lake import MadeLake, Row, gold_of_rides, read_all
+
+RIDES = 20
+LOG, SILVER, GOLDEN = "bronze = log", "silver = bronze", "gold = recomputed"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[ThreadedBroker]:
+    with ThreadedBroker() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def landed(broker: ThreadedBroker, tmp_path_factory: pytest.TempPathFactory) -> MadeLake:
+    """Twenty rides, three repeated events, and four records that no event class accepts."""
+    feed = Feed(broker.bootstrap)
+    feed.rides(RIDES * Feed.EVENTS_PER_RIDE)
+    for event, at in ride(3)[4:7]:
+        for _ in range(2):  # a second record of an event: an outbox that died before it noted the publication
+            feed.publish(event, at=at + timedelta(days=9), id=f"twice-{at}")
+    encoded = encode(event, envelope_for(event, source="/booking", time=at))
+    feed.raw("rides.v1", b"k", b"no json", encoded.headers)
+    feed.raw("rides.v1", b"k", b"no headers")
+    feed.raw("payments.v1", encoded.key, encoded.value, encoded.headers)
+    feed.raw("rides.v1", b"k", None, encoded.headers)
+    feed.flush()
+    made = MadeLake(tmp_path_factory.mktemp("landed"), broker.bootstrap)
+    made.land()
+    made.tables |= {name: list(rows) for name, rows in gold_of_rides(RIDES).items()}
+    _add_repeats_to_gold(made)
+    made.write()
+    return made
+
+
+def _add_repeats_to_gold(made: MadeLake) -> None:
+    """The repeated events are of nine days later: a request and a completion more."""
+    requested = copy.deepcopy(made.tables["gold.demand"][1])
+    requested |= {"requested_count": 1, "rider_count": 1}
+    completed = copy.deepcopy(made.tables["gold.revenue"][0])
+    completed |= {"completed_count": 1, "fares_minor": 5200, "distance_m": 25_000, "duration_s": 2400}
+    for row in (requested, completed):
+        row["window_start"] += timedelta(days=9)
+    made.tables["gold.demand"].append(requested)
+    made.tables["gold.revenue"].append(completed)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "lake"
+def lake(landed: MadeLake) -> Iterator[MadeLake]:
+    """The whole lake; what a test changes is put back after it."""
+    tables = copy.deepcopy(landed.tables)
+    landed.written.clear()
+    yield landed
+    landed.restore(tables)
 
 
-def make(root: Path, tables: dict[str, pa.Table]) -> None:
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    layout = LakeLayout(root)
-    layout.warehouse.mkdir(parents=True)
-    catalog = SqlCatalog(CATALOG, uri=layout.catalog_uri, warehouse=layout.warehouse.as_uri())
-    for name, rows in tables.items():
-        catalog.create_namespace_if_not_exists(name.partition(".")[0])
-        catalog.create_table(name, rows.schema).append(rows)
-    catalog.close()
+def row_of(lake: MadeLake, table: str, **wanted: object) -> Row:
+    return next(row for row in lake.tables[table] if all(row[name] == value for name, value in wanted.items()))
 
 
-def bronze(offsets: Sequence[int], *, topic: str = "rides.v1", ids: Sequence[str] | None = None) -> pa.Table:
-    count = len(offsets)
-    names = ids if ids is not None else [f"id-{offset}" for offset in offsets]
-    return pa.table(
-        {
-            "topic": [topic] * count,
-            "partition": pa.array([0] * count, pa.int32()),
-            "offset": pa.array(offsets, pa.int64()),
-            "value": pa.array([b"{}"] * count, pa.binary()),
-            "headers": pa.array(
-                [[{"key": "ce_source", "value": b"/s"}, {"key": "ce_id", "value": name.encode()}] for name in names],
-                HEADERS,
-            ),
-        }
-    )
+def id_of(row: Row) -> str:
+    found = next(one["value"] for one in row["headers"] if one["key"] == "ce_id")
+    return str(found.decode())
 
 
-def coordinates(rows: pa.Table, *, typed: bool) -> pa.Table:
-    kept = rows.select(["topic", "partition", "offset"])
-    if not typed:
-        return kept
-    ids = [one[1]["value"].decode() for one in rows["headers"].to_pylist()]
-    return kept.append_column("ce_source", pa.array(["/s"] * len(ids))).append_column("ce_id", pa.array(ids))
+def only(report: LakeReport, name: str) -> LineReport:
+    """The one line that does not agree."""
+    assert [line.name for line in report.lines if line.verdict != "agrees"] == [name], report.problems
+    assert not report.ok
+    assert report.problems
+    return report.line(name)
+
+
+class Altering:
+    """A log that is read through a change: what a broker or a client with a defect would show."""
+
+    def __init__(
+        self,
+        view: BrokerView,
+        *,
+        shows: Callable[[Place, int], bool] = lambda _place, _offset: True,
+        describes: Callable[[dict[str, TopicView]], None] = lambda _views: None,
+    ) -> None:
+        self._view, self._shows, self._describes = view, shows, describes
+        self.reads: list[Mapping[Place, tuple[int, int]]] = []
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
+        views = self._view.describe(topics)
+        self._describes(views)
+        return views
+
+    def read(self, wanted: Mapping[Place, tuple[int, int]], sink: RecordSink) -> dict[Place, str]:
+        self.reads.append(dict(wanted))
+
+        def some(
+            place: Place,
+            offset: int,
+            key: bytes | None,
+            value: bytes | None,
+            headers: Sequence[tuple[str, bytes | None]],
+        ) -> None:
+            if self._shows(place, offset):
+                sink(place, offset, key, value, headers)
+
+        return self._view.read(wanted, some)
+
+
+# -- what agrees
+
+
+def test_a_whole_lake_agrees_and_says_what_was_compared(lake: MadeLake) -> None:
+    report = lake.verify(seed=7)
+    assert report.problems == ()
+    assert report.ok
+    assert [line.verdict for line in report.lines] == ["agrees"] * 3
+    records = RIDES * Feed.EVENTS_PER_RIDE + 6 + 4
+    assert report.rows == records == len(lake.bronze)
+    assert f"{records} records in 8 partitions" in report.line(LOG).detail
+    silver = report.silver
+    assert silver is not None
+    assert (silver.typed, silver.quarantined, silver.duplicates, silver.unaccounted) == (records - 7, 4, 3, 0)
+    assert silver.sampled == records
+    assert "(seed 7)" in report.line(SILVER).detail
+    assert report.gold is not None
+    assert {name: one.rows for name, one in report.gold.items()} == {
+        name: len(rows) for name, rows in lake.tables.items() if name.startswith("gold.")
+    }
+
+
+def test_the_checksum_of_a_partition_is_the_sum_over_its_records(lake: MadeLake) -> None:
+    sums: dict[Place, int] = {}
+    for record in read_all(lake.bootstrap, TOPICS):
+        place = (record.topic, record.partition)
+        one = record_hash(record.partition, record.offset, record.key, record.value, record.headers)
+        sums[place] = (sums.get(place, 0) + one) % MODULUS
+    report = lake.verify()
+    for part in report.partitions:
+        expected = sums.get((part.topic, part.partition), 0)
+        assert part.log_checksum == part.lake_checksum == expected
+        assert part.to_dict()["log_checksum"] == f"{expected:016x}"
+
+
+def test_the_report_is_json(lake: MadeLake) -> None:
+    document = json.loads(json.dumps(lake.verify().to_dict()))
+    assert (document["ok"], document["problems"], document["mode"]) == (True, [], "full")
+    assert [line["name"] for line in document["lines"]] == [LOG, SILVER, GOLDEN]
+    assert all(line["findings"] == [] and len(line["accounts"]) == 2 for line in document["lines"])
+
+
+# -- bronze and the log
+
+VICTIM = {"topic": "rides.v1", "partition": 0, "offset": 5}
+
+
+def _alter_value(row: Row) -> None:
+    row["value"] = row["value"].replace(b"5200", b"5201")
+
+
+def _alter_key(row: Row) -> None:
+    row["key"] += b"!"
+
+
+def _alter_header(row: Row) -> None:
+    row["headers"][2]["value"] = b"/somebody-else"
+
+
+def _swap_headers(row: Row) -> None:
+    row["headers"].reverse()
 
 
 @pytest.mark.parametrize(
-    ("offsets", "end", "problem"),
+    ("alter", "column"),
+    [(_alter_value, "value"), (_alter_key, "key"), (_alter_header, "headers"), (_swap_headers, "headers")],
+)
+def test_altered_bytes_in_bronze_are_named(lake: MadeLake, alter: Callable[[Row], None], column: str) -> None:
+    victim = next(row for row in lake.bronze if row["topic"] == "rides.v1" and b"5200" in (row["value"] or b""))
+    event_id = id_of(victim)
+    alter(victim)
+    lake.write("bronze.events")
+    line = lake.verify().line(LOG)
+    place = f"rides.v1-{victim['partition']}: offset {victim['offset']} (id {event_id})"
+    assert [(one.kind, one.column, one.offset, one.id) for one in line.findings] == [
+        ("altered", column, victim["offset"], event_id)
+    ]
+    assert line.findings[0].message == f"{place} is altered: its {column} differs from the log's"
+
+
+def test_a_row_that_bronze_lacks_is_named(lake: MadeLake) -> None:
+    victim = row_of(lake, "bronze.events", **VICTIM)
+    lake.change("bronze.events", lambda rows: rows.remove(victim))
+    report = lake.verify()
+    line = report.line(LOG)
+    assert line.verdict == "disagrees"
+    assert [(one.kind, one.topic, one.partition, one.offset, one.id) for one in line.findings] == [
+        ("missing", "rides.v1", 0, 5, id_of(victim))
+    ]
+    assert report.problems[0] == (
+        f"bronze = log: rides.v1-0: offset 5 (id {id_of(victim)}) is in the log and not in bronze"
+    )
+    part = next(part for part in report.partitions if (part.topic, part.partition) == ("rides.v1", 0))
+    assert (part.verdict, part.log_records - part.lake_records) == ("disagrees", 1)
+    assert part.log_checksum != part.lake_checksum
+    # Silver has a row that bronze lacks, too.
+    assert report.line(SILVER).findings[0].kind == "invented"
+
+
+def test_a_row_that_is_twice_in_bronze_is_named(lake: MadeLake) -> None:
+    lake.change("bronze.events", lambda rows: rows.append(row_of(lake, "bronze.events", **VICTIM)))
+    line = lake.verify().line(LOG)
+    assert [(one.kind, one.offset) for one in line.findings] == [("doubled", 5)]
+
+
+def test_a_record_that_the_log_does_not_have_is_named(lake: MadeLake) -> None:
+    log = Altering(lake.view(), shows=lambda place, offset: (place, offset) != (("rides.v1", 0), 5))
+    line = only(lake.verify(log), LOG)
+    assert [(one.kind, one.offset, one.id) for one in line.findings] == [
+        ("invented", 5, id_of(row_of(lake, "bronze.events", **VICTIM)))
+    ]
+
+
+def test_a_reader_that_shows_no_record_proves_nothing(lake: MadeLake) -> None:
+    line = only(lake.verify(Altering(lake.view(), shows=lambda _place, _offset: False)), LOG)
+    assert line.verdict == "disagrees"
+    assert line.findings_count == len(lake.bronze)
+
+
+def test_a_lake_without_rows_has_nothing_of_the_log(lake: MadeLake) -> None:
+    rows = len(lake.bronze)
+    lake.change("bronze.events", list.clear)
+    line = lake.verify().line(LOG)
+    assert line.verdict == "disagrees"
+    assert {one.kind for one in line.findings} == {"behind"}
+    assert line.findings_count == rows
+
+
+def test_the_end_of_the_log_that_did_not_land_is_behind(lake: MadeLake) -> None:
+    lake.change("bronze.events", lambda rows: rows.remove(max(_of_place(rows), key=lambda row: int(row["offset"]))))
+    report = lake.verify()
+    finding = report.line(LOG).findings[0]
+    assert (finding.kind, finding.topic, finding.partition) == ("behind", "rides.v1", 0)
+    part = next(part for part in report.partitions if (part.topic, part.partition) == ("rides.v1", 0))
+    assert part.behind_records == 1
+
+
+def test_what_the_sink_noted_as_landed_is_missing_not_behind(lake: MadeLake) -> None:
+    last = max(_of_place(lake.bronze), key=lambda row: int(row["offset"]))
+    _write_checkpoint(lake, began={}, landed={"rides.v1": {"0": last["offset"] + 1}})
+    lake.change("bronze.events", lambda rows: rows.remove(last))
+    assert [one.kind for one in lake.verify().line(LOG).findings] == ["missing"]
+
+
+def _of_place(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if (row["topic"], row["partition"]) == ("rides.v1", 0)]
+
+
+def _write_checkpoint(lake: MadeLake, *, began: Mapping[str, Any], landed: Mapping[str, Any]) -> None:
+    checkpoint = lake.layout.checkpoint("bronze")
+    for name in ("sources/0", "commits", "offsets"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "sources/0/0").write_bytes(b"\x00v1\n" + json.dumps(began).encode())
+    (checkpoint / "commits/0").write_text("v1\n{}")
+    (checkpoint / "offsets/0").write_text(f"v1\n{{}}\n{json.dumps(landed)}")
+
+
+def test_offsets_of_transactions_are_no_records(tmp_path: Path) -> None:
+    with ThreadedBroker() as own:
+        made = MadeLake(tmp_path / "lake", own.bootstrap)
+        feed = Feed(own.bootstrap)
+        feed.rides(9)
+        for number, ending in enumerate(("commit_transaction", "abort_transaction")):
+            producer = Producer({"bootstrap.servers": own.bootstrap, "transactional.id": f"lake-{number}"})
+            producer.init_transactions(30)
+            producer.begin_transaction()
+            for event, at in ride(5_000 + number):
+                encoded = encode(event, envelope_for(event, source="/booking", time=at))
+                producer.produce("payments.v1", encoded.value, encoded.key, partition=0, headers=[*encoded.headers])
+            assert producer.flush(30) == 0
+            getattr(producer, ending)(30)
+        made.land()
+        made.write()
+        report = made.verify()
+        assert report.line(LOG).verdict == "agrees"
+        part = next(part for part in report.partitions if (part.topic, part.partition) == ("payments.v1", 0))
+        assert part.hidden_offsets == 9 + 2  # the aborted records, and a marker for each transaction
+        # An aborted record that landed all the same is not in the log that consumers see.
+        stray = made.bronze[0] | {"topic": "payments.v1", "partition": 0, "offset": (part.end or 0) - 2}
+        made.change("bronze.events", lambda rows: rows.append(stray))
+        assert [(one.kind, one.offset) for one in made.verify().line(LOG).findings if one.kind != "altered"] == [
+            ("invented", stray["offset"])
+        ]
+
+
+def test_altered_bytes_in_the_log_are_named(tmp_path: Path) -> None:
+    """The segment is changed on disk, its CRC made right again: only the bytes can tell."""
+    from crc32c import crc32c
+
+    data = str(tmp_path / "broker")
+    with ThreadedBroker(data_dir=data) as own:
+        Feed(own.bootstrap, partitions=1).rides(27)
+        made = MadeLake(tmp_path / "lake", own.bootstrap)
+        made.land()
+        made.write()
+        assert made.verify().line(LOG).verdict == "agrees"
+    [segment] = [path for path in Path(data).rglob("*.log") if path.parent.name == "payments.v1-0"]
+    content = bytearray(segment.read_bytes())
+    place = content.index(b'"amount_minor":5200')
+    content[place + len(b'"amount_minor":520')] = ord("1")
+    batch = 0
+    while batch + 12 + int.from_bytes(content[batch + 8 : batch + 12]) <= place:
+        batch += 12 + int.from_bytes(content[batch + 8 : batch + 12])
+    end = batch + 12 + int.from_bytes(content[batch + 8 : batch + 12])
+    content[batch + 17 : batch + 21] = crc32c(bytes(content[batch + 21 : end])).to_bytes(4)
+    segment.write_bytes(content)
+    with ThreadedBroker(data_dir=data) as own:
+        made.bootstrap = own.bootstrap
+        # An incremental run compares what came since, and says from where; the full run compares everything.
+        assert made.verify().line(LOG).verdict == "agrees"
+        line = made.verify(full=True).line(LOG)
+    assert [(one.kind, one.topic, one.offset, one.column) for one in line.findings] == [
+        ("altered", "payments.v1", 0, "value")
+    ]
+
+
+# -- topics that are not what they were
+
+
+def _topic_made_anew(own: ThreadedBroker) -> None:
+    admin = AdminClient({"bootstrap.servers": own.bootstrap})
+    admin.delete_topics(["rides.v1"])["rides.v1"].result()
+    admin.create_topics([NewTopic("rides.v1", 2, 1)])["rides.v1"].result()
+
+
+@pytest.mark.parametrize("known_by", ["an earlier verification", "the sink"])
+def test_a_topic_that_was_made_anew_with_as_many_records_is_noticed(tmp_path: Path, known_by: str) -> None:
+    with ThreadedBroker() as own:
+        Feed(own.bootstrap).rides(18)
+        made = MadeLake(tmp_path / "lake", own.bootstrap)
+        made.land()
+        made.write()
+        first = made.view().describe(["rides.v1"])["rides.v1"].topic_id
+        assert first is not None
+        if known_by == "the sink":
+            note_topic_ids(made.layout.topic_ids, {"rides.v1": first})
+        else:
+            assert made.verify().line(LOG).verdict == "agrees"
+        records = list(read_all(own.bootstrap, ["rides.v1"]))
+        _topic_made_anew(own)
+        producer = Producer({"bootstrap.servers": own.bootstrap})
+        for record in records:  # the same bytes at the same offsets
+            producer.produce("rides.v1", record.value, record.key, record.partition, headers=record.headers)
+        assert producer.flush(30) == 0
+        second = made.view().describe(["rides.v1"])["rides.v1"].topic_id
+        for full in (False, True):
+            line = made.verify(full=full).line(LOG)
+            assert line.verdict == "disagrees"
+            assert [(one.kind, one.topic) for one in line.findings] == [("replaced", "rides.v1")]
+            assert f"id {first} was" in line.findings[0].message
+            assert f"the broker now has {second}" in line.findings[0].message
+
+
+def test_a_topic_or_partition_that_the_broker_does_not_have_is_noticed(lake: MadeLake) -> None:
+    def without(views: dict[str, TopicView]) -> None:
+        del views["rides.v1"]
+
+    line = only(lake.verify(Altering(lake.view(), describes=without)), LOG)
+    assert [(one.kind, one.topic) for one in line.findings] == [("replaced", "rides.v1")]
+
+    def narrower(views: dict[str, TopicView]) -> None:
+        del views["quotes.v1"].ends[1]
+        del views["quotes.v1"].starts[1]
+
+    line = only(lake.verify(Altering(lake.view(), describes=narrower)), LOG)
+    assert [(one.kind, one.topic, one.partition) for one in line.findings] == [("replaced", "quotes.v1", 1)]
+
+
+def test_a_log_that_lost_its_newest_records_is_noticed(lake: MadeLake) -> None:
+    def shorter(views: dict[str, TopicView]) -> None:
+        views["rides.v1"].ends[0] -= 3
+
+    log = Altering(lake.view(), describes=shorter)
+    line = only(lake.verify(log), LOG)
+    assert [one.kind for one in line.findings] == ["invented"]
+    assert "the broker lost its newest records" in line.findings[0].message
+    assert lake.verify().ok
+    line = only(lake.verify(log), LOG)
+    assert "retreated" in {one.kind for one in line.findings}
+
+
+def test_a_topic_outside_the_settings_is_compared_when_it_landed(lake: MadeLake) -> None:
+    victim = row_of(lake, "bronze.events", **VICTIM)
+    lake.change("bronze.events", lambda rows: rows.remove(victim))
+    assert lake.verify(topics=("quotes.v1",)).line(LOG).findings[0].kind == "missing"
+
+
+# -- the start of the log
+
+
+@contextmanager
+def _trimmed(tmp_path: Path, *, before: bool) -> Iterator[tuple[MadeLake, int]]:
+    """A lake whose rides.v1-0 lost its first records on the broker, verified or not while it still had them."""
+    with ThreadedBroker() as own:
+        Feed(own.bootstrap).rides(90)
+        made = MadeLake(tmp_path / "lake", own.bootstrap)
+        made.land()
+        made.write()
+        if before:
+            assert made.verify().line(LOG).verdict == "agrees"
+        admin = AdminClient({"bootstrap.servers": own.bootstrap})
+        for future in admin.delete_records([ConfluentPartition("rides.v1", 0, 4)]).values():
+            future.result()
+        yield made, 4
+
+
+def test_what_was_verified_may_be_deleted_from_the_log(tmp_path: Path) -> None:
+    with _trimmed(tmp_path, before=True) as (made, start):
+        for full in (False, True):
+            report = made.verify(full=full)
+            assert report.line(LOG).verdict == "agrees"
+            part = next(part for part in report.partitions if (part.topic, part.partition) == ("rides.v1", 0))
+            assert part.log_start == start
+        # It is still watched in the lake.
+        victim = row_of(made, "bronze.events", topic="rides.v1", partition=0, offset=1)
+        victim["value"] += b" "
+        made.write("bronze.events")
+        for full in (False, True):
+            line = made.verify(full=full).line(LOG)
+            assert [(one.kind, one.topic, one.partition) for one in line.findings] == [("altered", "rides.v1", 0)]
+
+
+def test_rows_that_the_log_deleted_before_they_were_compared_are_not_checked(tmp_path: Path) -> None:
+    with _trimmed(tmp_path, before=False) as (made, start):
+        report = made.verify()
+        line = report.line(LOG)
+        assert line.verdict == "not_checked"
+        assert [(one.kind, one.topic, one.partition, one.offset) for one in line.findings] == [
+            ("unverified", "rides.v1", 0, 0)
+        ]
+        assert "retention.ms=" in line.findings[0].message
+        assert report.problems[0].startswith(f"bronze = log: not checked: rides.v1-0: {start} rows between offsets 0")
+        assert not report.ok
+        assert made.verify().line(LOG).verdict == "not_checked"  # asking again changes nothing
+
+
+def test_a_hole_below_the_start_of_the_log_is_lost(tmp_path: Path) -> None:
+    with _trimmed(tmp_path, before=False) as (made, start):
+        made.change(
+            "bronze.events", lambda rows: rows.remove(row_of(made, "bronze.events", **(VICTIM | {"offset": 2})))
+        )
+        line = made.verify().line(LOG)
+        assert line.verdict == "disagrees"
+        lost = next(one for one in line.findings if one.kind == "lost")
+        assert (lost.topic, lost.partition, lost.offset) == ("rides.v1", 0, 2)
+        assert f"the log begins at {start}" in lost.message
+
+
+def test_where_the_lake_began_is_no_hole(tmp_path: Path) -> None:
+    with _trimmed(tmp_path, before=False) as (made, start):
+        early = [row for row in _of_place(made.bronze) if row["offset"] < start]
+        made.tables["bronze.events"] = [row for row in made.bronze if row not in early]
+        made.write("bronze.events")
+        assert made.verify().line(LOG).verdict == "disagrees"
+        _write_checkpoint(made, began={"rides.v1": {"0": start, "1": 0}}, landed={})
+        report = made.verify()
+        assert report.line(LOG).verdict == "agrees"
+        assert any(f"the log began at offset {start} when the lake began" in one for one in report.allowances)
+
+
+def test_a_person_may_accept_what_nobody_can_compare(tmp_path: Path) -> None:
+    with _trimmed(tmp_path, before=False) as (made, start):
+        assert made.verify(accepts_deleted=True).line(LOG).verdict == "agrees"
+        for full in (False, True):
+            report = made.verify(full=full)
+            assert report.line(LOG).verdict == "agrees"
+            assert any(f"offsets 0 to {start - 1} ({start} rows)" in one for one in report.allowances)
+
+
+# -- compaction
+
+
+def _compacted(views: dict[str, TopicView]) -> None:
+    views["rides.v1"].is_compacted = True
+
+
+def test_compaction_explains_only_what_has_a_newer_record_of_its_key(lake: MadeLake) -> None:
+    rows = sorted(_of_place(lake.bronze), key=lambda row: int(row["offset"]))
+    newest = {row["key"]: row["offset"] for row in rows}
+    gone = [row["offset"] for row in rows if newest[row["key"]] != row["offset"]]
+    assert len(gone) > 2
+
+    def kept(place: Place, offset: int) -> bool:
+        return place != ("rides.v1", 0) or offset not in gone
+
+    report = lake.verify(Altering(lake.view(), shows=kept, describes=_compacted))
+    assert report.ok, report.problems
+    assert any(f"{len(gone)} rows in 1 partitions are no longer in the log" in one for one in report.allowances)
+
+    last = max(newest.values())
+    gone.append(last)
+    line = only(lake.verify(Altering(lake.view(), shows=kept, describes=_compacted), full=True), LOG)
+    assert [(one.kind, one.offset) for one in line.findings] == [("invented", last)]
+
+
+# -- silence
+
+
+@contextmanager
+def deaf_server() -> Iterator[str]:
+    """A server that accepts connections and never answers."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepted: list[socket.socket] = []
+
+    def accept() -> None:
+        while True:
+            try:
+                accepted.append(listener.accept()[0])
+            except OSError:
+                return
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+        for one in accepted:
+            one.close()
+
+
+def test_a_broker_that_never_answers_is_no_proof(lake: MadeLake) -> None:
+    with deaf_server() as address:
+        report = lake.verify(BrokerView(address, timeout_s=1.0))
+    line = only(report, LOG)
+    assert line.verdict == "not_checked"
+    assert {one.kind for one in line.findings} == {"unread"}
+    assert f"{address} did not answer" in report.problems[0]
+
+
+def test_a_broker_that_is_not_there_is_no_proof(lake: MadeLake) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert only(lake.verify(BrokerView(address, timeout_s=1.0)), LOG).verdict == "not_checked"
+
+
+def test_a_broker_that_stops_answering_is_no_proof(lake: MadeLake, broker: ThreadedBroker) -> None:
+    """It describes its topics, and then fetches never come back."""
+    fault = broker.call(lambda one: one.fail(Fault(api=ApiKey.FETCH, times=10_000, delay_s=3600)))
+    try:
+        line = only(lake.verify(lake.view(timeout_s=1.0)), LOG)
+    finally:
+        fault.times = 0
+    assert line.verdict == "not_checked"
+    assert {(one.topic, one.partition) for one in line.findings} >= {("rides.v1", 0), ("rides.v1", 1)}
+    assert "read up to offset 0 of " in line.findings[0].message
+
+
+def test_a_broker_that_answers_for_some_topics_is_no_proof_of_the_others(
+    lake: MadeLake, broker: ThreadedBroker
+) -> None:
+    def silent(views: dict[str, TopicView]) -> None:
+        views["quotes.v1"].unanswered = "no answer"
+
+    line = only(lake.verify(Altering(lake.view(), describes=silent)), LOG)
+    assert (line.verdict, line.findings[0].topic) == ("not_checked", "quotes.v1")
+    fault = Fault(api=ApiKey.LIST_OFFSETS, times=10_000, error=ErrorCode.KAFKA_STORAGE_ERROR)
+    broker.call(lambda one: one.fail(fault))
+    try:
+        line = only(lake.verify(lake.view(timeout_s=1.0)), LOG)
+    finally:
+        fault.times = 0
+    assert line.verdict == "not_checked"
+
+
+def test_what_was_not_read_is_not_verified(lake: MadeLake, broker: ThreadedBroker) -> None:
+    fault = broker.call(lambda one: one.fail(Fault(api=ApiKey.FETCH, times=10_000, delay_s=3600)))
+    try:
+        lake.verify(lake.view(timeout_s=1.0))
+    finally:
+        fault.times = 0
+    log = Altering(lake.view())
+    assert lake.verify(log).ok
+    assert log.reads[0]["rides.v1", 0][0] == 0
+
+
+def test_without_a_broker_bronze_is_not_checked(lake: MadeLake) -> None:
+    report = verify_lake(lake.root, None)
+    assert only(report, LOG).verdict == "not_checked"
+    assert report.problems == ("bronze = log: not checked: no broker was given; name it with --bootstrap HOST:PORT",)
+
+
+# -- from where the last verification ended
+
+
+def test_a_later_run_reads_only_what_came_since(lake: MadeLake) -> None:
+    log = Altering(lake.view())
+    assert lake.verify(log).mode == "full"
+    ends = {place: end for place, (_, end) in log.reads[0].items()}
+    assert all(start == 0 for start, _ in log.reads[0].values())
+    report = lake.verify(log)
+    assert (report.ok, report.mode, report.rows) == (True, "incremental", len(lake.bronze))
+    assert log.reads[1] == {place: (end, end) for place, end in ends.items()}
+    assert sum(part.log_records for part in report.partitions) == 0
+    report = lake.verify(log, full=True)
+    assert (report.ok, report.mode) == (True, "full")
+    assert log.reads[2] == log.reads[0]
+
+
+def test_a_later_run_finds_faults_in_what_came_since(tmp_path: Path) -> None:
+    with ThreadedBroker() as own:
+        feed = Feed(own.bootstrap)
+        feed.rides(45)
+        made = MadeLake(tmp_path / "lake", own.bootstrap)
+        made.land()
+        made.write()
+        assert made.verify().line(LOG).verdict == "agrees"
+        old = {(row["topic"], row["partition"], row["offset"]) for row in made.bronze}
+        feed.rides(45)
+        made.land()
+        victim = next(
+            row
+            for row in made.bronze
+            if (row["topic"], row["partition"], row["offset"]) not in old and row["topic"] == "rides.v1"
+        )
+        victim["value"] += b" "
+        made.write()
+        for _ in range(2):  # what disagreed is not verified
+            line = made.verify().line(LOG)
+            assert [(one.kind, one.topic, one.offset) for one in line.findings] == [
+                ("altered", "rides.v1", victim["offset"])
+            ]
+
+
+def _remove(rows: list[Row], row: Row) -> None:
+    rows.remove(row)
+
+
+def _double(rows: list[Row], row: Row) -> None:
+    rows.append(row)
+
+
+def _alter(_rows: list[Row], row: Row) -> None:
+    row["value"] += b" "
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [(_remove, "missing"), (_double, "doubled"), (_alter, "altered")],
+    ids=["removed", "doubled", "altered"],
+)
+def test_a_change_below_what_was_verified_is_found_and_named(
+    lake: MadeLake, change: Callable[[list[Row], Row], None], kind: str
+) -> None:
+    assert lake.verify().ok
+    victim = row_of(lake, "bronze.events", **VICTIM)
+    lake.change("bronze.events", lambda rows: change(rows, victim))
+    for full in (False, True):
+        line = lake.verify(full=full).line(LOG)
+        assert [(one.kind, one.topic, one.partition, one.offset) for one in line.findings] == [(kind, "rides.v1", 0, 5)]
+
+
+def test_an_altered_timestamp_below_what_was_verified_is_found(lake: MadeLake) -> None:
+    assert lake.verify().ok
+    row_of(lake, "bronze.events", **VICTIM)["timestamp"] += timedelta(seconds=1)
+    lake.write("bronze.events")
+    line = lake.verify().line(LOG)
+    assert [(one.kind, one.partition) for one in line.findings] == [("altered", 0)]
+    assert "the timestamps of rows that were verified earlier are altered" in line.findings[0].message
+
+
+def test_another_duckdb_hashes_the_rows_again(lake: MadeLake) -> None:
+    assert lake.verify().ok
+    document = json.loads(lake.layout.verified.read_text())
+    for row in document["partitions"]:
+        row |= {"quick_version": "0.0.1", "quick_sum": "00"}
+    lake.layout.verified.write_text(json.dumps(document))
+    kept = lake.layout.verified.read_text()
+    assert lake.verify().ok
+    lake.layout.verified.write_text(kept)
+    victim = row_of(lake, "bronze.events", **VICTIM)
+    victim["value"] += b" "
+    lake.write("bronze.events")
+    assert [(one.kind, one.topic) for one in lake.verify().line(LOG).findings] == [("altered", "rides.v1")]
+
+
+def test_a_damaged_note_of_the_last_verification_is_an_error(lake: MadeLake) -> None:
+    for text in ("{", "[]", '{"format": 9}', '{"format": 1, "partitions": [{"topic": "a"}]}'):
+        lake.layout.verified.parent.mkdir(parents=True, exist_ok=True)
+        lake.layout.verified.write_text(text)
+        with pytest.raises(LakeError, match=r"does not say what was verified .* everything is verified anew"):
+            lake.verify()
+
+
+# -- silver and bronze
+
+
+def _silver_fault(name: str) -> Callable[[MadeLake], tuple[str, str]]:
+    def victim(lake: MadeLake) -> Row:
+        return row_of(lake, "silver.rides", ce_type="ride.completed")
+
+    def doubled(lake: MadeLake) -> tuple[str, str]:
+        lake.change("silver.rides", lambda rows: rows.append(victim(lake)))
+        return "doubled", str(victim(lake)["ce_id"])
+
+    def doubled_in_quarantine(lake: MadeLake) -> tuple[str, str]:
+        row = lake.tables["silver.quarantine"][0]
+        lake.change("silver.quarantine", lambda rows: rows.append(row))
+        return "doubled", ""
+
+    def id_twice(lake: MadeLake) -> tuple[str, str]:
+        first = victim(lake)
+        lake.tables["silver.rides"][0]["ce_id"] = first["ce_id"]
+        lake.write("silver.rides")
+        return "doubled", str(first["ce_id"])
+
+    def removed(lake: MadeLake) -> tuple[str, str]:
+        row = victim(lake)
+        lake.change("silver.rides", lambda rows: rows.remove(row))
+        return "missing", str(row["ce_id"])
+
+    def removed_from_quarantine(lake: MadeLake) -> tuple[str, str]:
+        lake.change("silver.quarantine", lambda rows: rows.pop(0))
+        return "missing", ""
+
+    def invented(lake: MadeLake) -> tuple[str, str]:
+        lake.change("silver.rides", lambda rows: rows.append(victim(lake) | {"offset": 10_000, "ce_id": "new"}))
+        return "invented", "new"
+
+    def misplaced(lake: MadeLake) -> tuple[str, str]:
+        row = row_of(lake, "silver.payments", ce_type="payment.captured")
+        lake.tables["silver.payments"].remove(row)
+        lake.tables["silver.rides"].append({name: row.get(name) for name in lake.tables["silver.rides"][0]})
+        lake.write("silver.rides", "silver.payments")
+        return "misplaced", str(row["ce_id"])
+
+    def wrongly_quarantined(lake: MadeLake) -> tuple[str, str]:
+        row = victim(lake)
+        lake.tables["silver.rides"].remove(row)
+        bronze = row_of(lake, "bronze.events", **{name: row[name] for name in ("topic", "partition", "offset")})
+        lake.tables["silver.quarantine"].append(
+            {name: bronze.get(name) for name in lake.tables["silver.quarantine"][0]}
+            | {"error": "InvalidPayloadError", "reason": "it was not to my taste", "silver_batch": 0}
+        )
+        lake.write("silver.rides", "silver.quarantine")
+        return "wrongly_quarantined", str(row["ce_id"])
+
+    def wrongly_typed(lake: MadeLake) -> tuple[str, str]:
+        refused = row_of(lake, "silver.quarantine", error="InvalidPayloadError")
+        lake.tables["silver.quarantine"].remove(refused)
+        coordinates = {name: refused[name] for name in ("topic", "partition", "offset", "timestamp", "ingested_at")}
+        lake.tables["silver.rides"].append(victim(lake) | coordinates | {"ce_id": "made-up"})
+        lake.write("silver.rides", "silver.quarantine")
+        return "wrongly_typed", "made-up"
+
+    def wrong_reason(lake: MadeLake) -> tuple[str, str]:
+        row_of(lake, "silver.quarantine", error="TombstoneError")["error"] = "MissingHeaderError"
+        lake.write("silver.quarantine")
+        return "altered", ""
+
+    def wrong_bytes(lake: MadeLake) -> tuple[str, str]:
+        row_of(lake, "silver.quarantine", error="InvalidPayloadError")["value"] = b"else"
+        lake.write("silver.quarantine")
+        return "altered", ""
+
+    return {
+        "doubled": doubled,
+        "doubled in quarantine": doubled_in_quarantine,
+        "id twice": id_twice,
+        "removed": removed,
+        "removed from quarantine": removed_from_quarantine,
+        "invented": invented,
+        "misplaced": misplaced,
+        "wrongly quarantined": wrongly_quarantined,
+        "wrongly typed": wrongly_typed,
+        "wrong reason": wrong_reason,
+        "wrong bytes": wrong_bytes,
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "fault",
     [
-        ([0, 1, 2], 3, ""),
-        ([0, 2], 3, "1 offsets are missing, the first 1 to 1"),
-        ([1, 2], 3, "1 offsets are missing, the first 0 to 0"),
-        ([0, 1], 5, "3 offsets are missing, the first 2 to 4"),
-        ([0, 1, 1, 2], 3, "1 rows repeat an offset"),
-        ([0, 1, 2, 3], 3, "the lake has offset 3, the broker ends at 3: it is another or an emptied broker"),
+        "doubled",
+        "doubled in quarantine",
+        "id twice",
+        "removed",
+        "removed from quarantine",
+        "invented",
+        "misplaced",
+        "wrongly quarantined",
+        "wrongly typed",
+        "wrong reason",
+        "wrong bytes",
     ],
 )
-def test_gaps_and_repetitions_are_named(root: Path, offsets: list[int], end: int, problem: str) -> None:
-    make(root, {"bronze.events": bronze(offsets)})
-    report = verify_lake(root, {("rides.v1", 0): end})
-    assert report.problems == ((f"rides.v1-0: {problem}",) if problem else ())
-    assert report.ok is not bool(problem)
+def test_a_fault_in_silver_is_named(lake: MadeLake, fault: str) -> None:
+    kind, event_id = _silver_fault(fault)(lake)
+    line = lake.verify().line(SILVER)
+    assert line.verdict == "disagrees"
+    found = [one for one in line.findings if one.kind == kind and (not event_id or one.id == event_id)]
+    assert found, line.findings
+    assert found[0].topic is not None
+    assert found[0].partition is not None
+    assert found[0].offset is not None
+    assert f"{found[0].topic}-{found[0].partition} offset {found[0].offset}" in found[0].message
 
 
-def test_a_partition_that_is_not_in_the_lake_is_missed(root: Path) -> None:
-    make(root, {"bronze.events": bronze([0])})
-    report = verify_lake(root, {("rides.v1", 0): 1, ("rides.v1", 1): 2, ("rides.v1", 2): 0})
-    assert report.problems == ("rides.v1-1: 2 offsets are missing, the first 0 to 1",)
-
-
-def test_a_gap_is_excused_where_the_broker_shows_nothing(root: Path) -> None:
-    make(root, {"bronze.events": bronze([0, 1, 4])})
-    asked: list[tuple[str, int, int, int]] = []
-
-    def visible(topic: str, partition: int, start: int, end: int) -> int:
-        asked.append((topic, partition, start, end))
-        return 1 if start == 5 else 0
-
-    report = verify_lake(root, {("rides.v1", 0): 7}, visible_records=visible)
-    assert asked == [("rides.v1", 0, 2, 4), ("rides.v1", 0, 5, 7)]
-    assert report.problems == ("rides.v1-0: 2 offsets are missing, the first 5 to 6",)
-    assert report.partitions[0].hidden_offsets == 2
-
-
-def test_compacted_topics_may_have_gaps(root: Path) -> None:
-    make(root, {"bronze.events": bronze([0, 5], topic="surge.v1")})
-    assert verify_lake(root, {("surge.v1", 0): 6}).ok
-
-
-def test_what_the_broker_deleted_since_stays_welcome(root: Path) -> None:
-    make(root, {"bronze.events": bronze([0, 1, 2, 3])})
-    assert verify_lake(root, {("rides.v1", 0): 4}, start_offsets={("rides.v1", 0): 2}).ok
-
-
-def test_every_bronze_row_must_be_answered_for(root: Path) -> None:
-    rows = bronze([0, 1, 2, 3, 4], ids=["a", "b", "a", "d", "e"])
-    make(
-        root,
-        {
-            "bronze.events": rows,
-            "silver.rides": coordinates(rows.slice(0, 2), typed=True),
-            "silver.quarantine": coordinates(rows.slice(3, 1), typed=False),
-        },
-    )
-    report = verify_lake(root, {("rides.v1", 0): 5})
-    silver = report.silver
-    assert silver is not None
-    assert (silver.typed, silver.quarantined, silver.duplicates, silver.unaccounted) == (2, 1, 1, 1)
-    assert report.problems == ("silver: 1 bronze rows are neither typed, quarantined nor a duplicate of a typed event",)
-
-
-def test_an_event_that_is_typed_twice_is_named(root: Path) -> None:
-    rows = bronze([0, 1], ids=["a", "a"])
-    tables = {
-        "silver.rides": coordinates(rows, typed=True),
-        "silver.quarantine": coordinates(rows.slice(0, 0), typed=False),
+def test_altered_columns_of_silver_are_named(lake: MadeLake) -> None:
+    requests = [row for row in lake.tables["silver.rides"] if row["ce_type"] == "ride.requested"]
+    changes: list[tuple[str, Row, str, object]] = [
+        ("silver.rides", row, column, value)
+        for row, (column, value) in zip(
+            requests,
+            [
+                ("ce_source", "/other"),
+                ("ce_type", "ride.repriced"),
+                ("ce_version", 2),
+                ("ce_subject", "other"),
+                ("correlation_id", "other"),
+                ("causation_id", "other"),
+                ("traceparent", "other"),
+                ("rider_id", "other"),
+                ("multiplier", 9.0),
+                ("simulated", True),
+                ("pickup", {"lat": 1.0, "lng": 2.0}),
+                ("fare", {"amount_minor": 5201, "currency": "USD"}),
+                ("passengers", None),
+                ("driver_id", "of no request"),
+            ],
+            strict=False,
+        )
+    ]
+    changes += [
+        ("silver.quotes", row_of(lake, "silver.quotes", ce_type="quote.offered"), "expires_at", None),
+        (
+            "silver.recommendations",
+            row_of(lake, "silver.recommendations", ce_type="recommendation.served"),
+            "options",
+            [],
+        ),
+        ("silver.payments", lake.tables["silver.payments"][0], "amount", {"amount_minor": 1, "currency": "USD"}),
+        ("silver.payments", lake.tables["silver.payments"][1], "ce_id", "other"),
+    ]
+    for _, row, column, value in changes:
+        row[column] = value
+    lake.write(*{table for table, *_ in changes})
+    line = lake.verify().line(SILVER)
+    assert line.verdict == "disagrees"
+    assert {(one.kind, one.table, one.column, one.topic, one.partition, one.offset) for one in line.findings} == {
+        ("altered", table, column, row["topic"], row["partition"], row["offset"]) for table, row, column, _ in changes
     }
-    make(root, {"bronze.events": rows, **tables})
-    assert verify_lake(root, {("rides.v1", 0): 2}).problems == ("silver: 1 event ids are in silver more than once",)
 
 
-def test_queries_read_and_nothing_else(root: Path) -> None:
-    make(root, {"bronze.events": bronze([0, 1])})
-    assert query(root, "SELECT count(*) AS n FROM bronze.events").to_pylist() == [{"n": 2}]
-    assert [(info.name, info.rows) for info in table_infos(root)] == [("bronze.events", 2)]
+def test_altered_times_of_silver_are_named(lake: MadeLake) -> None:
+    columns = ("ce_time", "timestamp", "ingested_at", "started_at")
+    victim = row_of(lake, "silver.rides", ce_type="ride.completed")
+    for column in columns:
+        victim[column] += timedelta(microseconds=1)
+    lake.write("silver.rides")
+    found = lake.verify().line(SILVER).findings
+    assert {(one.kind, one.column, one.offset) for one in found} == {
+        ("altered", column, victim["offset"]) for column in columns
+    }
+
+
+def test_the_seed_chooses_which_rows_are_derived_again(lake: MadeLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a sample of half the rows, some seeds meet an altered row and others do not, each always the same way."""
+    monkeypatch.setattr("analytics_spark.verify.silver.SAMPLE_ROWS", len(lake.bronze) // 2)
+    row_of(lake, "silver.payments", ce_type="payment.captured")["payment_id"] = "other"
+    lake.write("silver.payments")
+
+    def found(seed: int) -> bool:
+        report = lake.verify(seed=seed)
+        assert report.seed == seed
+        assert report.silver is not None
+        assert report.silver.sampled == len(lake.bronze) // 2
+        return report.line(SILVER).verdict == "disagrees"
+
+    outcomes = {seed: found(seed) for seed in range(8)}
+    assert set(outcomes.values()) == {True, False}
+    assert outcomes == {seed: found(seed) for seed in outcomes}
+
+
+# -- gold and silver
+
+
+@pytest.mark.parametrize("table", [f"gold.{name}" for name in GOLD])
+def test_altered_figures_of_gold_are_named(lake: MadeLake, table: str) -> None:
+    row = lake.tables[table][-1]
+    figures = [column.name for column in GOLD[table[5:]].columns if column.type in {"bigint", "double"}]
+    for column in figures:
+        row[column] += 1
+    lake.write(table)
+    line = only(lake.verify(), GOLDEN)
+    assert [(one.kind, one.table, one.column) for one in line.findings] == [
+        ("altered", table, column) for column in figures
+    ]
+    assert f"{figures[0]} = {row[figures[0]]}" in line.findings[0].message
+
+
+@pytest.mark.parametrize("kind", ["missing", "invented", "doubled", "null"])
+def test_a_row_too_many_or_too_few_in_gold_is_named(lake: MadeLake, kind: str) -> None:
+    for name, spec in GOLD.items():
+        rows = lake.tables[spec.name]
+        match kind:
+            case "missing":
+                rows.pop()
+            case "invented":
+                rows.append(rows[-1] | {"window_start": rows[-1]["window_start"] + timedelta(days=30)})
+            case "doubled":
+                rows.append(dict(rows[-1]))
+            case "null":
+                rows[-1][next(column.name for column in GOLD[name].columns if column.type == "bigint")] = None
+    lake.write(*(spec.name for spec in GOLD.values()))
+    line = only(lake.verify(), GOLDEN)
+    assert sorted((one.kind, one.table) for one in line.findings) == sorted(
+        ("altered" if kind == "null" else kind, spec.name) for spec in GOLD.values()
+    )
+
+
+def test_a_destination_is_hit_in_the_coarser_of_both_cells(lake: MadeLake) -> None:
+    """The recommender serves cells of resolution 9, booking publishes drop-offs at 8: equality would never hit."""
+    options = row_of(lake, "silver.recommendations", ce_type="recommendation.served")["options"]
+    assert all(option["cell"] != DESTINATION for option in options)
+    assert lake.tables["gold.recommendations"][0]["hit_count"] == RIDES
+    lake.tables["gold.recommendations"][0] |= {"hit_top3_count": 0, "hit_count": 0, "hit_share": 0.0}
+    lake.write("gold.recommendations")
+    line = only(lake.verify(), GOLDEN)
+    assert {one.column for one in line.findings} == {"hit_top3_count", "hit_count", "hit_share"}
+
+
+def test_a_lake_without_silver_or_gold_is_not_checked(lake: MadeLake, tmp_path: Path) -> None:
+    half = MadeLake(tmp_path / "half", lake.bootstrap, {"bronze.events": lake.bronze})
+    half.write()
+    report = half.verify()
+    assert [line.verdict for line in report.lines] == ["agrees", "not_checked", "not_checked"]
+    assert not report.ok
+
+
+# -- the command
+
+
+def test_the_command_exits_with_1_unless_everything_agrees(lake: MadeLake) -> None:
+    arguments = ["verify", "--dir", str(lake.root), "--timeout", "1"]
+    runner = CliRunner()
+    good = runner.invoke(app, [*arguments, "--bootstrap", lake.bootstrap, "--timeout", "20", "--json", "--seed", "5"])
+    assert good.exit_code == 0
+    assert json.loads(good.stdout)["seed"] == 5
+    shown = runner.invoke(app, [*arguments, "--bootstrap", lake.bootstrap, "--timeout", "20", "--full"])
+    assert shown.exit_code == 0
+    assert f"complete: {len(lake.bronze)} rows in 8 partitions, full comparison in" in shown.stdout
+    with deaf_server() as address:
+        silent = runner.invoke(app, [*arguments, "--bootstrap", address])
+    assert silent.exit_code == 1
+    assert f"PROBLEM bronze = log: not checked: payments.v1: {address} did not answer" in silent.stdout
+    alone = runner.invoke(app, arguments)
+    assert alone.exit_code == 1
+    assert "no broker was given; name it with --bootstrap HOST:PORT" in alone.stdout
+    lake.change("silver.rides", list.pop)
+    broken = runner.invoke(app, [*arguments, "--bootstrap", lake.bootstrap, "--timeout", "20", "--json"])
+    assert broken.exit_code == 1
+    assert json.loads(broken.stdout)["ok"] is False
+
+
+# -- reading
+
+
+def test_queries_read_and_nothing_else(lake: MadeLake) -> None:
+    rows = len(lake.bronze)
+    assert query(lake.root, "SELECT count(*) AS n FROM bronze.events").to_pylist() == [{"n": rows}]
+    assert {info.name: info.rows for info in table_infos(lake.root)}["bronze.events"] == rows
     refused: list[tuple[str, str]] = [
         ("DELETE FROM bronze.events", "give one SELECT"),
         ("SELECT 1; SELECT 2", "give one SELECT"),
-        (f"COPY (SELECT 1) TO '{root}/x'", "give one SELECT"),
+        (f"COPY (SELECT 1) TO '{lake.root}/x'", "give one SELECT"),
         ("SELEC 1", "does not parse"),
         ("SELECT * FROM bronze.nothing", "tables are bronze.events"),
         ("SELECT * FROM read_text('/etc/hostname')", "file system operations are disabled"),
     ]
     for sql, words in refused:
         with pytest.raises(QueryRefusedError, match=words):
-            query(root, sql)
+            query(lake.root, sql)
 
 
-def test_no_lake_is_said_in_one_sentence(root: Path) -> None:
-    calls: list[Any] = [lambda: verify_lake(root, {}), lambda: table_infos(root), lambda: query(root, "SELECT 1")]
+def test_no_lake_is_said_in_one_sentence(tmp_path: Path) -> None:
+    root = tmp_path / "none"
+    calls: list[Any] = [lambda: verify_lake(root, None), lambda: table_infos(root), lambda: query(root, "SELECT 1")]
     for call in calls:
         with pytest.raises(LakeMissingError, match=f"there is no lake at {root}; run lake-sink"):
             call()

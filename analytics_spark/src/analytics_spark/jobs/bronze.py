@@ -10,14 +10,17 @@ from analytics_spark.errors import LakeError
 from analytics_spark.progress import Progress
 from analytics_spark.session import LakeLayout
 from analytics_spark.sinks import append_once, batch_offsets, loaded, query_id_of, row_count
-from analytics_spark.sources import kafka_stream
+from analytics_spark.sources import kafka_stream, topic_ids
 from analytics_spark.streams import StreamPlan
 from analytics_spark.tables import BRONZE, ensure_table
+from analytics_spark.topic_ids import note_topic_ids
 from analytics_spark.transforms.bronze import bronze_rows
 
 __all__ = ["bronze_stream"]
 
 log = structlog.get_logger()
+
+_TOPIC_IDS_TIMEOUT_MS = 15_000
 
 
 def bronze_stream(spark: Any, settings: LakeSettings, layout: LakeLayout, progress: Progress) -> StreamPlan:
@@ -45,17 +48,25 @@ def bronze_stream(spark: Any, settings: LakeSettings, layout: LakeLayout, progre
                 "name it too, or start a new LAKE_DIR"
             )
         progress.offsets(landed=landed, latest=landed)
+    seen: set[str] = set()
 
     def land(batch: Any, batch_id: int) -> None:
         began = time.monotonic()
         session = batch.sparkSession
+        ends = batch_offsets(checkpoint, batch_id)
+        if not seen.issuperset(ends):
+            # Before the first batch of this process lands, and whenever a topic comes: is it the one that landed?
+            bootstrap, timeout_ms = settings.bootstrap_servers, _TOPIC_IDS_TIMEOUT_MS
+            note_topic_ids(
+                layout.topic_ids, topic_ids(session, ends, bootstrap_servers=bootstrap, timeout_ms=timeout_ms)
+            )
+            seen.update(ends)
         # One task per core reads all partitions one after the other: a task per partition would cost more than its
         # rows.
         frame = bronze_rows(batch.coalesce(settings.cores), batch_id=batch_id)
         is_new = append_once(session, frame, BRONZE, query_id=query_id_of(checkpoint), batch_id=batch_id)
         if not is_new:
             log.info("batch_skipped", stream="bronze", batch_id=batch_id, reason="it is in the table already")
-        ends = batch_offsets(checkpoint, batch_id)
         snapshot = loaded(session, BRONZE).currentSnapshot()
         summary = snapshot.summary() if snapshot is not None else {}
         progress.offsets(landed=ends, latest={})

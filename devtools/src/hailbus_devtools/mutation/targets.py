@@ -66,7 +66,12 @@ TARGETS = (
     ),
     Target(
         name="analytics_spark",
-        files=_files("analytics_spark/src/analytics_spark", "verify", "broker_view", "sinks"),
-        tests=("tests/unit/analytics_spark",),
+        files=(
+            *_files("analytics_spark/src/analytics_spark", "broker_view", "sinks", "topic_ids"),
+            *_files(
+                "analytics_spark/src/analytics_spark/verify", "bronze", "gold", "lake", "report", "silver", "state"
+            ),
+        ),
+        tests=("tests/unit/analytics_spark", "tests/integration/analytics_spark/test_verify.py"),
     ),
 )
