@@ -136,7 +136,11 @@ def test_rides_balance_though_the_broker_and_booking_are_killed(system: System, 
     ]
     files = ["--book", str(book), "--lake-report", str(report), "--summary", str(summary)]
     done = subprocess.run(
-        demo("ledger", *options, *databases, *files), capture_output=True, text=True, timeout=600, check=False
+        demo("ledger", "--bootstrap", system.bootstrap, *databases, *files),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:] + system.logs()
     ledger = json.loads(summary.read_text())

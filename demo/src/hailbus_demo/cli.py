@@ -249,7 +249,6 @@ def provision(*, bootstrap: RunningBootstrap) -> None:
 def ledger(
     *,
     bootstrap: RunningBootstrap,
-    booking_url: BookingUrl,
     database: Annotated[
         list[str] | None,
         typer.Option(
@@ -304,7 +303,6 @@ def ledger(
         databases[name] = url
     work = audit(
         bootstrap=bootstrap,
-        booking_url=booking_url,
         databases=databases,
         lake_dir=lake_dir,
         lake_report=report,

@@ -25,7 +25,7 @@ from hailbus_demo.replay.book import Book
 from hailbus_demo.replay.http import HttpClient
 from hailbus_demo.replay.locations import driver_apps
 from hailbus_demo.replay.stage import Stage
-from hailbus_demo.replay.sure import GaveUpError, SureClient
+from hailbus_demo.replay.sure import GaveUpError, SureClient, Traffic
 from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every
 from hailbus_demo.ride_files.reader import describe
 from hailbus_demo.rides import RideSource
@@ -154,7 +154,6 @@ async def _asked(interrupts: Interrupts, duration_s: float | None) -> None:
 async def audit(
     *,
     bootstrap: str,
-    booking_url: str,
     databases: Mapping[str, str],
     lake_dir: Path | None,
     lake_report: Mapping[str, Any] | None,
@@ -170,7 +169,6 @@ async def audit(
         UsageError: The system is not there, or a file is missing.
     """
     await refuse_silence(bootstrap)
-    booking, _ = await _booking(booking_url)
     bus = KafkaBus(bootstrap_servers=bootstrap, client_id="demo-ledger")
     book = Book(book_path)
     stage = Stage()
@@ -178,7 +176,7 @@ async def audit(
     watch = Watch(bus, topics=TOPIC_NAMES, consumers=consumers, lake_dir=lake_dir)
     figures = Figures(
         run=1, speed=None, book=book, stage=stage, watch=watch, supervisor=None,
-        traffic=booking.traffic, timings=Timings(), phase="catching_up",
+        traffic=Traffic(), timings=Timings(), phase="catching_up",
     )  # fmt: skip
     plan = AuditPlan(
         sources=Sources(

@@ -21,6 +21,8 @@ from hailbus_demo.ledger.model import Partition
 ANSWER_WITHIN_S: Final = 15.0
 NO_PROGRESS_S: Final = 30.0
 RECORDS_AT_A_TIME: Final = 2_000
+WAITS_S: Final = 0.1
+"""How long one call waits for as many records: it returns sooner only when it has them all."""
 LETTERS_SHOWN: Final = 20
 
 
@@ -123,7 +125,7 @@ class KafkaLog:
         try:
             while left:
                 with self._answering("records"):
-                    messages = self._consumer.consume(RECORDS_AT_A_TIME, timeout=1.0)
+                    messages = self._consumer.consume(RECORDS_AT_A_TIME, timeout=WAITS_S)
                 if messages:
                     deadline = time.monotonic() + NO_PROGRESS_S
                 elif time.monotonic() > deadline:
