@@ -1,17 +1,16 @@
 """What all tests share: the mark `needs`, and the servers of the run."""
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.needs import need
-from tests.servers import FOLDER_VARIABLE, SharedServers
+from tests.servers import FOLDER_VARIABLE, Keeper
 
-OWNED = pytest.StashKey[Path]()
-"""The folder of the run's servers, in the process that made it: the first one of the run."""
+KEEPER = pytest.StashKey[Keeper]()
+"""Stops the run's servers; the first process of the run has it, since it outlives all others."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,17 +18,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if FOLDER_VARIABLE not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="hailbus-test-servers-"))
         folder.chmod(0o755)  # PostgreSQL runs as a user of its own
-        config.stash[OWNED] = folder
+        config.stash[KEEPER] = Keeper(folder)
         os.environ[FOLDER_VARIABLE] = str(folder)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the run's servers when the first process of the run ends: it outlives all others."""
-    folder = config.stash.get(OWNED, None)
-    if folder is not None:
+    """Stop the run's servers."""
+    keeper = config.stash.get(KEEPER, None)
+    if keeper is not None:
         del os.environ[FOLDER_VARIABLE]
-        SharedServers(folder).stop_all()
-        shutil.rmtree(folder, ignore_errors=True)
+        keeper.stop()
 
 
 @pytest.hookimpl(tryfirst=True)

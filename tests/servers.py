@@ -5,9 +5,9 @@ server, or want settings of their own, start their own.
 """
 
 import fcntl
-import json
 import os
 import pwd
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,12 +48,10 @@ APACHE_PROPERTIES = FAST_PROPERTIES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A server that runs until `stop` is run."""
+    """A server that runs until the shell command `stop` is run."""
 
     address: str
-    stop: Sequence[str]
-    user: str | None = None
-    """The user that runs `stop`, if it is not the user of the tests."""
+    stop: str
 
 
 class SharedServers:
@@ -69,25 +67,43 @@ class SharedServers:
             name: The server's name, and that of the folder in which `start` may write.
             start: Starts the server and returns when it answers.
         """
-        record = self._folder / f"{name}.json"
+        known = self._folder / f"{name}.address"
         with (self._folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not record.exists():
+            if not known.exists():
                 directory = self._folder / name
                 directory.mkdir(exist_ok=True)
                 found = start(directory)
-                record.write_text(json.dumps({"address": found.address, "stop": list(found.stop), "user": found.user}))
-            return str(json.loads(record.read_text())["address"])
+                known.with_suffix(".stop").write_text(found.stop)
+                known.write_text(found.address)
+            return known.read_text()
 
-    def stop_all(self) -> list[str]:
-        """Stop every server that was started, and return their names."""
-        stopped = []
-        for record in sorted(self._folder.glob("*.json")):
-            found = json.loads(record.read_text())
-            run_as(found["user"], found["stop"], directory=self._folder)
-            record.unlink()
-            stopped.append(record.stem)
-        return stopped
+
+KEEPER = """
+cat
+for stop in "$1"/*.stop; do
+  [ ! -e "$stop" ] || sh "$stop"
+done
+rm -rf "$1"
+"""
+"""Waits for the end of the process that holds its standard input, then stops all servers of a folder."""
+
+
+class Keeper:
+    """Stops the servers of a folder and removes it, when it is told to or when this process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            ["sh", "-c", KEEPER, "sh", folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C ends the tests, and then this
+        )
+
+    def stop(self) -> None:
+        """Stop the servers and return when they have ended."""
+        self._process.communicate()
 
 
 def run_as(user: str | None, command: Sequence[str], *, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -133,7 +149,7 @@ def start_apache_kafka(directory: Path, properties: Mapping[str, str], *, port: 
         env=os.environ | {"KAFKA_HEAP_OPTS": "-Xms256m -Xmx512m"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return Started(address=f"127.0.0.1:{port}", stop=[script, "stop", "--dir", data])
+    return Started(address=f"127.0.0.1:{port}", stop=shlex.join([script, "stop", "--dir", data]))
 
 
 def shared_apache_kafka() -> str:
@@ -196,5 +212,7 @@ def start_postgresql(directory: Path) -> Started:
     run("initdb", "--pgdata", data, "--auth=trust", "--username=hailbus", "--no-sync")
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c max_connections=300 -c unix_socket_directories={directory}"
     run("pg_ctl", "--pgdata", data, "--wait", f"--log={directory / 'log'}", f"--options={options}", "start")
-    stop = [str(postgresql_program("pg_ctl")), "--pgdata", data, "--mode=immediate", "--wait", "stop"]
-    return Started(address=f"127.0.0.1:{port}", stop=stop, user=user)
+    # An immediate shutdown, as the server's signal: `pg_ctl` refuses to be run by root.
+    file = shlex.quote(f"{data}/postmaster.pid")
+    stop = f"kill -QUIT $(head -n 1 {file}); while [ -e {file} ]; do sleep 0.1; done"
+    return Started(address=f"127.0.0.1:{port}", stop=stop)

@@ -66,7 +66,7 @@ def own_apache_cluster(directory: Path) -> Iterator[Cluster]:
     """Start an Apache Kafka for a test that breaks it."""
     started = start_apache_kafka(directory, APACHE_PROPERTIES)
     yield Cluster(kind="apache", bootstrap=started.address)
-    subprocess.run(started.stop, check=True, capture_output=True)
+    subprocess.run(started.stop, shell=True, check=True, capture_output=True)  # noqa: S602 our own words
 
 
 CLUSTERS = {"hailbus": hailbus_cluster, "fixture": fixture_cluster, "apache": apache_cluster}

@@ -56,7 +56,7 @@ class ApacheKafka:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        subprocess.run(self._started.stop, capture_output=True, check=False)
+        subprocess.run(self._started.stop, shell=True, capture_output=True, check=False)  # noqa: S602 our own words
 
 
 class InHouse:
