@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from hailbus_broker.protocol.schema import Uuid
 
@@ -48,14 +48,14 @@ class FetchSession:
     uses_ids: bool
     entries: dict[tuple[str, Uuid, int], FetchEntry] = field(default_factory=dict)
 
-    def rotate(self, served: Iterable[FetchEntry]) -> None:
+    def rotate(self, served: Sequence[FetchEntry]) -> None:
         """Move the partitions that brought records behind the others.
 
         Answers are bounded in bytes: in a fixed order the first partitions could use up each of them.
         """
         entries = self.entries
-        if len(entries) < 2:
-            return
+        if len(served) == len(entries):
+            return  # the order would stay
         for entry in served:
             key = (entry.topic, entry.topic_id, entry.index)
             remembered = entries.pop(key, None)

@@ -200,9 +200,7 @@ class ParkedFetch:
             for answer in answers:
                 _remember(answer)
             if not self.is_full:
-                self.session.rotate(
-                    answer.entry for answer in answers if answer.read is not None and answer.read.length
-                )
+                self.session.rotate([answer.entry for answer in answers if answer.read and answer.read.length])
         cold: dict[int, FileSlice] = {}
         blocks: dict[int, Part] = {}
         left = COPIED_BYTES
