@@ -96,6 +96,15 @@ class Supervisor:
         child.watcher = asyncio.create_task(self._watch(child))
         return child
 
+    async def start_again(self, name: str) -> None:
+        """Start a process that `stop` ended, with the same command; see `wait_ready`."""
+        child = self.children[name]
+        assert child.pid is None, f"{name} still runs"
+        self._stopping.discard(name)
+        child.state = "starting"
+        await self._spawn(child)
+        child.watcher = asyncio.create_task(self._watch(child))
+
     async def wait_ready(self, *names: str) -> None:
         """Return when the processes serve.
 
