@@ -98,7 +98,7 @@ async def draw_up(plan: AuditPlan, figures: Figures) -> Ledger:
         ledger = await asyncio.to_thread(draw.draw_up, accounts)
     finally:
         await gatherer.close()
-    figures.ledger = ledger
+    figures.ledger, figures.so_far = ledger, False
     figures.accounts, figures.groups = account_counts(accounts), group_counts(accounts)
     return ledger
 

@@ -20,6 +20,7 @@ from hailbus_demo.options import (
     parse_period,
     parse_speed,
 )
+from hailbus_demo.sabotage.faults import FAULTS, require_possible
 
 app = typer.Typer(
     add_completion=False,
@@ -151,6 +152,14 @@ def run(
         bool,
         typer.Option("--chaos", help="Kill broker, booking, surge, recommender and lake once each with SIGKILL."),
     ] = False,
+    sabotage: Annotated[
+        str | None,
+        typer.Option(
+            "--sabotage",
+            help="Do one fault at half of the run, to see the ledger find it; [bold]list[/] prints the faults.",
+            show_default=False,
+        ),
+    ] = None,
     catch_up: CatchUpOption = 300.0,
 ) -> None:
     """Run the whole city: broker, services, lake and dashboard; rides through them; and a ledger that must balance.
@@ -159,6 +168,12 @@ def run(
     """
     if context.invoked_subcommand is not None:
         return
+    if sabotage == "list":
+        print("\n".join(FAULTS))
+        return
+    fault = None
+    if sabotage is not None:
+        fault = require_possible(sabotage, in_house=bootstrap is None, spark=not no_spark, chaos=chaos)
     if bootstrap is not None:
         parse_address(bootstrap.split(",")[0], option="--bootstrap")
         if port is not None:
@@ -181,6 +196,7 @@ def run(
         exit_when_done=exit_when_done,
         summary=summary,
         chaos=chaos,
+        sabotage=fault,
         catch_up_s=catch_up,
         dashboard_port=dashboard_port,
     )

@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from hailbus_demo.city.plan import to_datetime, to_text
 from hailbus_demo.ledger.draw import Ledger
-from hailbus_demo.ledger.model import Line, Verdict
+from hailbus_demo.ledger.model import Finding, Line
 from hailbus_demo.replay.book import Book
 from hailbus_demo.replay.stage import Stage
 from hailbus_demo.replay.sure import Traffic
+from hailbus_demo.sabotage.deeds import Deed
 from hailbus_demo.services import AT_MOST_ONCE
 from hailbus_demo.supervise.processes import Supervisor
 from hailbus_demo.watch import Watch, utc_now_text
-
-OK: Final[Mapping[Verdict, bool | None]] = {"agrees": True, "disagrees": False, "not_checked": False, "shown": None}
-"""Verdict → whether the line holds, `None` where nothing is judged."""
 
 
 @dataclass(slots=True)
@@ -30,6 +28,62 @@ class Timings:
     first_ride: float | None = None
     rides_done: float | None = None
     caught_up: float | None = None
+
+
+@dataclass(slots=True)
+class Audit:
+    """The ledgers that were drawn up during the run: how many, when the last one, and what they cost."""
+
+    rounds: int = 0
+    at: float | None = None
+    took_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def note(self, *, took_s: float, cpu_s: float) -> None:
+        """Note one that was drawn up just now; `cpu_s` is the CPU time of all so far."""
+        self.rounds += 1
+        self.at = time.monotonic()
+        self.took_s, self.cpu_s = took_s, cpu_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Sabotage:
+    """The fault that the run was asked for, and what was done; `found_by` are the lines that name it at the end."""
+
+    fault: str
+    deed: Deed | None = None
+    found_by: tuple[str, ...] = ()
+
+    def find(self, ledger: Ledger) -> None:
+        """Note which lines disagree and name what was done: its place in the log, or its id."""
+        deed = self.deed
+        if deed is not None:
+            self.found_by = tuple(
+                line.name
+                for line in ledger.lines
+                if line.verdict == "disagrees" and any(_names(deed, finding) for finding in line.findings)
+            )
+
+    def verdict(self) -> str:
+        """Return in a sentence whether the ledger found it."""
+        if self.deed is None:
+            return f"sabotage: {self.fault} was not done"
+        if self.found_by:
+            return f"sabotage: {self.fault} was found by: {'; '.join(self.found_by)}"
+        return f"sabotage: {self.fault} was NOT found: no line that disagrees names that {self.deed.sentence}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON values; all but the fault are null before it was done."""
+        deed = self.deed
+        return {
+            "fault": self.fault,
+            "sentence": None if deed is None else deed.sentence,
+            "topic": None if deed is None else deed.topic,
+            "partition": None if deed is None else deed.partition,
+            "offset": None if deed is None else deed.offset,
+            "id": None if deed is None else deed.id,
+            "found_by": list(self.found_by),
+        }
 
 
 @dataclass(slots=True)
@@ -48,6 +102,10 @@ class Figures:
     accounts: dict[str, dict[str, int]] = field(default_factory=dict)
     groups: dict[str, Mapping[str, int]] = field(default_factory=dict)
     ledger: Ledger | None = None
+    so_far: bool = True
+    """Whether the ledger is one of a run that goes on."""
+    audit: Audit = field(default_factory=Audit)
+    sabotage: Sabotage | None = None
     rides_before: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -61,7 +119,8 @@ class Figures:
             "event_time": to_text(event_ms) if event_ms else None,
             "run": self.run,
             "speed": self.speed,
-            "balanced": None if self.ledger is None else self.ledger.balanced,
+            "so_far": self.so_far,
+            "balanced": self.balanced,
             "rides": self.book.counts(),
             "accounts": self.accounts,
             "groups": [
@@ -88,7 +147,8 @@ class Figures:
             ],
             "lines": [line.as_json() for line in self.lines],
             "left_out": [] if self.ledger is None else list(self.ledger.left_out),
-            "checks": [{"name": line.name, "ok": OK[line.verdict], "detail": line.detail} for line in self.lines],
+            "audited_s_ago": None if self.audit.at is None else round(time.monotonic() - self.audit.at, 1),
+            "sabotage": None if self.sabotage is None else self.sabotage.as_json(),
             "figures": {
                 "services_ready_s": _since(timings.started, timings.services_ready),
                 "first_event_s": _since(timings.started, watch.first_record_at),
@@ -107,8 +167,20 @@ class Figures:
                 "recommendations_asked": self.book.recommendations_asked,
                 "recommendations_chosen": self.book.recommendations_chosen,
                 "lake_tables": watch.lake.tables,
+                "audits": self.audit.rounds,
+                "audit_s": round(self.audit.took_s, 2),
+                "audit_cpu_s": round(self.audit.cpu_s, 1),
             },
         }
+
+    @property
+    def balanced(self) -> bool | None:
+        """The verdict. While the run goes on there is only one against it: whether it balances, the end decides."""
+        if self.ledger is None:
+            return None
+        if self.so_far:
+            return False if any(line.verdict == "disagrees" for line in self.lines) else None
+        return self.ledger.balanced
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -148,6 +220,13 @@ class Figures:
         if timings.first_ride is None or end <= timings.first_ride:
             return None
         return round((len(self.book.rides) - self.rides_before) / (end - timings.first_ride), 1)
+
+
+def _names(deed: Deed, finding: Finding) -> bool:
+    where = (finding.topic, finding.partition, finding.offset)
+    at_place = deed.offset is not None and where == (deed.topic, deed.partition, deed.offset)
+    ids = [name for name in (deed.id, *deed.also) if name]
+    return at_place or any(finding.id == name or name in finding.what for name in ids)
 
 
 def _since(start: float | None, end: float | None) -> float | None:

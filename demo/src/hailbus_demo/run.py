@@ -9,7 +9,7 @@ import logging
 import signal
 import time
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +19,11 @@ from rich.console import Console
 from ride_events import TOPICS
 
 from hailbus_demo.audit import AuditPlan, catch_up, draw_up
+from hailbus_demo.auditor import Auditor, Round
 from hailbus_demo.chaos import VICTIMS, Chaos
+from hailbus_demo.city.plan import to_datetime
 from hailbus_demo.errors import RunFailedError, UsageError
-from hailbus_demo.figures import Figures, Timings
+from hailbus_demo.figures import Figures, Sabotage, Timings
 from hailbus_demo.ledger.gather import Sources
 from hailbus_demo.options import RideOptions, parse_address
 from hailbus_demo.replay.advice import RecommenderClient
@@ -33,6 +35,9 @@ from hailbus_demo.replay.sure import GaveUpError, SureClient
 from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every
 from hailbus_demo.ride_files.reader import describe
 from hailbus_demo.rides import RideSource
+from hailbus_demo.sabotage.deeds import Deed
+from hailbus_demo.sabotage.faults import Fault
+from hailbus_demo.sabotage.saboteur import Saboteur, Scene
 from hailbus_demo.services import (
     CONSUMERS,
     DATABASES,
@@ -55,6 +60,8 @@ SERVICE_DEADLINE_S = 120.0
 """How long a request is repeated while its service does not answer."""
 BOOK_EVERY_S = 2.0
 REACHABLE_WITHIN_S = 5.0
+KEEPS_UP_WITHIN_S = 5.0
+"""A group that is so many seconds behind has not applied yet what the log holds: that is no disagreement."""
 
 
 T = TypeVar("T")
@@ -74,6 +81,7 @@ class RunOptions:
     exit_when_done: bool
     summary: Path | None
     chaos: bool
+    sabotage: Fault | None = None
     catch_up_s: float
     dashboard_port: int | None = None
 
@@ -218,6 +226,15 @@ class _Run:
         await watch.start()
         self.screen.figures = figures
         writer = asyncio.create_task(self._keep_writing(figures))
+        scene = Scene(
+            bus=bus,
+            bootstrap=bootstrap,
+            log_files=self.data_dir.broker if options.bootstrap is None else None,
+            databases=self.data_dir.databases,
+            lake_dir=self.data_dir.lake if options.spark else None,
+            supervisor=self.supervisor,
+            event_time=lambda: to_datetime(stage.now_ms),
+        )
         plan = AuditPlan(
             sources=Sources(
                 bootstrap=bootstrap,
@@ -231,15 +248,24 @@ class _Run:
             ),
             deadline_s=options.catch_up_s,
         )
+        auditor = Auditor(
+            plan.sources,
+            serves=self._serves,
+            keeps_up=lambda: watch.keeps_up(within_s=KEEPS_UP_WITHIN_S),
+            broker_life=self._broker_life,
+            take=self._taker(figures),
+        )
         book.begin()
+        auditor.start()
         try:
             async with self.screen, driver_apps(bus) as locations:
-                await self._play(figures, booking, advice, locations)
+                await self._play(figures, booking, advice, locations, scene)
                 if lake_start is not None:
                     # Whoever stops early still gets the ledger, and the lake is a part of it.
                     await self._unless_insisted(lake_start, lost="no ledger was drawn up")
-                code = await self._settle_accounts(plan, figures, watch)
+                code = await self._settle_accounts(plan, figures, watch, auditor)
         finally:
+            await auditor.stop()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
             await watch.stop()
@@ -311,7 +337,7 @@ class _Run:
         self.screen.say(f"the lake is open after {self.supervisor.children['lake'].ready_after_s or 0:.0f} s")
 
     async def _play(
-        self, figures: Figures, booking: SureClient, advice: RecommenderClient, locations: LocationFeed
+        self, figures: Figures, booking: SureClient, advice: RecommenderClient, locations: LocationFeed, scene: Scene
     ) -> None:
         options, stage = self.options.rides, figures.stage
         every_ms, busy = report_every(options.speed, options.location_every_s)
@@ -330,8 +356,8 @@ class _Run:
             self.screen.say(f"run {self.state.run} goes on from the last one: {adopted} rides were under way")
         figures.phase = "running"
         self.timings.first_ride = time.monotonic()
-        chaos = self._chaos()
-        chaos_task = asyncio.create_task(chaos.run()) if chaos is not None else None
+        disturber = self._disturber(scene, figures)
+        disturbing = asyncio.create_task(disturber.run()) if disturber is not None else None
         playing = asyncio.create_task(world.play(self.source.plans()))
         ends = asyncio.create_task(self._end_asked())
         watched: list[asyncio.Future[Any]] = [playing, ends, self.supervisor.failure]
@@ -353,27 +379,23 @@ class _Run:
             self.timings.rides_done = time.monotonic()
             figures.phase = "catching_up"
             self._save_clock(stage)
-            if chaos is not None and chaos_task is not None:
-                chaos.hurry.set()
-                await self._first(chaos_task, self.supervisor.failure, self.interrupts.insisted.wait())
+            if disturber is not None and disturbing is not None:
+                disturber.hurry.set()
+                await self._unless_insisted(disturbing, lost="no ledger was drawn up")
         except GaveUpError as error:
             raise RunFailedError(str(error)) from error
         finally:
-            for task in (playing, ends, chaos_task):
-                if task is not None:
-                    task.cancel()
-            await asyncio.gather(*(t for t in (playing, ends, chaos_task) if t is not None), return_exceptions=True)
+            begun: list[asyncio.Task[Any]] = [task for task in (playing, ends, disturbing) if task is not None]
+            for task in begun:
+                task.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
         if self.source.files is not None:
             self.screen.say(describe(self.source.files.counts))
             if self.source.files.counts.rejected:
                 self.screen.say(f"rejected rows are in {self.data_dir.rejects}")
 
-    def _chaos(self) -> Chaos | None:
-        if not self.options.chaos:
-            return None
-        victims = [
-            name for name in VICTIMS if name in self.supervisor.children or (name == "lake" and self.options.spark)
-        ]
+    def _disturber(self, scene: Scene, figures: Figures) -> Chaos | Saboteur | None:
+        """Return who disturbs the run, if it was asked for."""
         options = self.options.rides
         began = time.monotonic()
 
@@ -384,6 +406,18 @@ class _Run:
                 return (time.monotonic() - began) / options.duration_s
             return None
 
+        if self.options.sabotage is not None:
+            sabotage = figures.sabotage = Sabotage(fault=self.options.sabotage.name)
+
+            def done(deed: Deed) -> None:
+                sabotage.deed = deed
+
+            return Saboteur(self.options.sabotage, scene, share_done=share_done, say=self.screen.say, done=done)
+        if not self.options.chaos:
+            return None
+        victims = [
+            name for name in VICTIMS if name in self.supervisor.children or (name == "lake" and self.options.spark)
+        ]
         return Chaos(self.supervisor, victims, share_done=share_done, say=self.screen.say)
 
     async def _end_asked(self) -> None:
@@ -394,7 +428,7 @@ class _Run:
         except TimeoutError:
             return
 
-    async def _settle_accounts(self, plan: AuditPlan, figures: Figures, watch: Watch) -> int:
+    async def _settle_accounts(self, plan: AuditPlan, figures: Figures, watch: Watch, auditor: Auditor) -> int:
         try:
             behind, caught_up_at = await self._unless_insisted(
                 asyncio.create_task(catch_up(plan, watch)), lost="no ledger was drawn up"
@@ -407,11 +441,42 @@ class _Run:
             self._say_late(behind)
             self.timings.caught_up = caught_up_at
             figures.phase = "checking"
+            await auditor.stop()
             ledger = await draw_up(plan, figures)
         except GaveUpError as error:
             raise RunFailedError(str(error)) from error
         figures.phase = "done"
-        return ledger.exit_code
+        if figures.sabotage is None:
+            return ledger.exit_code
+        figures.sabotage.find(ledger)
+        return 1
+
+    def _serves(self) -> bool:
+        """Return whether every process but the lake serves."""
+        return all(child.state == "ready" for name, child in self.supervisor.children.items() if name != "lake")
+
+    def _broker_life(self) -> int | None:
+        """Return the broker's process id; on another cluster nobody knows when it restarts."""
+        broker = self.supervisor.children.get("broker")
+        return None if broker is None else broker.pid
+
+    def _taker(self, figures: Figures) -> Callable[[Round], None]:
+        red: set[str] = set()
+
+        def take(found: Round) -> None:
+            """Show a ledger so far, and say which lines have begun to disagree."""
+            if not figures.so_far:
+                return
+            figures.ledger = found.ledger
+            figures.audit.note(took_s=found.took_s, cpu_s=found.cpu_s)
+            now_red = {line.id for line in found.ledger.lines if line.verdict == "disagrees"}
+            for line in found.ledger.lines:
+                if line.id in now_red - red:
+                    self.screen.say(f"ledger so far: NOT balanced: {line.name}: {line.detail}")
+            red.clear()
+            red.update(now_red)
+
+        return take
 
     def _say_late(self, behind: Mapping[str, int]) -> None:
         late = ", ".join(f"{name} by {count:,}" for name, count in sorted(behind.items()) if count)
@@ -451,6 +516,8 @@ class _Run:
             write_whole(self.options.summary, json.dumps(state, indent=2) + "\n")
         if not state["balanced"]:
             self.console.print(what_is_wrong(figures.lines), style="bold red", soft_wrap=True, markup=False)
+        if figures.sabotage is not None:
+            self.console.print(figures.sabotage.verdict(), style="bold", soft_wrap=True, markup=False)
 
     async def _keep_writing(self, figures: Figures) -> None:
         while True:

@@ -94,6 +94,8 @@ class Screen:
         )
         hottest = "  ".join(f"{h['cell'][:12]} ×{h['multiplier']:.1f}" for h in state["hottest"]) or "no surge"
         head.add_row("hottest cells", hottest)
+        if state["so_far"]:
+            head.add_row("ledger so far", Text(so_far(state), style="bold red" if state["balanced"] is False else ""))
         if self.dashboard_url:
             head.add_row("dashboard", f"[link={self.dashboard_url}]{self.dashboard_url}[/link]")
         lags = Table(box=None, padding=(0, 2, 0, 0))
@@ -136,11 +138,21 @@ def plain_line(state: dict[str, Any]) -> str:
         f"lag {lags}",
         f"hottest {hottest}",
     ]
+    if state["so_far"]:
+        parts.append(f"ledger so far {so_far(state)}")
     if restarted:
         parts.append(f"restarts {restarted}")
     if unwell:
         parts.append(f"not ready {unwell}")
     return " | ".join(parts)
+
+
+def so_far(state: dict[str, Any]) -> str:
+    """Return the verdict of a run that goes on."""
+    if not state["lines"]:
+        return "-"
+    wrong = [line["name"] for line in state["lines"] if line["verdict"] == "disagrees"]
+    return f"NOT balanced: {'; '.join(wrong)}" if wrong else "agrees"
 
 
 MARKS: Final[Mapping[str, str]] = {
@@ -153,7 +165,7 @@ MARKS: Final[Mapping[str, str]] = {
 
 def ledger_table(state: dict[str, Any]) -> Table:
     """Return the ledger's lines as a table."""
-    verdict = {True: "[bold green]balanced[/]", False: "[bold red]NOT BALANCED[/]", None: "not checked"}
+    verdict = {True: "[bold green]balanced[/]", False: "[bold red]not balanced[/]", None: "not checked"}
     left_out = f"; not part of this run: {'; '.join(state['left_out'])}" if state["left_out"] else ""
     table = Table(title=f"Ledger: {verdict[state['balanced']]}", title_justify="left", caption=left_out.lstrip("; "))
     table.add_column("")
@@ -194,6 +206,8 @@ def figures_table(state: dict[str, Any]) -> Table:
     row("events through the whole chain", figures["chain_events_per_s"], " per second")
     row("requests", f"{figures['requests']:,}, {figures['requests_retried']:,} repeated after a failure")
     row("answers", f"half within {figures['latency_p50_ms']} ms, 99 % within {figures['latency_p99_ms']} ms")
+    if figures["audits"]:
+        row("ledgers during the run", f"{figures['audits']:,}, with {figures['audit_cpu_s']:,} s of CPU time in all")
     if state["processes"]:
         peaks = ", ".join(f"{p['name']} {p['memory_peak_mb']:,.0f}" for p in state["processes"])
         row("memory at most, MB", peaks)

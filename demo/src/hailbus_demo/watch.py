@@ -129,6 +129,11 @@ class Watch:
             late["lake"] = self.lake.behind
         return late
 
+    def keeps_up(self, *, within_s: float) -> bool:
+        """Return whether the last look succeeded lately, and no group was so many seconds behind."""
+        fresh = time.monotonic() - self.fresh_at < within_s
+        return fresh and all(group.seconds < within_s for group in self.groups.values())
+
     async def look(self) -> bool:
         """Look once; say whether the cluster answered."""
         try:

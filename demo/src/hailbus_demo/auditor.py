@@ -1,0 +1,261 @@
+"""Draws up the ledger again and again while the run goes on, in a process of its own that gives way to all others.
+
+The auditor's process reads the log, the databases and the event logger's file by itself. Only the riders' book is in
+this process, which hands it over when asked. The auditor runs at the lowest priorities: where the run needs all
+processors the auditor falls behind, and the run does not.
+
+An auditor that reads on never sees again what it has read. When the broker has been started again, the auditor begins
+anew with an empty memory: what a restart lost or changed is what an auditor must see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Final
+
+from hailbus_demo.ledger.accounts import BookAccount
+from hailbus_demo.ledger.draw import Ledger, SoFar, draw_up
+from hailbus_demo.ledger.gather import Gatherer, Sources
+from hailbus_demo.ledger.model import FINDINGS_SHOWN
+
+log = logging.getLogger("hailbus_demo.auditor")
+
+GRACE_S: Final = 5.0
+"""A disagreement counts once it has stayed the same for so many calm seconds."""
+NICENESS: Final = 5
+"""Where the processes of ordinary priority keep two processors busy, Linux gives this one a seventh of one of them
+while it works, which it does at most half of the time: 3 to 4 % of what the run has."""
+SHORTEST_PAUSE_S: Final = 1.0
+LOOKS_AGAIN_AFTER_S: Final = 0.5
+LOOKS_EVERY_S: Final = 0.5
+BEGINS_AGAIN_AFTER_S: Final = 5.0
+ENDS_WITHIN_S: Final = 2.0
+PR_SET_PDEATHSIG: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What only the launcher knows of a moment.
+
+    Attributes:
+        book: The riders' book.
+        restarted: Names of processes that were restarted.
+        serves: Whether every process serves: what is being started again cannot be read.
+        calm_s: The seconds so far in which every process served and no group was far behind: only these count for the
+            grace period of a disagreement.
+        broker_life: Changes when the broker's process does.
+    """
+
+    book: BookAccount
+    restarted: frozenset[str]
+    serves: bool
+    calm_s: float
+    broker_life: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one look at all accounts found, and what it cost: wall time, and CPU time of all looks so far."""
+
+    ledger: Ledger
+    took_s: float
+    cpu_s: float
+
+
+class Auditor:
+    """Keeps an auditor's process and takes what it finds.
+
+    Args:
+        sources: What the final ledger reads.
+        serves: Returns whether every process serves.
+        keeps_up: Returns whether no group is far behind.
+        broker_life: Returns a number that changes when the broker's process does.
+        take: Called in the event loop with every round.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        serves: Callable[[], bool],
+        keeps_up: Callable[[], bool],
+        broker_life: Callable[[], int | None],
+        take: Callable[[Round], None],
+    ) -> None:
+        assert sources.book is not None, "the demo keeps a book"
+        self._book = sources.book
+        self._restarted = sources.restarted or frozenset
+        self._sources = replace(sources, book=None, restarted=None, ended=None)
+        self._serves = serves
+        self._clock = CalmClock(lambda: serves() and keeps_up())
+        self._broker_life = broker_life
+        self._take = take
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the auditor while it runs."""
+        process = self._process
+        return process.pid if process is not None and process.is_alive() else None
+
+    def start(self) -> None:
+        """Begin."""
+        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._watch())]
+
+    async def stop(self) -> None:
+        """End the process, at once."""
+        self._stopping = True
+        self._end()
+        for task in self._tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end(self) -> None:
+        process = self._process
+        if process is not None and process.pid is not None and process.is_alive():
+            process.kill()  # it only reads
+
+    async def _keep(self) -> None:
+        while not self._stopping:
+            try:
+                await asyncio.to_thread(self._serve, asyncio.get_running_loop())
+            except Exception:
+                log.exception("the auditor's process failed")
+            if not self._stopping:
+                log.warning("the auditor's process ended; the next one begins in %g s", BEGINS_AGAIN_AFTER_S)
+                await asyncio.sleep(BEGINS_AGAIN_AFTER_S)
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer the auditor's questions and take its rounds until its process ends."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_audit, args=(theirs, self._sources), name="auditor", daemon=True)
+        process.start()
+        self._process = process
+        theirs.close()
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while not self._stopping:
+                    said = ours.recv()
+                    if isinstance(said, Round):
+                        loop.call_soon_threadsafe(self._take, said)
+                    else:
+                        ours.send(asyncio.run_coroutine_threadsafe(self._moment(), loop).result())
+        finally:
+            self._end()
+            process.join(ENDS_WITHIN_S)
+            ours.close()
+
+    async def _watch(self) -> None:
+        while True:
+            self._clock.look(time.monotonic())
+            await asyncio.sleep(LOOKS_EVERY_S)
+
+    async def _moment(self) -> Moment:
+        self._clock.look(time.monotonic())
+        book = self._book()
+        return Moment(
+            # A copy: the riders go on while it is sent.
+            book=replace(
+                book,
+                rides=dict(book.rides),
+                quotes=dict(book.quotes),
+                advice=dict(book.advice),
+                positions=book.positions[:],
+            ),
+            restarted=self._restarted(),
+            serves=self._serves(),
+            calm_s=self._clock.calm_s,
+            broker_life=self._broker_life(),
+        )
+
+
+def _audit(pipe: Connection, sources: Sources) -> None:
+    """Be the auditor: the main function of its process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's: it ends this process
+    os.nice(NICENESS)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    logging.disable()
+    with contextlib.suppress(EOFError, OSError):
+        asyncio.run(_keep_auditing(pipe, sources))
+
+
+async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
+    def ask() -> Moment:
+        pipe.send("moment")
+        answer = pipe.recv()
+        assert isinstance(answer, Moment)
+        return answer
+
+    last: Moment = ask()
+
+    def book() -> BookAccount:
+        nonlocal last
+        last = ask()
+        return last.book
+
+    sources = replace(sources, book=book, restarted=lambda: last.restarted)
+    so_far = SoFar(grace_s=GRACE_S)
+    gatherer = Gatherer(sources)
+    while True:
+        before = ask()
+        if not before.serves:
+            await asyncio.sleep(LOOKS_AGAIN_AFTER_S)
+            continue
+        began = time.monotonic()
+        accounts = await gatherer.gather(so_far=True)
+        after = ask()
+        if after.broker_life != before.broker_life:
+            await gatherer.close()
+            gatherer = Gatherer(sources)
+            continue
+        if not after.serves:
+            continue
+        ledger = shortened(so_far.settle(draw_up(accounts), now_s=before.calm_s))
+        took_s = time.monotonic() - began
+        pipe.send(Round(ledger=ledger, took_s=took_s, cpu_s=time.process_time()))
+        await asyncio.sleep(max(SHORTEST_PAUSE_S, took_s))
+
+
+def shortened(ledger: Ledger) -> Ledger:
+    """Return the ledger with as many findings per line as are shown; a line's sentence says how many there are."""
+    return replace(ledger, lines=tuple(replace(line, findings=line.findings[:FINDINGS_SHOWN]) for line in ledger.lines))
+
+
+class CalmClock:
+    """Counts the seconds in which nothing was out of the ordinary; see `Moment`.
+
+    Attributes:
+        is_calm: Whether it was calm at the last look.
+        calm_s: The calm seconds so far.
+    """
+
+    def __init__(self, is_calm: Callable[[], bool]) -> None:
+        self._ask = is_calm
+        self._looked_s: float | None = None
+        self.is_calm = False
+        self.calm_s = 0.0
+
+    def look(self, now_s: float) -> None:
+        """Look; the time since the last look counts when it is and was calm."""
+        was_calm, self.is_calm = self.is_calm, self._ask()
+        if was_calm and self.is_calm and self._looked_s is not None:
+            self.calm_s += now_s - self._looked_s
+        self._looked_s = now_s
+
+
+__all__ = ["Auditor", "CalmClock", "Moment", "Round", "shortened"]
