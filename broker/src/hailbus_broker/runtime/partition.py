@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from hailbus_broker.log import Origin, StorageError
+from hailbus_broker.log.config import MAX_LONG
+from hailbus_broker.logging import get_logger
 from hailbus_broker.runtime.group_sync import LANES
 
 if TYPE_CHECKING:
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from hailbus_broker.log import AppendResult, PartitionLog, PendingSync
     from hailbus_broker.protocol.schema import Uuid
     from hailbus_broker.runtime.group_sync import GroupSync
+
+    Waiters: TypeAlias = deque[tuple[int, Callable[[Exception | None], None]]]
+
+log: Any = get_logger()
 
 NEVER_MS: Final = 2**63 - 1
 RETRY_S: Final = 0.1
@@ -92,7 +98,7 @@ class Partition:
         self.lane = sum(self.name.encode()) % LANES
         self.error: Exception | None = None
         self.is_deleted = False
-        self.waiters: deque[tuple[int, Callable[[Exception | None], None]]] = deque()
+        self.waiters: Waiters = deque()
         self.readers: dict[int, Reader] = {}
         self._sync = sync
         self._report = report
@@ -226,17 +232,15 @@ class Partition:
         # Nothing of what waits will ever be safe.
         self.error = error
         waiters, self.waiters = self.waiters, deque()
-        for _, callback in waiters:
-            callback(error)
+        _notify(waiters, MAX_LONG, error, self.name)
         self.wake_readers()
 
     def _advance(self, offset: int) -> None:
         # One replica is all in-sync replicas: what it holds safely is committed.
         if not self.log.advance_high_watermark(offset):
             return
-        waiters = self.waiters
-        while waiters and waiters[0][0] <= offset:
-            waiters.popleft()[1](None)
+        if self.waiters:
+            _notify(self.waiters, offset, None, self.name)
         if self.readers:
             self.wake_readers()
 
@@ -244,3 +248,14 @@ class Partition:
         """Tell the parked fetches that something has changed."""
         for reader in list(self.readers.values()):
             reader.notify()
+
+
+def _notify(waiters: Waiters, offset: int, error: Exception | None, name: str) -> None:
+    """Call back all that wait for an offset or one before it, in order."""
+    while waiters and waiters[0][0] <= offset:
+        callback = waiters.popleft()[1]
+        try:
+            callback(error)
+        except Exception:
+            # It must not keep those behind it: appends that come later would overtake them.
+            log.exception("commit_callback_failed", partition=name)
