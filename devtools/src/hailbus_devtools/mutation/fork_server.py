@@ -1,7 +1,7 @@
 """Run pytest in forks of one interpreter that has imported third-party packages already.
 
 Reads one request per line from standard input and answers each with one line on standard output. The server itself
-imports nothing of the workspace but this module, so every fork imports the sources as they stand in the copy.
+imports neither the mutated package nor what imports it, so every fork imports these as they stand in the copy.
 """
 
 import contextlib
@@ -42,14 +42,40 @@ ARGUMENTS = (
 )
 
 
-def preload(names: list[str]) -> None:
-    """Import the packages that the tests will import; those that start a thread are left to the forks."""
+def preload(packages: list[str], modules: list[str], *, never: list[str]) -> None:
+    """Import what the tests will import, but nothing that imports one of the packages `never`.
+
+    Args:
+        packages: Modules of other people's packages.
+        modules: Modules of the workspace. What the mutated package imports may be shared between mutants; what imports
+            the mutated package holds its objects, so a fork must import it anew.
+        never: The mutated package.
+    """
+    _import_all(packages)
+    by_package: dict[str, list[str]] = {}
+    for name in modules:
+        by_package.setdefault(name.partition(".")[0], []).append(name)
+    for names in by_package.values():
+        if not _would_import(names, never):
+            _import_all(names)
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 names are enough
+    if threads > 1:
+        sys.exit(f"preloading started {threads - 1} threads, which a fork would lose")
+
+
+def _import_all(names: list[str]) -> None:
     for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 names are enough
-        if threads > 1:
-            sys.exit(f"importing {name} started a thread; a fork would lose it")
+
+
+def _would_import(names: list[str], never: list[str]) -> bool:
+    """Tell whether importing modules imports one of the packages `never`, by trying it in a fork."""
+    child = os.fork()
+    if child == 0:
+        _import_all(names)
+        os._exit(any(name.partition(".")[0] in never for name in sys.modules))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +161,8 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "preload" in request:
-            preload(request["preload"])
-            answer: dict[str, Any] = {"preloaded": len(request["preload"])}
+            preload(request["preload"], request["modules"], never=request["never"])
+            answer: dict[str, Any] = {}
         else:
             answer = run(request)
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,6 +1,8 @@
 """Record which test executes which lines of the mutated modules."""
 
+import os
 import sys
+import sysconfig
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 
 class Recorder:
-    """A pytest plugin: one coverage context per test, its duration, and the third-party modules that were imported."""
+    """A pytest plugin: one coverage context per test, its duration, and the modules that were imported."""
 
     def __init__(self, files: list[str]) -> None:
         self._files = files
@@ -44,14 +46,16 @@ class Recorder:
                 for file in self._files
             },
             "imported": [file for file in self._files if file in places],
-            "preload": third_party(),
+            "preload": imported(sysconfig.get_path("purelib")),
+            "modules": imported(str(Path.cwd())),
         }
 
 
-def third_party() -> list[str]:
-    """Return the imported modules that lie in site-packages, in the order of their import."""
+def imported(folder: str) -> list[str]:
+    """Return the modules that were imported from below a folder, tests left out, in the order of their import."""
     return [
         name
         for name, module in list(sys.modules.items())
-        if "site-packages" in Path(getattr(module, "__file__", None) or "").parts and "__main__" not in name
+        if (getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}")
+        and name.partition(".")[0] not in {"tests", "__main__"}
     ]

@@ -19,7 +19,7 @@ from hailbus_devtools.mutation.targets import SOURCES, Target
 
 _PLANTED = "a planted mutant: this module was imported from the copy"
 BASELINE_TIMEOUT_S = 900.0
-_TIMEOUT_FACTOR = 8.0
+_TIMEOUT_FACTOR = 6.0
 _PASSED, _USAGE_ERROR, _NOTHING_COLLECTED = 0, 4, 5
 
 
@@ -53,6 +53,7 @@ class Recording:
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
     preload: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
 
     def tests_of(self, path: str, source: str, line: int) -> list[str]:
         """Return the tests that execute the statement at a line, the fastest first.
@@ -71,7 +72,7 @@ class Workshop:
 
     Attributes:
         root: The root of the copy.
-        spare_s: What a run may take beyond eight times the duration of its tests.
+        spare_s: What a run may take beyond six times the duration of its tests.
     """
 
     def __init__(self, target: Target) -> None:
@@ -95,7 +96,7 @@ class Workshop:
             if (ROOT / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, self.root / name)
-        self._start([])
+        self._start(None)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -117,7 +118,7 @@ class Workshop:
         """
         if given is not None:
             self._recording = given
-            self._start(given.preload)
+            self._start(given)
             return given
         files = {path: str(self.root / path) for path in self._target.files}
         record_to = self.root.parent / "recording.json"
@@ -139,8 +140,9 @@ class Workshop:
                 path: {int(line): tests for line, tests in found["lines"][file].items()} for path, file in files.items()
             },
             preload=found["preload"],
+            modules=found["modules"],
         )
-        self._start(self._recording.preload)
+        self._start(self._recording)
         return self._recording
 
     def plant(self, path: str) -> None:
@@ -174,10 +176,9 @@ class Workshop:
             output=answer["output"],
         )
 
-    def control(self, path: str, line: int) -> bool:
-        """Tell whether the same tests pass over the unchanged module."""
-        tests = self.recording.tests_of(path, (self.root / path).read_text(), line)
-        return not tests or self._run(tests)["status"] == _PASSED
+    def control(self, path: str, line: int) -> Verdict:
+        """Run the same tests over the unchanged module: a test that fails now proves nothing about mutants."""
+        return self.judge(path, (self.root / path).read_text(), line)
 
     def _run(self, tests: Sequence[str]) -> dict[str, Any]:
         answer = self._ask(args=tests, timeout_s=self._limit_s(tests))
@@ -202,7 +203,7 @@ class Workshop:
         finally:
             file.write_text(original)
 
-    def _start(self, modules: Sequence[str]) -> None:
+    def _start(self, recording: Recording | None) -> None:
         self._stop()
         roots = [str(self.root / source) for source in SOURCES]
         self._server = subprocess.Popen(
@@ -213,8 +214,9 @@ class Workshop:
             stdout=subprocess.PIPE,
             text=True,
         )
-        if modules:
-            self._exchange({"preload": list(modules)})
+        if recording is not None:
+            never = sorted({_package(path) for path in self._target.files})
+            self._exchange({"preload": recording.preload, "modules": recording.modules, "never": never})
 
     def _stop(self) -> None:
         if self._server is not None:
@@ -240,6 +242,12 @@ class Workshop:
             raise WorkshopError(f"the warm interpreter ended with status {server.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _package(path: str) -> str:
+    """Return the import name of the package that holds a module."""
+    parts = Path(path).parts
+    return parts[parts.index("src") + 1]
 
 
 def _reason(status: int | None, output: str) -> str:
