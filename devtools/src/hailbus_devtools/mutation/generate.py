@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -110,12 +111,17 @@ def mutate(mutant: Mutant, source: str) -> str | None:
     if changed is None:
         return None
     try:
-        if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source)):
-            return None
         compile(changed, mutant.path, "exec")
+        if ast.dump(ast.parse(changed)) == _dump(source):
+            return None
     except SyntaxError:
         return None
     return str(changed)
+
+
+@lru_cache(maxsize=64)
+def _dump(source: str) -> str:
+    return ast.dump(ast.parse(source))
 
 
 def sample(mutants: Iterable[Mutant], *, seed: int, count: int) -> list[Mutant]:
