@@ -188,8 +188,9 @@ def test_the_report_counts_and_shows_each_survivor_with_its_command() -> None:
     found = score(results)
     assert (found.tried, found.caught, found.timed_out, found.equivalent, found.untested) == (10, 7, 1, 1, 1)
     assert found.rate == pytest.approx(7 / 9)
-    header = Header(target="m", seed=3, commit="abc", date="2026-01-01", generated=99)
+    header = Header(target="m", seed=3, commits=["abc", "def"], date="2026-01-01", generated=99)
     text = report(header, results, chosen=12)
+    assert "2026-01-01, commit abc, def, seed 3: " in text
     assert "7 of 10 mutants caught (1 by time-out), 1 equivalent, 2 survived (1 of them" in text
     assert "77.8% of the mutants that can be caught. 2 of 12 chosen mutants were not tried; 99 were generated." in text
     assert text.count("uv run mutate --only") == 2

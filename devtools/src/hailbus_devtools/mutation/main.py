@@ -2,6 +2,7 @@
 
 import argparse
 import random
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for target in TARGETS:
             print(target.name, *(f"  {file}" for file in target.files), sep="\n")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the copies are removed on the way out
     try:
         if options.only:
             sys.exit(0 if _try_one(options.only) else 1)

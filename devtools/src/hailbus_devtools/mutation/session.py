@@ -5,7 +5,7 @@ import json
 import subprocess
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -26,11 +26,19 @@ _UNTESTED = "no test executes this statement"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a reader needs to repeat a run."""
+    """What a reader needs to repeat a run.
+
+    Attributes:
+        target: The package.
+        seed: What chose the mutants.
+        commits: Of every start: a run that is continued may have begun with other tests.
+        date: Of the last start with a new commit.
+        generated: How many mutants there are to choose from.
+    """
 
     target: str
     seed: int
-    commit: str
+    commits: list[str]
     date: str
     generated: int
 
@@ -77,14 +85,19 @@ class Session:
         state = json.dumps([sources, count], sort_keys=True).encode()
         path = FOLDER / f"{target.name}-{seed}-{hashlib.sha256(state).hexdigest()[:10]}.sqlite"
         about = path.with_suffix(".json")
+        commit, date = _commit(), datetime.now(UTC).strftime("%Y-%m-%d")  # noqa: TID251 a report is dated by the clock
         if about.exists():
-            return cls(path, Header(**json.loads(about.read_text())))
+            header = Header(**json.loads(about.read_text()))
+            if commit not in header.commits:
+                header = replace(header, commits=[*header.commits, commit], date=date)
+                about.write_text(json.dumps(asdict(header)))
+            return cls(path, header)
         found = [mutant for file, source in sources.items() for mutant in generate(file, source)]
         header = Header(
             target=target.name,
             seed=seed,
-            commit=_commit(),
-            date=datetime.now(UTC).strftime("%Y-%m-%d"),  # noqa: TID251 a report is dated by the clock
+            commits=[commit],
+            date=date,
             generated=len(found),
         )
         path.unlink(missing_ok=True)
@@ -205,10 +218,11 @@ def report(header: Header, results: Sequence[Result], *, chosen: int) -> str:
     """Return the report of one run as Markdown: one line of counts, then the survivors."""
     found = score(results)
     survived = found.tried - found.caught - found.equivalent
+    run = f"{header.date}, commit {', '.join(header.commits)}, seed {header.seed}"
     counts = (
-        f"{header.date}, commit {header.commit}, seed {header.seed}: {found.caught} of {found.tried} mutants caught "
-        f"({found.timed_out} by time-out), {found.equivalent} equivalent, {survived} survived ({found.untested} of "
-        f"them in statements that no test executes): {found.rate:.1%} of the mutants that can be caught. "
+        f"{run}: {found.caught} of {found.tried} mutants caught ({found.timed_out} by time-out), "
+        f"{found.equivalent} equivalent, {survived} survived ({found.untested} of them in statements that no test "
+        f"executes): {found.rate:.1%} of the mutants that can be caught. "
         f"{chosen - found.tried} of {chosen} chosen mutants were not tried; {header.generated} were generated."
     )
     lines = [f"# Mutation testing: {header.target}", "", counts]
