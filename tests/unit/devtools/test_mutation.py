@@ -156,10 +156,12 @@ def test_a_statement_is_found_with_the_lines_of_its_header_and_when_it_runs() ->
 def test_the_tests_of_a_statement_are_those_that_execute_it_the_fastest_first() -> None:
     source = "A = 1\ndef f():\n    return (\n        1\n    )\n"
     recording = Recording(
-        seconds={"slow": 2.0, "fast": 0.5, "other": 0.1}, lines={"m.py": {3: ["slow"], 4: ["fast"], 9: ["other"]}}
+        seconds={"slow": 2.0, "fast": 0.5, "other": 0.1, "elsewhere": 1.0},
+        lines={"m.py": {3: ["slow"], 4: ["fast"], 9: ["other"]}},
     )
     assert recording.tests_of("m.py", source, 3) == ["fast", "slow"]
-    assert recording.tests_of("m.py", source, 1) == ["other", "fast", "slow"]
+    assert recording.tests_of("m.py", source, 1) == ["other", "fast", "elsewhere", "slow"]
+    assert recording.users_of("m.py") == ["other", "fast", "slow"]
 
 
 def result(name: str, *, caught: bool, by: str = "", equivalent: str | None = None) -> Result:

@@ -58,12 +58,18 @@ class Recording:
     def tests_of(self, path: str, source: str, line: int) -> list[str]:
         """Return the tests that execute the statement at a line, the fastest first.
 
-        A statement that runs at import is judged by every test that uses its module.
+        A statement that runs at import, such as a constant, is judged by all tests: any may read what it made.
         """
         place = scope(source, line)
         by_line = self.lines[path]
-        wanted = by_line if place.at_import else place.lines
-        found = {test for number in wanted for test in by_line.get(number, ())}
+        found = {test for number in place.lines for test in by_line.get(number, ())}
+        if place.at_import:
+            found = set(self.seconds)
+        return sorted(found, key=lambda test: (self.seconds[test], test))
+
+    def users_of(self, path: str) -> list[str]:
+        """Return the tests that execute any line of a module, the fastest first."""
+        found = {test for tests in self.lines[path].values() for test in tests}
         return sorted(found, key=lambda test: (self.seconds[test], test))
 
 
@@ -152,7 +158,7 @@ class Workshop:
             WorkshopError: The tests pass, or fail for another reason.
         """
         source = (self.root / path).read_text()
-        tests = self.recording.tests_of(path, source, 1)
+        tests = self.recording.users_of(path)
         if not tests:
             raise WorkshopError(f"no test of {self._target.name} executes a line of {path}")
         with self._changed(path, f"{source}\nraise RuntimeError({_PLANTED!r})\n"):
