@@ -43,7 +43,9 @@ ARGUMENTS = (
 
 
 def preload(packages: list[str], modules: list[str], *, never: list[str]) -> None:
-    """Import what the tests will import, but nothing that imports one of the packages `never`.
+    """Import what the tests will import, but nothing that imports one of the packages `never` or starts a thread.
+
+    A fork has only the thread that made it.
 
     Args:
         packages: Modules of other people's packages.
@@ -51,16 +53,16 @@ def preload(packages: list[str], modules: list[str], *, never: list[str]) -> Non
             the mutated package holds its objects, so a fork must import it anew.
         never: The mutated package.
     """
-    _import_all(packages)
-    by_package: dict[str, list[str]] = {}
-    for name in modules:
-        by_package.setdefault(name.partition(".")[0], []).append(name)
-    for names in by_package.values():
-        if not _would_import(names, never):
-            _import_all(names)
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 names are enough
-    if threads > 1:
-        sys.exit(f"preloading started {threads - 1} threads, which a fork would lose")
+    for found in (packages, modules):
+        if _may_import(found, never):
+            _import_all(found)
+            continue
+        by_package: dict[str, list[str]] = {}
+        for name in found:
+            by_package.setdefault(name.partition(".")[0], []).append(name)
+        for names in by_package.values():
+            if _may_import(names, never):
+                _import_all(names)
 
 
 def _import_all(names: list[str]) -> None:
@@ -69,13 +71,14 @@ def _import_all(names: list[str]) -> None:
             importlib.import_module(name)
 
 
-def _would_import(names: list[str], never: list[str]) -> bool:
-    """Tell whether importing modules imports one of the packages `never`, by trying it in a fork."""
+def _may_import(names: list[str], never: list[str]) -> bool:
+    """Tell, by trying it in a fork, whether importing modules starts no thread and imports none of `never`."""
     child = os.fork()
     if child == 0:
         _import_all(names)
-        os._exit(any(name.partition(".")[0] in never for name in sys.modules))
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 names are enough
+        os._exit(threads > 1 or any(name.partition(".")[0] in never for name in sys.modules))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:

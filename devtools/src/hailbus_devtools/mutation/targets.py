@@ -62,15 +62,13 @@ TARGETS = (
     Target(
         name="demo",
         files=_all("demo/src/hailbus_demo/ledger"),
-        tests=("tests/unit/demo", "tests/property/demo"),
+        tests=("tests/unit/demo", "tests/integration/demo/test_the_auditor.py"),
     ),
     Target(
         name="analytics_spark",
         files=(
-            *_files("analytics_spark/src/analytics_spark", "broker_view", "sinks", "topic_ids"),
-            *_files(
-                "analytics_spark/src/analytics_spark/verify", "bronze", "gold", "lake", "report", "silver", "state"
-            ),
+            *_all("analytics_spark/src/analytics_spark/verify"),
+            *_files("analytics_spark/src/analytics_spark", "broker_view", "topic_ids", "sinks"),
         ),
         tests=("tests/unit/analytics_spark", "tests/integration/analytics_spark/test_verify.py"),
     ),
