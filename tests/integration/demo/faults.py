@@ -536,6 +536,13 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what=f"cell {cell} costs 2.0 by surge's tables", id=None)
 
 
+def _forget(run: RecordedRun, topic: str, key: str) -> None:
+    """Take every record of a key out of the log, as if it had never been published; later ones move up."""
+    for place in [place for place in run.records if place[0] == topic]:
+        kept = [record for record in run.records[place] if record is not None and record.key != key.encode()]
+        run.records[place] = [record._replace(offset=offset) for offset, record in enumerate(kept)]
+
+
 @fault("surge", "an update states demand that was not there", "surge-demand")
 def _(run: RecordedRun) -> Finding:
     update = run.find("surge.updated")
@@ -548,6 +555,31 @@ def _(run: RecordedRun) -> Finding:
     update = run.find("surge.updated")
     _everywhere(run, with_data(update, multiplier=17.0))
     return at(update, f"cell {data(update)['cell']}: multiplier 17.0 is no tenth between 1.0 and 3.0")
+
+
+@fault("surge", "a price that is due is not published", "surge-repriced")
+def _(run: RecordedRun) -> Finding:
+    # Surge forgot one cell altogether: neither its table nor booking knows a price of it.
+    cell = data(run.find("surge.updated"))["cell"]
+    _forget(run, "surge.v1", cell)
+    run.sql("booking", "DELETE FROM booking_multipliers WHERE cell = ?", cell)
+    return Finding(what=f"cell {cell} must cost", topic="surge.v1", id=cell)
+
+
+@fault("surge", "an update is published for supply that was not there", "surge-repriced")
+def _(run: RecordedRun) -> Finding:
+    update = run.find("surge.updated")
+    _everywhere(run, with_data(update, supply=50.0))
+    return at(update, f"cell {data(update)['cell']} costs")
+
+
+@fault("surge", "no forecast is published in a busy interval", "forecasts")
+def _(run: RecordedRun) -> Finding:
+    for place in [place for place in run.records if place[0] == "forecasts.v1"]:
+        run.records[place] = []
+        for offsets in run.committed.values():
+            offsets.pop(place, None)
+    return Finding(what="and no forecast was published then", topic="rides.v1")
 
 
 @fault("surge", "a forecast's quantiles fall", "forecasts")

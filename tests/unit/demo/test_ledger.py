@@ -241,6 +241,7 @@ def test_a_lake_that_agrees() -> None:
     [
         ([], "1 records are in the log, and the lake was not asked for them (rides.v1-0)"),
         ([part(end=2)], "compared to the end 2"),
+        ([part(end=None, detail="it was made anew")], "the lake was not compared: it was made anew (rides.v1-0)"),
         ([part(checked_from=1)], "compared from 1 on"),
         ([part(lake_records=0)], "0 with"),
         ([part(lake_checksum="0" * 16)], "1 with 0000000000000000 in the lake"),

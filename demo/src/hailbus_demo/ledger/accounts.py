@@ -203,7 +203,7 @@ class JournalAccount:
     places: list[Partition] = field(default_factory=list)
     place: array[int] = field(default_factory=lambda: array("H"))
     offset: array[int] = field(default_factory=lambda: array("q"))
-    value: array[int] = field(default_factory=lambda: array("Q"))
+    value: array[int] = field(default_factory=lambda: array("q"))
     keys: dict[tuple[str, int, int], str] = field(default_factory=dict)
     broken: list[tuple[int, str]] = field(default_factory=list)
     _index: dict[Partition, int] = field(default_factory=dict)

@@ -6,9 +6,10 @@ what was read so far. Per record it keeps about 200 bytes: the event id, the pla
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import blake2b
@@ -23,11 +24,14 @@ from ride_events.drivers import DRIVER_LOCATIONS
 from hailbus_demo.ledger.model import Finding, Partition
 
 GAPS_KEPT: Final = 1_000
+FRESH_MS: Final = 30_000
+"""A driver is free for a ride who was seen free less than this before a minute's end."""
 CLASSES: Final[Mapping[str, type[Event]]] = {info.dataschema: cls for cls in CATALOGUE for info in (event_info(cls),)}
 """`ce_dataschema` → event class, of every event of the published language."""
 TOPIC_NAMES: Final = frozenset(topic.name for topic in TOPICS)
 PackedId = bytes | str
 """An event id as `pack_id` returns it."""
+_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 POSITION_TYPE: Final = "driver.location_reported"
 
 
@@ -108,6 +112,8 @@ class LogReader:
         positions: For each position report, a hash of who was where when, see `position_hash`; `position_rows` are
             their rows.
         newest_ms: Topic → the newest event time.
+        sightings: Minute → driver → the last sighting in the minute's second half: when, whether busy, and the cell,
+            "" where the event does not tell it.
         tables: Changelog topic → key → the latest value.
     """
 
@@ -128,6 +134,7 @@ class LogReader:
         self.positions = array("Q")
         self.position_rows = array("q")
         self.newest_ms: dict[str, int] = {}
+        self.sightings: dict[int, dict[str, tuple[int, bool, str]]] = {}
         self.tables: dict[str, dict[str, Any]] = {name: {} for name in changelogs}
         self._places: list[Partition] = []
         self._place_index: dict[Partition, int] = {}
@@ -137,8 +144,8 @@ class LogReader:
         self._place = array("H")
         self._offset = array("q")
         self._kind = array("H")
-        self._content = array("Q")
-        self._value = array("Q")
+        self._content = array("q")
+        self._value = array("q")
         self._timestamp = array("q")
         self._latest_of_key: dict[Partition, dict[bytes, int]] = {}
         self._trails: dict[str, tuple[dict[str, list[Step]], str]] = {
@@ -260,11 +267,14 @@ class LogReader:
             if name != key:
                 self._break(record, f"the record's key is {key!r}, its {field_name} {name!r}", self.id_of(step.row))
             steps.setdefault(name, []).append(step)
+            if record.topic == "drivers.v1":
+                self._see(step, free="cell" in data)
         elif step.type == POSITION_TYPE:
             position = data["position"]
             hashed = position_hash(str(data["driver_id"]), position["lat"], position["lng"], step.time_ms)
             self.positions.append(hashed)
             self.position_rows.append(step.row)
+            self._see(step, free=bool(data["free"]))
         elif step.type == "recommendation.served":
             self.served[str(data["recommendation_id"])] = step
         elif step.type == "recommendation.chosen":
@@ -273,6 +283,16 @@ class LogReader:
             self.forecasts.append(step)
         elif step.type == "booking.timer_elapsed":
             self.timers.append(step)
+
+    def _see(self, step: Step, *, free: bool) -> None:
+        """Keep a sighting of a driver if a minute's supply may depend on it."""
+        minute, into_ms = divmod(step.time_ms, 60_000)
+        if into_ms > 60_000 - FRESH_MS:
+            drivers = self.sightings.setdefault(minute, {})
+            sighting = (step.time_ms, not free, str(step.data.get("cell", "")))
+            known = drivers.get(step.data["driver_id"])
+            if known is None or sighting > known:
+                drivers[step.data["driver_id"]] = sighting
 
     def _append(self, place: Partition, record: LogRecord, event_id: str, source: str, kind: str) -> int:
         index = self._place_index.get(place)
@@ -364,14 +384,7 @@ POSITIONS: Final = DRIVER_LOCATIONS.name
 
 def pack_id(event_id: str) -> PackedId:
     """Return an event id in few bytes: a canonical UUID takes 16, any other id stays as it is."""
-    if len(event_id) == 36:
-        try:
-            packed = bytes.fromhex(event_id.replace("-", ""))
-        except ValueError:
-            return event_id
-        if len(packed) == 16 and unpack_id(packed) == event_id:
-            return packed
-    return event_id
+    return bytes.fromhex(event_id.replace("-", "")) if _UUID.fullmatch(event_id) else event_id
 
 
 def unpack_id(packed: PackedId) -> str:
@@ -382,14 +395,17 @@ def unpack_id(packed: PackedId) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def content_hash(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Return 64 bits of what a record says, wherever it is: two publications of one event have the same."""
-    return record_hash(0, 0, key, value, headers)
+def content_hash(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return a number for what a record says, wherever it is: two publications of one event have the same.
+
+    It differs from process to process: it is for comparisons within one ledger.
+    """
+    return hash((key, value, tuple(headers)))
 
 
 def value_hash(value: bytes | None) -> int:
-    """Return 64 bits of a record's value."""
-    return int.from_bytes(blake2b(value or b"", digest_size=8).digest(), "little")
+    """Return a number for a record's value, as `content_hash` does for all of it."""
+    return hash(value or b"")
 
 
 def position_hash(driver_id: str, lat: float, lng: float, time_ms: int) -> int:

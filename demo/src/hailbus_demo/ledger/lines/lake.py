@@ -84,6 +84,9 @@ def _compare(found: Findings, log: LogAccount, report: Mapping[str, Any]) -> int
                 what = f"{own.records:,} records are in the log, and the lake was not asked for them"
                 found.add(what, topic=topic, partition=partition)
             continue
+        if part["end"] is None or part["log_start"] is None:
+            found.add(f"the lake was not compared: {part['detail']}", topic=topic, partition=partition)
+            continue
         if int(part["end"]) != end:
             what = f"the lake was compared to the end {part['end']}, the log ends at {end}"
             found.add(what, topic=topic, partition=partition, offset=end)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import h3
-from ride_events.geo import PRICING_RESOLUTION, ROLL_UP_RESOLUTION
+from ride_events.geo import ROLL_UP_RESOLUTION
 
 from hailbus_demo.ledger.accounts import Accounts
 from hailbus_demo.ledger.lines.registry import LineSpec
+from hailbus_demo.ledger.lines.repricing import Riders, demand_at, pricing_cell, reprice, riders
 from hailbus_demo.ledger.log import LogAccount, LogReader, milliseconds
 from hailbus_demo.ledger.model import Findings, Judgement
 
@@ -18,8 +19,6 @@ MINUTE_MS: Final = 60_000
 SLOT_MS: Final = 300_000
 WINDOW_MS: Final = 5 * MINUTE_MS
 LATENESS_MS: Final = 30_000
-REQUEST_WEIGHT: Final = 1.0
-QUOTE_WEIGHT: Final = 0.3
 CAP: Final = 3.0
 QUANTUM: Final = 0.1
 VALID_MS: Final = 300_000
@@ -35,14 +34,6 @@ WINDOWS_OF_A_FACT: Final = WINDOW_MS // MINUTE_MS
 def changelogs(group: str) -> tuple[str, str]:
     """Return the topics that hold surge's state and the pickups that it counted."""
     return f"{group}-city-changelog", f"{group}-slots-changelog"
-
-
-def pricing_cell(cell: str) -> str | None:
-    """Return the cell of the pricing resolution that holds a cell, `None` for one that is larger."""
-    resolution = h3.get_resolution(cell)
-    if resolution < PRICING_RESOLUTION:
-        return None
-    return cell if resolution == PRICING_RESOLUTION else str(h3.cell_to_parent(cell, PRICING_RESOLUTION))
 
 
 def _state(accounts: Accounts, reader: LogReader) -> Mapping[str, Any]:
@@ -164,7 +155,7 @@ def _demand(accounts: Accounts) -> Judgement:
             if wrong:
                 found.extend([reader.finding(f"cell {cell}: {wrong}", step.row)])
             before = max(before, version)
-            demand = _demand_at(asked, quoted, cell, end_ms)
+            demand = demand_at(asked, quoted, cell, end_ms // MINUTE_MS)
             said = float(data["demand"])
             short += said < demand - EPSILON
             if said > demand + EPSILON or (said < demand - EPSILON and short > WINDOWS_OF_A_FACT * late):
@@ -173,29 +164,62 @@ def _demand(accounts: Accounts) -> Judgement:
     return found.judge(f"{updates:,} updates state the demand that rides.v1 and quotes.v1 hold")
 
 
-Riders = dict[tuple[str, int], set[str]]
-"""Cell and minute → riders."""
+def _repriced(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    reader, found = log.reader, Findings()
+    closed = closed_until_ms(reader, accounts.surge_group)
+    asked, quoted = _riders(reader)
+    due = reprice(reader, asked, quoted, until_ms=closed or 0)
+    published = {
+        (cell, int(step.data["surge_version"])): step for cell, steps in reader.cells.items() for step in steps
+    }
+    late = int(_state(accounts, reader).get("late_count", 0))
+    if late:
+        # Facts that came late are not in surge's prices, for longer than can be told: only silence is judged.
+        for update in due:
+            if update.multiplier >= LOUD and update.cell not in reader.cells:
+                found.add(
+                    f"cell {update.cell} had {update.demand:g} riders for {update.supply:g} drivers, and no price was "
+                    "published",
+                    topic="surge.v1",
+                    id=update.cell,
+                )
+        return found.judge(f"{len(due):,} updates were due, and no busy cell is without; {late:,} facts came late")
+    holes = any(part.gaps or part.start for (topic, _), part in log.partitions.items() if topic == "surge.v1")
+    for update in due:
+        step = published.pop((update.cell, update.version), None)
+        if step is None:
+            if not holes:
+                found.add(
+                    f"cell {update.cell} must cost {update.multiplier} from minute {update.version} on, for "
+                    f"{update.demand:g} riders and {update.supply:g} drivers, and nothing was published",
+                    topic="surge.v1",
+                    id=update.cell,
+                )
+            continue
+        said = (step.data["multiplier"], step.data["demand"], step.data["supply"])
+        worked_out = (update.multiplier, update.demand, update.supply)
+        if any(abs(one - other) > EPSILON for one, other in zip(said, worked_out, strict=True)):
+            what = (
+                f"cell {update.cell} costs {said[0]} for {said[1]:g} riders and {said[2]:g} drivers by surge, "
+                f"{worked_out[0]} for {worked_out[1]:g} and {worked_out[2]:g} by the events that it read"
+            )
+            found.extend([reader.finding(what, step.row)])
+    for (cell, version), step in published.items():
+        if closed is not None and version * MINUTE_MS <= closed:
+            what = f"cell {cell}: update {version} does not follow from the events that surge read"
+            found.extend([reader.finding(what, step.row)])
+    return found.judge(f"{len(due):,} updates follow from the rides, quotes and drivers in the log")
+
+
+LOUD: Final = 1.5
+"""A multiplier that a few late facts do not make."""
 
 
 def _riders(reader: LogReader) -> tuple[Riders, Riders]:
     """Return who requested a ride and who was quoted a fare, by cell and minute."""
-    asked: Riders = {}
-    quoted: Riders = {}
-    for trails, kind, riders in ((reader.rides, "ride.requested", asked), (reader.quotes, "quote.offered", quoted)):
-        for steps in trails.values():
-            for step in steps:
-                if step.type == kind and (cell := pricing_cell(step.data["pickup_cell"])) is not None:
-                    riders.setdefault((cell, step.time_ms // MINUTE_MS), set()).add(step.data["rider_id"])
-    return asked, quoted
-
-
-def _demand_at(asked: Riders, quoted: Riders, cell: str, end_ms: int) -> float:
-    """Return the weighted riders of the five minutes before a window's end."""
-    last = end_ms // MINUTE_MS
-    minutes = range(last - WINDOWS_OF_A_FACT, last)
-    requests: set[str] = set().union(*(asked.get((cell, minute), ()) for minute in minutes))
-    quotes: set[str] = set().union(*(quoted.get((cell, minute), ()) for minute in minutes))
-    return REQUEST_WEIGHT * len(requests) + QUOTE_WEIGHT * len(quotes - requests)
+    return riders(reader.rides.values(), "ride.requested"), riders(reader.quotes.values(), "quote.offered")
 
 
 def _forecasts(accounts: Accounts) -> Judgement:
@@ -231,44 +255,41 @@ def _forecasts(accounts: Accounts) -> Judgement:
         made[cell, horizon, issued] = step.row
         if wrong:
             found.extend([reader.finding(f"cell {cell}: {wrong}", step.row)])
-    busy = _must_forecast(pickups, closed)
-    for (cell, issued), rows in busy.items():
-        if not any((cell, horizon, issued) in made for horizon in HORIZONS_MIN):
+    issued_at = {issued for _, _, issued in made}
+    for issued, (cell, rows) in _busy_intervals(pickups, closed).items():
+        if issued not in issued_at:
             what = (
-                f"cell {cell}: {len(rows)} rides in the half hour before {issued}, and no forecast was published then"
+                f"{len(rows)} rides in cell {cell} in the half hour before {issued}, and no forecast was published then"
             )
             found.extend([reader.finding(what, rows[-1])])
-    return found.judge(f"{len(made):,} forecasts, one for each busy cell, horizon and interval")
+    return found.judge(f"{len(made):,} forecasts, each cell and horizon once, none of the busy intervals without")
 
 
 BUSY_PICKUPS: Final = 10
-"""So many pickups in the last half hour in a roll-up cell make a forecast of at least half a pickup certain."""
+"""A city with so many pickups in the last half hour in one roll-up cell has some cell that expects half a pickup."""
 HALF_HOUR_SLOTS: Final = 6
 
 
-def _must_forecast(
+def _busy_intervals(
     pickups: Mapping[int, Mapping[str, list[int]]], closed: int | None
-) -> dict[tuple[str, int], list[int]]:
-    """Return roll-up cell and issue time → rows of the pickups that make a forecast due."""
+) -> dict[int, tuple[str, list[int]]]:
+    """Return issue time → the busiest roll-up cell and the rows of its pickups, of the intervals that are busy."""
     by_parent: dict[int, dict[str, list[int]]] = {}
     for number, cells in pickups.items():
         parents = by_parent.setdefault(number, {})
         for cell, rows in cells.items():
             parents.setdefault(str(h3.cell_to_parent(cell, ROLL_UP_RESOLUTION)), []).extend(rows)
-    due: dict[tuple[str, int], list[int]] = {}
-    for number, cells in by_parent.items():
+    busy: dict[int, tuple[str, list[int]]] = {}
+    for number, parents in by_parent.items():
         issued = (number + 1) * SLOT_MS
         if closed is None or issued > closed:
             continue
-        for cell in cells:
-            rows = [
-                row
-                for slot in range(number + 1 - HALF_HOUR_SLOTS, number + 1)
-                for row in by_parent.get(slot, {}).get(cell, ())
-            ]
-            if len(rows) >= BUSY_PICKUPS:
-                due[cell, issued] = rows
-    return due
+        for cell in sorted(parents):
+            slots = range(number + 1 - HALF_HOUR_SLOTS, number + 1)
+            rows = [row for slot in slots for row in by_parent.get(slot, {}).get(cell, ())]
+            if len(rows) >= max(BUSY_PICKUPS, len(busy[issued][1]) + 1 if issued in busy else 0):
+                busy[issued] = (cell, rows)
+    return busy
 
 
 def _quotes(accounts: Accounts) -> Judgement:
@@ -324,6 +345,13 @@ LINES: Final = (
         between=("rides.v1 and quotes.v1 in the log", "surge.v1 in the log"),
         needs=("log",),
         judge=_demand,
+    ),
+    LineSpec(
+        id="surge-repriced",
+        name="surge published every price that the events demand",
+        between=("what surge read in the log", "surge.v1 in the log"),
+        needs=("log",),
+        judge=_repriced,
     ),
     LineSpec(
         id="forecasts",
