@@ -20,7 +20,7 @@ from hailbus_broker.coordinators.transaction.shard import (
 from hailbus_broker.coordinators.transaction.state import TRANSITIONS, State, Transaction
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.definitions.transaction_log_value import TransactionLogValue
-from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.protocol.errors import ErrorCode, ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -431,7 +431,7 @@ def test_a_request_over_a_connection_that_was_given_up_is_late(bench: Bench) -> 
     assert not late("t", 1000, 0, 7)
     assert bench.shard._connections == {"t": 7}
     bench.now += 1000 * MINUTE
-    bench.run(bench.shard.tick(bench.now))
+    bench.tick()
     assert bench.shard._connections == {}
 
 
@@ -448,17 +448,21 @@ def test_deadlines_are_those_of_open_transactions_of_idle_ids_and_of_failed_mark
     bench.end(1000, 0, commit=False)
     assert bench.shard.next_deadline_ms() == bench.now + MARKER_RETRY_MS
     bench.now += MARKER_RETRY_MS - 1
-    bench.run(bench.shard.tick(bench.now))
+    bench.tick()
     assert len(bench.written) == 1
     bench.now += 1
-    bench.run(bench.shard.tick(bench.now))
+    bench.tick()
     assert bench.markers()[1] == (1000, 0, False, (A, B))
     assert bench.written[1].is_resumed
     assert not bench.written[0].is_resumed
     bench.broken = set()
     bench.now += MARKER_RETRY_MS
-    bench.run(bench.shard.tick(bench.now))
+    bench.tick()
     assert bench.is_in(State.COMPLETE_ABORT)
+    bench.now = 1_000_005 + MINUTE  # the deadline of the transaction, which has ended, passes without anything to do
+    written = len(bench.written)
+    bench.tick()
+    assert len(bench.written) == written
     assert bench.shard.next_deadline_ms() == 1_000_005 + 1000 * MINUTE
 
 
@@ -555,9 +559,10 @@ def test_init_takes_the_whole_of_the_longest_time_and_an_id_or_none(bench: Bench
     assert bench.shard.transactions["t"].updated_ms == bench.now
 
 
-def test_a_tombstone_and_the_records_of_a_newer_broker_are_replayed(bench: Bench) -> None:
+def test_a_tombstone_is_replayed_and_a_foreign_record_is_refused(bench: Bench) -> None:
     bench.init()
-    bench.shard.replay(b"\x00\x63unknown", b"", now_ms=bench.now)
+    with pytest.raises(ProtocolError, match="key of type 99"):
+        bench.shard.replay(b"\x00\x63unknown", b"", now_ms=bench.now)
     assert list(bench.shard.transactions) == ["t"]
     bench.shard.is_late("t", 1000, 0, 3)
     key, _ = bench.log[0]
