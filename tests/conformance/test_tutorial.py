@@ -13,6 +13,7 @@ import pytest
 from hailbus_devtools.tools import apache_kafka
 
 from tests.needs import need
+from tests.servers import SHORT_LIVED_JVM
 from tests.support import wait_for
 
 from .conftest import ROOT, Cluster, hailbus_cluster
@@ -26,7 +27,7 @@ TOOLS = {
 }
 """What the tutorial calls: its name for Apache's starter and its name in the `hailbus` command."""
 
-JVM = {"KAFKA_HEAP_OPTS": "-Xmx128m", "KAFKA_JVM_OPTS": "-XX:TieredStopAtLevel=1"}
+JVM = {"KAFKA_HEAP_OPTS": "-Xmx128m"} | SHORT_LIVED_JVM
 
 
 def steps() -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -11,6 +12,8 @@ from hailbus_broker.log import CleanupPolicy, LogConfig, Origin, PartitionLog
 from hailbus_broker.records import Compression, ControlType, RecordToWrite, build_batch, build_control_batch
 from hailbus_broker.runtime.disk import RealDisk
 from hailbus_devtools.tools import apache_kafka
+
+from tests.servers import SHORT_LIVED_JVM
 
 pytestmark = [pytest.mark.needs("apache kafka"), pytest.mark.timeout(300)]
 
@@ -34,6 +37,7 @@ def dump(directory: Path, *options: str, is_compacted: bool = False) -> str:
         capture_output=True,
         text=True,
         timeout=240,
+        env=os.environ | SHORT_LIVED_JVM,
     )
     assert done.returncode == 0, done.stderr
     # The tool finds every segment that does not begin at offset 0 "non-consecutive": it starts counting at -1. So it
