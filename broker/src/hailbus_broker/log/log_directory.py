@@ -298,11 +298,46 @@ class LogDirectory:
         self.topic_ids.pop(where, None)
         for offsets in (self._recovery_points, self.high_watermarks, self._log_starts, self.cleaned_offsets):
             offsets.pop(where, None)
-        tail = f".{unique}{_DELETED_DIRECTORY_SUFFIX}"
-        target = f"{self.path}/{str(where)[: _MAX_NAME_BYTES - len(tail)]}{tail}"
+        tail = f"-{where.partition}.{unique}{_DELETED_DIRECTORY_SUFFIX}"
+        target = f"{self.path}/{where.topic[: _MAX_NAME_BYTES - len(tail)]}{tail}"
         self._disk.rename(f"{self.path}/{where}", target)
         self._disk.sync_directory(self.path)
         return target
+
+    def restore_deleted(self, known: Mapping[TopicPartition, UUID]) -> list[tuple[TopicPartition, str]]:
+        """Give partitions their names back that were being deleted, but whose topic is there. Call it before `load`.
+
+        Args:
+            known: The topic id of each partition that the metadata has.
+
+        Returns:
+            The partitions, and where each was found.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        by_id = {(topic_id, where.partition): where for where, topic_id in known.items()}
+        restored = []
+        for name in self._disk.list(self.path):
+            if not name.endswith(_DELETED_DIRECTORY_SUFFIX):
+                continue
+            stem = name.removesuffix(_DELETED_DIRECTORY_SUFFIX).rpartition(".")[0]
+            old, path = parse_partition_directory(stem), f"{self.path}/{name}"
+            topic_id = self._read_topic_id(path)
+            where = None if old is None or topic_id is None else by_id.get((topic_id, old.partition))
+            if where is None:
+                continue
+            target = f"{self.path}/{where}"
+            if self._disk.exists(target):
+                if self._read_topic_id(target) == topic_id:
+                    continue
+                # of a topic that got the name after the deletion, and was taken back together with it
+                self._disk.rename(target, f"{self.path}/{name.removesuffix(_DELETED_DIRECTORY_SUFFIX)}-stray")
+            self._disk.rename(path, target)
+            restored.append((where, path))
+        if restored:
+            self._disk.sync_directory(self.path)
+        return restored
 
     def prepare_checkpoint(self) -> PendingCheckpoint:
         """Take note of how far each log has come, to start faster after a crash and to keep the log starts.

@@ -19,7 +19,7 @@ from hailbus_broker.runtime.errors import StartError
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hailbus_broker.log import Disk, LogConfig, TailCache
     from hailbus_broker.protocol.schema import Uuid
@@ -165,6 +165,20 @@ class DataDirectory:
                     effect="deleted records may be readable again" if name == LOG_STARTS else "the logs are read again",
                 )
         except (StorageError, RecordsError) as error:
+            raise StartError(f"cannot open the logs: {error}") from error
+
+    def restore_deleted(self, known: Mapping[tuple[str, int], Uuid]) -> None:
+        """Take partitions back whose deletion did not last: a power cut took its record, and left the renamed folder.
+
+        Raises:
+            StartError: The machine failed.
+        """
+        try:
+            for where, path in self.logs.restore_deleted(
+                {TopicPartition(*where): UUID(bytes=topic_id) for where, topic_id in known.items()}
+            ):
+                log.warning("deleted_partition_restored", partition=str(where), path=path)
+        except StorageError as error:
             raise StartError(f"cannot open the logs: {error}") from error
 
     def set_strays_aside(self, known: dict[tuple[str, int], Uuid]) -> None:

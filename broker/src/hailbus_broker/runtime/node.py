@@ -185,11 +185,11 @@ class Node:
         self.controller = Controller(
             self.image, self.config, node_id=self.node_id, directory_id=self.data.directory_id, chance=self.chance
         )
-        self.data.load(self.log_config, now_ms=self.clock.wall_ms())
         topics = list(self.image.topics.values())
-        self.data.set_strays_aside(
-            {(topic.name, state.index): topic.topic_id for topic in topics for state in topic.partitions}
-        )
+        known = {(topic.name, state.index): topic.topic_id for topic in topics for state in topic.partitions}
+        self.data.restore_deleted(known)
+        self.data.load(self.log_config, now_ms=self.clock.wall_ms())
+        self.data.set_strays_aside(known)
         for topic in topics:
             self._host_all(topic, topic.partitions)
         self.groups = GroupCoordinator(self)
@@ -319,13 +319,15 @@ class Node:
         partitions.append(partition)
         self.partitions_by_id[topic.topic_id] = partitions
 
-    def _drop(self, topic: TopicState) -> None:
+    def _drop(self, topic: TopicState) -> list[str]:
+        """Take a topic's partitions away; their folders are to be removed when the deletion is durable."""
         partitions = self.partitions.pop(topic.name)
         del self.partitions_by_id[topic.topic_id]
+        folders = []
         for partition in partitions:
             partition.delete(TopicDeletedError(topic.name))
-            folder = self.data.delete(topic.name, partition.index)
-            self.loop.run_in_executor(None, self.data.disk.remove_tree, folder)
+            folders.append(self.data.delete(topic.name, partition.index))
+        return folders
 
     def _overrides(self, topic: str) -> Mapping[str, str]:
         return self.image.configs(ResourceType.TOPIC, topic)
@@ -424,8 +426,18 @@ class Node:
         except StorageError:
             self._discard_logs(made)
             raise
-        self._apply(records)
-        self.metadata.when_committed(result.last_offset + 1, finish)
+        created, folders = self._apply(records)
+
+        def settle(error: Exception | None) -> None:
+            # Only now: until the record is durable, a power cut takes creations back, and deletions.
+            if error is None:
+                for partition in created:
+                    partition.release()
+                for folder in folders:
+                    self.loop.run_in_executor(None, self.data.disk.remove_tree, folder)
+            finish(error)
+
+        self.metadata.when_committed(result.last_offset + 1, settle)
         return done
 
     def _make_logs(self, records: Sequence[Message]) -> list[tuple[str, int]]:
@@ -481,7 +493,14 @@ class Node:
             with suppress(StorageError):  # else the next start sets it aside
                 self.data.disk.remove_tree(self.data.delete(topic, index))
 
-    def _apply(self, records: Sequence[Message]) -> None:
+    def _apply(self, records: Sequence[Message]) -> tuple[list[Partition], list[str]]:
+        """Act on metadata records.
+
+        Returns:
+            New partitions, held until the records are durable, and folders to be removed then.
+        """
+        created_partitions: list[Partition] = []
+        folders: list[str] = []
         before = dict(self.image.topics_by_id)
         touched: set[str] = set()
         is_broker_touched = False
@@ -499,7 +518,7 @@ class Node:
             touched.update(self.image.topics)
         for topic_id, topic in before.items():
             if topic_id not in self.image.topics_by_id:
-                self._drop(topic)
+                folders += self._drop(topic)
                 self.groups.forget_topic(topic.name)
         for record in records:
             created: Uuid | None = getattr(record, "topic_id", None)
@@ -507,6 +526,10 @@ class Node:
                 state = self.image.topics_by_id[created]
                 hosted = len(self.partitions_by_id.get(created, ()))
                 self._host_all(state, state.partitions[hosted:])
+                new = self.partitions_by_id[created][hosted:]
+                for partition in new:
+                    partition.hold()
+                created_partitions += new
         created_names = {record.name for record in records if isinstance(record, TopicRecord)}
         if GROUP_METADATA_TOPIC in created_names:
             self.groups.load()
@@ -517,6 +540,7 @@ class Node:
                 partition.log.config = self.log_config(name)
                 for setting, value in self._partition_settings(name).items():
                     setattr(partition, setting, value)
+        return created_partitions, folders
 
     def _refresh_broker_config(self) -> None:
         cluster_wide = self.image.configs(ResourceType.BROKER, "")

@@ -54,6 +54,7 @@ class Partition:
 
     __slots__ = (
         "_flush_timer",
+        "_is_held",
         "_report",
         "_sync",
         "_unsynced_count",
@@ -98,6 +99,7 @@ class Partition:
         self.lane = sum(self.name.encode()) % LANES
         self.error: Exception | None = None
         self.is_deleted = False
+        self._is_held = False
         self.waiters: Waiters = deque()
         self.readers: dict[int, Reader] = {}
         self._sync = sync
@@ -235,9 +237,21 @@ class Partition:
         _notify(waiters, MAX_LONG, error, self.name)
         self.wake_readers()
 
+    def hold(self) -> None:
+        """Commit nothing until `release`: the record that creates the partition is not durable yet.
+
+        A power cut could take the partition, so nobody may be told of a record in it.
+        """
+        self._is_held = True
+
+    def release(self) -> None:
+        """The partition's creation is durable: commit what is."""
+        self._is_held = False
+        self._advance(self.log.synced_end_offset if self.flush_messages == 1 else self.log.log_end_offset)
+
     def _advance(self, offset: int) -> None:
         # One replica is all in-sync replicas: what it holds safely is committed.
-        if not self.log.advance_high_watermark(offset):
+        if self._is_held or not self.log.advance_high_watermark(offset):
             return
         if self.waiters:
             _notify(self.waiters, offset, None, self.name)

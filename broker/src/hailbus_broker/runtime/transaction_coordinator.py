@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
@@ -15,7 +16,7 @@ from hailbus_broker.runtime.replay import replay_coordinator
 from hailbus_broker.runtime.shard_driver import ShardDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.coordinators.transaction.shard import MarkersToWrite
@@ -44,14 +45,31 @@ class TransactionDriver(ShardDriver):
         return bool(outcome.replies) or (isinstance(outcome, TransactionOutcome) and bool(outcome.markers))
 
     def _send(self, outcome: Outcome, error: Exception | None) -> None:
-        if error is None and isinstance(outcome, TransactionOutcome):
-            for markers in outcome.markers:
-                failed = self._write_markers(markers)
-                self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now_ms()))
-        super()._send(outcome, error)
+        if error is not None or not isinstance(outcome, TransactionOutcome) or not outcome.markers:
+            super()._send(outcome, error)
+            return
+        waiting = len(outcome.markers)
 
-    def _write_markers(self, markers: MarkersToWrite) -> list[tuple[str, int]]:
-        """Append a transaction's markers; returns where that failed and is worth another try."""
+        def written(markers: MarkersToWrite, failed: list[tuple[str, int]]) -> None:
+            nonlocal waiting
+            self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now_ms()))
+            waiting -= 1
+            if not waiting:
+                super(TransactionDriver, self)._send(outcome, None)
+
+        for markers in outcome.markers:
+            self._write_markers(markers, partial(written, markers))
+
+    def _write_markers(self, markers: MarkersToWrite, done: Callable[[list[tuple[str, int]]], None]) -> None:
+        """Append a transaction's markers, and call `done` once they are durable.
+
+        The record that completes the transaction must not be durable before its markers: after a power cut nobody
+        would write them again, and the transaction's records would stay hidden.
+
+        Args:
+            markers: Of one transaction.
+            done: Gets the partitions where it failed and is worth another try.
+        """
         marker = Marker(
             producer_id=markers.producer_id,
             producer_epoch=markers.producer_epoch,
@@ -59,21 +77,35 @@ class TransactionDriver(ShardDriver):
             is_commit=markers.is_commit,
             must_be_newer=markers.must_be_newer,
         )
-        failed = []
+        failed: list[tuple[str, int]] = []
+        written: list[Partition] = []
         for topic, index in markers.partitions:
             partition = self.node.partition(topic, index)
             if partition is None:
                 continue  # deleted meanwhile, and the transaction's records with it
-            if markers.is_resumed and not partition.log.needs_marker(markers.producer_id, markers.producer_epoch):
-                continue
             try:
-                self.node.transactions.write_marker(partition, marker)
+                if not markers.is_resumed or partition.log.needs_marker(markers.producer_id, markers.producer_epoch):
+                    self.node.transactions.write_marker(partition, marker)
             except InvalidProducerEpochError:
-                continue  # a newer one stands there: this one was written, and the producer went on
+                pass  # a newer one stands there: this one was written, and the producer went on
             except (LogError, RecordsError) as error:
                 log.error("transaction_marker_failed", partition=partition.name, error=str(error))
                 failed.append((topic, index))
-        return failed
+                continue
+            written.append(partition)
+        waiting = len(written) + 1
+
+        def durable(where: tuple[str, int] | None, error: Exception | None) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if where is not None and error is not None and self.node.partition(*where) is not None:
+                failed.append(where)
+            if not waiting:
+                done(failed)
+
+        for partition in written:
+            partition.when_committed(partition.log.log_end_offset, partial(durable, (partition.topic, partition.index)))
+        durable(None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

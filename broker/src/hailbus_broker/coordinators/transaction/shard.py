@@ -1,8 +1,8 @@
 """One partition of `__transaction_state`: decides, and changes its state only by `replay`.
 
 What ends a transaction takes two records and, between them, markers: first `PREPARE_COMMIT` or `PREPARE_ABORT`, from
-which on the outcome is fixed; when that record is safe, a marker in every partition of the transaction; then
-`COMPLETE_COMMIT` or `COMPLETE_ABORT`. A crash anywhere in between is rolled forward by `resume`.
+which on the outcome is fixed; when that record is durable, a marker in every partition of the transaction; when these
+are durable, `COMPLETE_COMMIT` or `COMPLETE_ABORT`. A crash anywhere in between is rolled forward by `resume`.
 
 Apache Kafka answers EndTxn after the first record, and CONCURRENT_TRANSACTIONS to whoever is too quick with the next
 transaction. Here the markers are written by the same process, so the answer waits for them; that is the one difference.
@@ -462,7 +462,7 @@ class TransactionShard:
     def markers_written(
         self, markers: MarkersToWrite, *, failed: Collection[TopicPartition] = (), now_ms: int
     ) -> TransactionOutcome:
-        """The markers are in the logs, but for some partitions, where they are tried again after a second."""
+        """The markers are durable, but for some partitions, where they are tried again after a second."""
         outcome = TransactionOutcome()
         transaction = self.transactions.get(markers.transactional_id)
         if (
