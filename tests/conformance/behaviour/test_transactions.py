@@ -11,6 +11,7 @@ from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import ControlType, iterate_records, read_control_type
 
+from tests.conformance.behaviour.test_classic_groups import Member
 from tests.conformance.conftest import Cluster, MakeTopic
 from tests.conformance.wire import LAST_STABLE, RETRIED, Wire, batch_of, batches, values, wire_to
 from tests.support import wait_for
@@ -95,6 +96,35 @@ class Transactional:
         if not self.is_v2:
             assert self.add(topic, partition) == 0
         assert self.send(topic, *sent, partition=partition) == 0
+
+    def send_offset(self, group: str, topic: str, offset: int, **member: Any) -> int:
+        """Leave a group's offset with the transaction; return the code of TxnOffsetCommit."""
+        added = 14
+        while added in RETRIED:
+            added = self.wire.call(
+                ApiKey.ADD_OFFSETS_TO_TXN,
+                3,
+                transactional_id=self.name,
+                producer_id=self.id,
+                producer_epoch=self.epoch,
+                group_id=group,
+            ).error_code
+        assert added == 0
+        part = {"partition_index": 0, "committed_offset": offset, "committed_metadata": "in a transaction"}
+        while True:
+            answer = self.wire.call(
+                ApiKey.TXN_OFFSET_COMMIT,
+                3,
+                transactional_id=self.name,
+                group_id=group,
+                producer_id=self.id,
+                producer_epoch=self.epoch,
+                topics=[{"name": topic, "partitions": [part]}],
+                **member,
+            )
+            code = int(answer.topics[0].partitions[0].error_code)
+            if code not in RETRIED:  # Apache Kafka names a coordinator before it has loaded the group's partition
+                return code
 
     def end(self, *, commit: bool) -> int:
         while True:
@@ -344,34 +374,6 @@ def test_offsets_are_committed_with_the_transaction(
     producer = new_producer()
     wire.find_coordinator(name)
 
-    def send_offset(offset: int) -> None:
-        added = RETRIED
-        while added & RETRIED:
-            answer = producer.wire.call(
-                ApiKey.ADD_OFFSETS_TO_TXN,
-                3,
-                transactional_id=name,
-                producer_id=producer.id,
-                producer_epoch=producer.epoch,
-                group_id=name,
-            )
-            added = {answer.error_code}
-        assert added == {0}
-        part = {"partition_index": 0, "committed_offset": offset, "committed_metadata": "in a transaction"}
-        written = RETRIED  # Apache Kafka names a coordinator before it has loaded the group's partition
-        while written & RETRIED:
-            answer = producer.wire.call(
-                ApiKey.TXN_OFFSET_COMMIT,
-                3,
-                transactional_id=name,
-                group_id=name,
-                producer_id=producer.id,
-                producer_epoch=producer.epoch,
-                topics=[{"name": topic, "partitions": [part]}],
-            )
-            written = {answer.topics[0].partitions[0].error_code}
-        assert written == {0}
-
     def offset(*, require_stable: bool) -> tuple[int, int]:
         answer = wire.call(
             ApiKey.OFFSET_FETCH,
@@ -383,15 +385,28 @@ def test_offsets_are_committed_with_the_transaction(
         part = answer.topics[0].partitions[0]
         return part.error_code, part.committed_offset
 
-    send_offset(5)
+    assert producer.send_offset(name, topic, 5) == 0
     assert offset(require_stable=False) == (0, -1)
     assert offset(require_stable=True)[0] == ErrorCode.UNSTABLE_OFFSET_COMMIT
     producer.commit()
     wait_for("the offset is there", lambda: offset(require_stable=True) == (0, 5))
-    send_offset(9)
+    assert producer.send_offset(name, topic, 9) == 0
     producer.abort()
     wait_for("the transaction is over", lambda: offset(require_stable=True)[0] == 0)
     assert offset(require_stable=True) == (0, 5)
+
+
+def test_offsets_are_committed_in_a_transaction_during_a_rebalance(
+    cluster: Cluster, new_producer: NewProducer, topic: str, name: str
+) -> None:
+    producer, member = new_producer(), Member(cluster, name)
+    assert member.join().error_code == 0  # and the group waits for the assignment
+    assert member.commit(topic, 5) == ErrorCode.REBALANCE_IN_PROGRESS
+    names_it = {"member_id": member.id, "generation_id": member.generation}
+    assert producer.send_offset(name, topic, 5, **names_it) == 0
+    assert producer.send_offset(name, topic, 5, **names_it | {"generation_id": 7}) == ErrorCode.ILLEGAL_GENERATION
+    producer.commit()
+    member.wire.close()
 
 
 def test_transactions_and_producers_are_described(wire: Wire, new_producer: NewProducer, topic: str, name: str) -> None:

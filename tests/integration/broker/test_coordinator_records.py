@@ -9,7 +9,10 @@ import pytest
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from hailbus_broker.coordinators.group.shard import GroupShard
 from hailbus_broker.log import Origin
+from hailbus_broker.log.log_directory import CLEAN_SHUTDOWN
 from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.protocol.definitions.delete_groups_request import DeleteGroupsRequest
+from hailbus_broker.protocol.definitions.describe_groups_request import DescribeGroupsRequest
 from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
 from hailbus_broker.protocol.definitions.init_producer_id_request import InitProducerIdRequest
 from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest, JoinGroupRequestProtocol
@@ -22,6 +25,7 @@ from hailbus_broker.protocol.definitions.offset_fetch_request import OffsetFetch
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch
 from hailbus_broker.runtime.disk import RealDisk
+from hailbus_broker.runtime.errors import StartError
 from structlog.testing import capture_logs
 
 from tests.integration.broker.wire import Wire, server_on
@@ -61,6 +65,16 @@ async def new_epoch(wire: Wire) -> tuple[ErrorCode, int]:
     request = InitProducerIdRequest(transactional_id="payments", transaction_timeout_ms=60_000)
     response = await wire.ask(ApiKey.INIT_PRODUCER_ID, 4, request)
     return ErrorCode(response.error_code), response.producer_epoch
+
+
+async def describe(wire: Wire) -> ErrorCode:
+    response = await wire.ask(ApiKey.DESCRIBE_GROUPS, 5, DescribeGroupsRequest(groups=[GROUP]))
+    return ErrorCode(response.groups[0].error_code)
+
+
+async def delete(wire: Wire) -> ErrorCode:
+    response = await wire.ask(ApiKey.DELETE_GROUPS, 2, DeleteGroupsRequest(groups_names=[GROUP]))
+    return ErrorCode(response.results[0].error_code)
 
 
 async def start_using(wire: Wire) -> None:
@@ -142,14 +156,26 @@ async def test_no_client_writes_to_the_coordinators_topics(tmp_path: Path, topic
 
 
 def flip_a_bit(folder: Path) -> None:
-    """Damage the last batch of a partition."""
+    """Damage the first batch of a partition."""
     (segment,) = folder.glob("*.log")
     data = bytearray(segment.read_bytes())
-    data[-10] ^= 1
+    data[100] ^= 1
     segment.write_bytes(data)
 
 
-async def test_a_damaged_partition_is_not_served(tmp_path: Path) -> None:
+async def test_metadata_that_was_damaged_after_a_stop_are_refused(tmp_path: Path) -> None:
+    async with server_on(RealDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        await start_using(wire)
+        wire.close()
+    flip_a_bit(tmp_path / "__cluster_metadata-0")
+    with pytest.raises(StartError, match=r"cannot read the cluster's metadata: .*CRC.*restore the file"):
+        async with server_on(RealDisk(), str(tmp_path)):
+            pass
+
+
+@pytest.mark.parametrize("was_killed", [False, True])
+async def test_a_damaged_partition_is_not_served(tmp_path: Path, was_killed: bool) -> None:
     """A damaged batch may be any acknowledged commit: without it, an older offset would be given for the newest."""
     async with server_on(RealDisk(), str(tmp_path), **SETTINGS) as server:
         wire = await Wire.to(server.bootstrap)
@@ -160,16 +186,27 @@ async def test_a_damaged_partition_is_not_served(tmp_path: Path) -> None:
         assert min(ends) > 0, "each partition has commits"
         wire.close()
     flip_a_bit(tmp_path / f"{GROUP_METADATA_TOPIC}-1")
-    with capture_logs() as lines:
+    if was_killed:
+        (tmp_path / CLEAN_SHUTDOWN).unlink()
+    for _ in range(2):  # recovery finds damage once only
+        with capture_logs() as lines:
+            async with server_on(RealDisk(), str(tmp_path), **SETTINGS) as server:
+                wire = await Wire.to(server.bootstrap)
+                assert (await committed(wire))[0] is ErrorCode.NOT_COORDINATOR
+                assert await commit(wire, 44) is ErrorCode.NOT_COORDINATOR
+                assert await describe(wire) is ErrorCode.NOT_COORDINATOR
+                assert await delete(wire) is ErrorCode.NOT_COORDINATOR
+                assert await committed(wire, "other") == (ErrorCode.NONE, 43)
+                wire.close()
+        refused = [line["partition"] for line in lines if line["event"] == "coordinator_not_loaded"]
+        assert refused == [f"{GROUP_METADATA_TOPIC}-1"]
+    if was_killed:  # whoever accepts the loss says so
+        for path in (tmp_path / f"{GROUP_METADATA_TOPIC}-1").glob("*.damaged*"):
+            path.unlink()
         async with server_on(RealDisk(), str(tmp_path), **SETTINGS) as server:
             wire = await Wire.to(server.bootstrap)
-            assert (await committed(wire))[0] is ErrorCode.NOT_COORDINATOR
-            assert await commit(wire, 44) is ErrorCode.NOT_COORDINATOR
-            assert await committed(wire, "other") == (ErrorCode.NONE, 43)
+            assert await committed(wire) == (ErrorCode.NONE, 42)
             wire.close()
-    assert [line["partition"] for line in lines if line["event"] == "coordinator_not_loaded"] == [
-        f"{GROUP_METADATA_TOPIC}-1"
-    ]
 
 
 async def test_a_group_is_served_when_a_client_has_made_the_coordinators_topics(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from hailbus_broker.log.errors import (
 )
 from hailbus_broker.log.producer_state import SNAPSHOT_SUFFIX, CompletedTransaction, ProducerState
 from hailbus_broker.log.recovery import (
+    DAMAGED_INFIX,
     RecoveryReport,
     aborted_entry,
     load_producer_state,
@@ -920,6 +921,11 @@ class PartitionLog:
         (-1, -1) for an unknown one (KIP-101).
         """
         return self.leader_epochs.end_offset_for(leader_epoch, self.log_end_offset)
+
+    def damaged_paths(self) -> list[str]:
+        """Files with damage that recovery left a gap for, at this or an earlier start; the log is not whole."""
+        set_aside = [f"{self.directory}/{name}" for name in self._disk.list(self.directory) if DAMAGED_INFIX in name]
+        return sorted({*set_aside, *(damage.path for damage in self.recovery.damages if not damage.set_aside_path)})
 
     # ---- producers
 

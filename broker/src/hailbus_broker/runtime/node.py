@@ -32,6 +32,7 @@ from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.records import (
     Compression,
+    CorruptBatchError,
     RecordToWrite,
     TimestampType,
     build_batch,
@@ -40,6 +41,7 @@ from hailbus_broker.runtime.cleaner import Cleaner
 from hailbus_broker.runtime.clock import Clock, SystemClock
 from hailbus_broker.runtime.data_directory import DataDirectory
 from hailbus_broker.runtime.disk import RealDisk
+from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.group_coordinator import GroupCoordinator
 from hailbus_broker.runtime.group_sync import GroupSync
 from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
@@ -178,9 +180,12 @@ class Node:
             sync=self.sync,
             report=self.take_offline,
         )
-        for record in read_records(metadata_log):
-            assert record.value is not None
-            self.image.replay(decode_record(record.value))
+        try:
+            for record in read_records(metadata_log):
+                assert record.value is not None
+                self.image.replay(decode_record(record.value))
+        except CorruptBatchError as error:
+            raise StartError(f"cannot read the cluster's metadata: {error}; restore the file from a backup") from error
         self._refresh_broker_config()
         self.controller = Controller(
             self.image, self.config, node_id=self.node_id, directory_id=self.data.directory_id, chance=self.chance

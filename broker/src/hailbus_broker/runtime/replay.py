@@ -34,12 +34,12 @@ def read_batches(partition_log: PartitionLog) -> Iterator[BatchView]:
         data = partition_log.read(offset, READ_BYTES, isolation=Isolation.LOG_END).to_bytes()
         before = offset
         for batch in iterate_batches(data, whole=False):
-            batch.check_crc()
+            batch.check_crc(path=partition_log.directory)
             yield batch
             offset = batch.header.next_offset
         if offset == before:
             if data:
-                raise CorruptBatchError(f"what lies at offset {offset} is no batch")
+                raise CorruptBatchError(f"what lies at offset {offset} is no batch", path=partition_log.directory)
             return  # compaction has left nothing before the log end
 
 
@@ -57,7 +57,7 @@ def replay_coordinator(
 
     A record that is intact and says nothing that the coordinator could have written came from somebody else, or from a
     newer broker. It is skipped, and the log names it: the key that it stands for keeps its state from before. A batch
-    that is damaged may have been any acknowledged change, so nothing is decided without it.
+    that is damaged, or was set aside as such, may have been any acknowledged change, so nothing is decided without it.
 
     Args:
         partition: Of the coordinator's topic.
@@ -79,6 +79,8 @@ def replay_coordinator(
             )
 
     try:
+        for path in partition.log.damaged_paths():
+            raise CorruptBatchError("recovery has found damage", path=path)
         for batch in read_batches(partition.log):
             try:
                 if batch.header.is_control:
@@ -98,7 +100,8 @@ def replay_coordinator(
             "coordinator_not_loaded",
             partition=partition.name,
             error=str(error),
-            advice="the groups or transactional ids of this partition are not served: restore its folder from a copy",
+            advice="the groups or transactional ids of this partition are not served: restore its folder from a copy, "
+            "or accept the loss by removing the damaged file or the folder; then restart the broker",
         )
         return False
     if skipped > LOGGED_RECORDS:
