@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hailbus_demo.sabotage.faults import FAULTS
 
 DEMO = str(Path(sys.executable).parent / "demo")
 QUIET = ["--no-browser", "--exit-when-done", "--speed", "max"]
@@ -37,6 +38,7 @@ OPTIONS = [
     "--exit-when-done",
     "--summary",
     "--chaos",
+    "--sabotage",
     "--supply",
     "--location-every",
     "--catch-up",
@@ -119,6 +121,35 @@ def test_killed_processes_come_back_and_the_accounts_balance(tmp_path: Path) -> 
     for name in ("broker", "booking", "surge", "recommender"):
         assert f"chaos: kill -9 {name}" in done.stdout
         assert next(p for p in state["processes"] if p["name"] == name)["restarts"] >= 1
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", ["lost-tail", "altered", "idle-consumer"])
+def test_a_sabotage_is_found_and_named(tmp_path: Path, fault: str) -> None:
+    summary = tmp_path / "summary.json"
+    data = ["--data-dir", str(tmp_path / "data"), "--summary", str(summary), "--catch-up", "60"]
+    done = demo(*QUIET, "--no-spark", "--sabotage", fault, "--limit", "60", *data, within_s=800)
+    assert done.returncode == 1, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "Ledger: not balanced" in done.stdout
+    state = summary_of(summary)
+    assert (state["balanced"], state["so_far"]) == (False, False)
+    line = next(line for line in state["lines"] if line["id"] == FAULTS[fault].line)
+    assert line["verdict"] == "disagrees"
+    sabotage = state["sabotage"]
+    assert sabotage["fault"] == fault
+    assert line["name"] in sabotage["found_by"]
+    assert f"sabotage: {fault}: {sabotage['sentence']}" in done.stdout
+    assert f"sabotage: {fault} was found by: {'; '.join(sabotage['found_by'])}" in done.stdout
+
+
+def test_the_faults_are_listed_one_a_line() -> None:
+    done = demo("--sabotage", "list", within_s=60)
+    assert done.returncode == 0
+    names = done.stdout.split("\n")
+    assert names.pop() == ""
+    assert {"lost-tail", "invented", "reordered", "altered", "double-apply", "double-payment"} <= set(names)
+    assert {"idle-consumer", "lake-row-missing"} <= set(names)
+    assert done.stderr == ""
 
 
 @pytest.mark.spark
@@ -215,6 +246,9 @@ def test_what_is_mistyped_is_told_in_one_sentence(tmp_path: Path) -> None:
             ("--bootstrap", "kafka"): "--bootstrap kafka is no address: write it as HOST:PORT",
             ("--summary", str(tmp_path / "no" / "s.json")): "the folder does not exist, make it or choose another",
             ("--rides", str(recorded), "--rate", "3"): "--rate is for the simulator: leave it out with --rides",
+            ("--sabotage", "lost-tale"): "--sabotage lost-tale is no fault: choose one of lost-tail, ",
+            ("--sabotage", "lake-row-missing"): "--sabotage lake-row-missing needs the lake: leave out --no-spark",
+            ("--sabotage", "invented", "--chaos"): "--sabotage does not go with --chaos",
         }
         for arguments, sentence in wrong.items():
             done = demo("--no-spark", "--no-browser", "--data-dir", str(tmp_path / "data"), *arguments, within_s=60)

@@ -16,11 +16,14 @@ from confluent_kafka.cimpl import NewTopic
 from hailbus import Inbox, Outbox
 from hailbus.database import create_engine
 from hailbus_broker.testing import ThreadedBroker
+from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.sabotage import deeds
 from hailbus_demo.sabotage.deeds import Deed, RideEvent
+from hailbus_demo.sabotage.faults import FAULTS
 from hailbus_demo.sabotage.segments import LogFiles
 from recommender.adapters.storage.store import metadata as recommender_tables
 
+README = Path(__file__).parents[3] / "demo" / "README.md"
 RIDES = 4
 STEPS = ("ride.requested", "ride.matched", "ride.started", "ride.completed")
 NOON = datetime(2014, 5, 1, 12, 0, tzinfo=UTC)
@@ -282,3 +285,9 @@ def test_a_second_payment_waits_in_the_outbox_under_ids_of_its_own(tmp_path: Pat
 
 def test_without_a_lake_there_is_nothing_to_delete(tmp_path: Path) -> None:
     assert deeds.delete_lake_row(tmp_path) is None
+
+
+def test_the_readme_tells_every_fault_and_the_line_that_finds_it() -> None:
+    names = {spec.id: spec.name for spec in LINES}
+    rows = [f"| `{fault.name}` | {fault.does} | {names[fault.line]} |" for fault in FAULTS.values()]
+    assert "\n".join(rows) in README.read_text(encoding="utf-8")

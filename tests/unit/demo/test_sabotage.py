@@ -2,6 +2,7 @@
 
 import pytest
 from hailbus_demo.errors import UsageError
+from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.sabotage.faults import FAULTS, Target, require_possible
 
 NAMED = {
@@ -19,6 +20,7 @@ NAMED = {
 def test_the_faults_that_people_are_told_of_are_there() -> None:
     assert set(FAULTS) >= NAMED
     assert all(name == fault.name and fault.does for name, fault in FAULTS.items())
+    assert {fault.line for fault in FAULTS.values()} <= {spec.id for spec in LINES}
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -19,11 +19,12 @@ class Target(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault. `does` completes the sentence "the saboteur …"."""
+    """One fault. `does` completes the sentence "the saboteur …"; `line` is the id of a line that finds it."""
 
     name: str
     target: Target
     does: str
+    line: str
 
 
 FAULTS = {
@@ -33,51 +34,61 @@ FAULTS = {
             name="lost-tail",
             target=Target.LOG_FILES,
             does="removes acknowledged records from the end of a partition of payments.v1",
+            line="outbox-log",
         ),
         Fault(
             name="lost-record",
             target=Target.LOG_FILES,
             does="removes one acknowledged record from the middle of a partition of rides.v1",
+            line="outbox-log",
         ),
         Fault(
             name="invented",
             target=Target.CLUSTER,
             does="publishes a ride.requested that booking never decided",
+            line="outbox-log",
         ),
         Fault(
             name="reordered",
             target=Target.LOG_FILES,
             does="exchanges two records of one ride in the log",
+            line="order",
         ),
         Fault(
             name="altered",
             target=Target.LOG_FILES,
             does="changes the amount of a payment in the log",
+            line="money-booking-log",
         ),
         Fault(
             name="double-apply",
             target=Target.DATABASE,
             does="applies a completed ride a second time in the recommender's database",
+            line="recommender-journeys",
         ),
         Fault(
             name="lost-effect",
             target=Target.DATABASE,
             does="deletes what the recommender stored of a completed ride",
+            line="recommender-journeys",
         ),
         Fault(
             name="idle-consumer",
             target=Target.DATABASE,
             does="claims events in the event logger's inbox without writing them to its file",
+            line="journal-log",
         ),
         Fault(
             name="double-payment",
             target=Target.DATABASE,
             does="charges a rider twice, under a payment id of its own, through booking's outbox",
+            line="money-booking-log",
         ),
         Fault(
             name="lake-row-missing",
             target=Target.LAKE,
             does="deletes one row of the lake's bronze table",
+            line="lake-bronze",
         ),
     )
 }

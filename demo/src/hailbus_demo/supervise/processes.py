@@ -101,6 +101,7 @@ class Supervisor:
         child = self.children[name]
         assert child.pid is None, f"{name} still runs"
         self._stopping.discard(name)
+        child.restarts += 1
         child.state = "starting"
         await self._spawn(child)
         child.watcher = asyncio.create_task(self._watch(child))
