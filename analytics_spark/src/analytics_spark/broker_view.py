@@ -211,7 +211,8 @@ class BrokerView:
         except KafkaException as error:
             cause = error.args[0]
             is_unknown = cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-            return _Silence(f"{self.bootstrap_servers} did not answer: {cause.str()}", is_unknown_topic=is_unknown)
+            text = f"{self.bootstrap_servers} did not answer within {self.timeout_s:g} s: {cause.str()}"
+            return _Silence(text, is_unknown_topic=is_unknown)
         except TimeoutError:
             return _Silence(f"{self.bootstrap_servers} did not answer within {self.timeout_s + 5:g} s")
 

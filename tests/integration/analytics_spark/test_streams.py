@@ -22,6 +22,7 @@ from analytics_spark.session import LakeLayout
 from analytics_spark.sources import existing_topics
 from analytics_spark.supervisor import Supervisor, SupervisorPlan
 from analytics_spark.tables import BRONZE
+from analytics_spark.topic_ids import read_topic_ids
 from analytics_spark.verify import LakeReport, verify_lake
 from hailbus.codec import encode, envelope_for
 from hailbus_broker.testing import ThreadedBroker
@@ -223,9 +224,25 @@ def test_an_emptied_broker_is_noticed(lake: Lake) -> None:
         Feed(empty.bootstrap).rides(9)
         settings = lake.settings.model_copy(update={"bootstrap_servers": empty.bootstrap})
         before = lake.rows("SELECT count(*) AS n FROM bronze.events")
-        with pytest.raises(DataLossError, match=r"or was emptied .* start a new LAKE_DIR"):
+        with pytest.raises(DataLossError, match=r"emptied .* start a new LAKE_DIR"):
             Lake(lake.spark, lake.layout, settings, lake.feed).catch_up()
     assert lake.rows("SELECT count(*) AS n FROM bronze.events") == before
+
+
+def test_another_broker_with_more_records_is_noticed(lake: Lake) -> None:
+    """Every offset that comes next exists there, so only the ids of the topics tell."""
+    before = lake.rows("SELECT count(*) AS n FROM bronze.events")
+    ids = read_topic_ids(lake.layout.topic_ids)
+    assert set(ids) >= set(TOPICS)
+    with ThreadedBroker() as other:
+        Feed(other.bootstrap, first_ride=20_000).rides(4 * lake.feed.count)
+        settings = lake.settings.model_copy(update={"bootstrap_servers": other.bootstrap})
+        with pytest.raises(DataLossError, match=r"and the lake landed id .* deleted and created again"):
+            Lake(lake.spark, lake.layout, settings, lake.feed).catch_up()
+    assert lake.rows("SELECT count(*) AS n FROM bronze.events") == before
+    assert read_topic_ids(lake.layout.topic_ids) == ids
+    lake.catch_up()
+    assert lake.verify().problems == ()
 
 
 def test_a_broker_that_is_not_there_is_named(spark: Any) -> None:

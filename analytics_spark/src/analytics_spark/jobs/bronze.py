@@ -1,6 +1,7 @@
 """Kafka to bronze."""
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import structlog
@@ -13,7 +14,7 @@ from analytics_spark.sinks import append_once, batch_offsets, loaded, query_id_o
 from analytics_spark.sources import kafka_stream, topic_ids
 from analytics_spark.streams import StreamPlan
 from analytics_spark.tables import BRONZE, ensure_table
-from analytics_spark.topic_ids import note_topic_ids
+from analytics_spark.topic_ids import note_topic_ids, read_topic_ids
 from analytics_spark.transforms.bronze import bronze_rows
 
 __all__ = ["bronze_stream"]
@@ -28,6 +29,7 @@ def bronze_stream(spark: Any, settings: LakeSettings, layout: LakeLayout, progre
 
     Raises:
         LakeError: The table has rows and the checkpoint that says up to where is gone, or a landed topic is left out.
+        DataLossError: A landed topic was deleted and created again.
     """
     checkpoint = layout.checkpoint("bronze")
     ensure_table(spark, BRONZE)
@@ -48,19 +50,27 @@ def bronze_stream(spark: Any, settings: LakeSettings, layout: LakeLayout, progre
                 "name it too, or start a new LAKE_DIR"
             )
         progress.offsets(landed=landed, latest=landed)
-    seen: set[str] = set()
+    checked: set[str] = set()
+
+    def check_topics(session: Any, topics: Collection[str]) -> None:
+        """See that these topics are those that were landed, and note new ones."""
+        if checked.issuperset(topics):
+            return
+        address, timeout_ms = settings.bootstrap_servers, _TOPIC_IDS_TIMEOUT_MS
+        note_topic_ids(layout.topic_ids, topic_ids(session, topics, bootstrap_servers=address, timeout_ms=timeout_ms))
+        checked.update(topics)
+
+    try:
+        # Before the query starts: it writes down the offsets of a batch before it runs, and would repeat them for ever.
+        check_topics(spark, read_topic_ids(layout.topic_ids))
+    except ConnectionError as error:
+        log.warning("topics_unchecked", reason=str(error), effect="the first batch checks them")
 
     def land(batch: Any, batch_id: int) -> None:
         began = time.monotonic()
         session = batch.sparkSession
         ends = batch_offsets(checkpoint, batch_id)
-        if not seen.issuperset(ends):
-            # Before the first batch of this process lands, and whenever a topic comes: is it the one that landed?
-            bootstrap, timeout_ms = settings.bootstrap_servers, _TOPIC_IDS_TIMEOUT_MS
-            note_topic_ids(
-                layout.topic_ids, topic_ids(session, ends, bootstrap_servers=bootstrap, timeout_ms=timeout_ms)
-            )
-            seen.update(ends)
+        check_topics(session, ends)
         # One task per core reads all partitions one after the other: a task per partition would cost more than its
         # rows.
         frame = bronze_rows(batch.coalesce(settings.cores), batch_id=batch_id)

@@ -8,16 +8,13 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hailbus.clock import utc_now
 from hailbus.record_sum import MODULUS, record_hash
 
-from analytics_spark.broker_view import Place, RecordSink, TopicView
-from analytics_spark.errors import LakeError
-from analytics_spark.sinks import batch_offsets
+from analytics_spark.broker_view import Place, TopicView
+from analytics_spark.verify.records import Log, difference, header_pairs, id_of, records_of_lake, records_of_log
 from analytics_spark.verify.report import (
     AGREES,
     DISAGREES,
@@ -29,9 +26,10 @@ from analytics_spark.verify.report import (
     PartitionReport,
     place_text,
 )
+from analytics_spark.verify.sink_notes import SinkNotes
 from analytics_spark.verify.state import Accepted, VerifiedPartition
 
-__all__ = ["LINE", "Bronze", "Log", "SinkNotes", "check_bronze", "read_sink_notes", "unchecked_line"]
+__all__ = ["LINE", "Bronze", "check_bronze", "unchecked_line"]
 
 LINE = "bronze = log"
 _ACCOUNTS = ("the log, read by librdkafka with read_committed", "bronze.events, read by pyiceberg")
@@ -39,64 +37,6 @@ _SCANNED = ("topic", "partition", "offset", "key", "value", "headers")
 _QUICK_COLUMNS = ("topic", "partition", "offset", "timestamp", "timestamp_type", "key", "value", "headers")
 _ROWS_AT_ONCE = 5_000
 _NEVER = 2**63 - 1
-
-
-class Log(Protocol):
-    """The broker, as verification uses it; `BrokerView` is one."""
-
-    def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
-        """See `BrokerView.describe`."""
-        ...
-
-    def read(self, wanted: Mapping[Place, tuple[int, int]], sink: RecordSink) -> dict[Place, str]:
-        """See `BrokerView.read`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkNotes:
-    """What the sink wrote down while it landed.
-
-    Attributes:
-        topic_ids: Topic → id, of the topics that it landed.
-        began: Where each partition's log began when the sink first read it. Partitions that came later began at 0.
-        landed: Partition → next offset after its last committed batch.
-    """
-
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
-    began: Mapping[Place, int] = field(default_factory=dict)
-    landed: Mapping[Place, int] = field(default_factory=dict)
-
-
-def read_sink_notes(checkpoint: Path, topic_ids: Mapping[str, str]) -> SinkNotes:
-    """The notes in the checkpoint of bronze's query; none where there is no checkpoint.
-
-    Raises:
-        LakeError: A note is damaged.
-    """
-    began = checkpoint / "sources" / "0" / "0"
-    commits = sorted(int(path.name) for path in (checkpoint / "commits").glob("[0-9]*"))
-    try:
-        # Spark writes a byte 0 and a line with the version before the JSON.
-        first = json_of(began.read_bytes().partition(b"\n")[2]) if began.is_file() else {}
-        landed = batch_offsets(checkpoint, commits[-1]) if commits else {}
-    except (OSError, ValueError, IndexError) as error:
-        raise LakeError(
-            f"{checkpoint} cannot be read ({error}): it says where the lake began; bring it back from a backup"
-        ) from error
-    return SinkNotes(topic_ids=topic_ids, began=_by_place(first), landed=_by_place(landed))
-
-
-def json_of(data: bytes) -> dict[str, dict[str, int]]:
-    """A Kafka source's offsets as Spark writes them: topic → partition → offset."""
-    import json
-
-    found: dict[str, dict[str, int]] = json.loads(data)
-    return found
-
-
-def _by_place(offsets: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
-    return {(topic, int(part)): int(offset) for topic, parts in offsets.items() for part, offset in parts.items()}
 
 
 @dataclass(slots=True)
@@ -448,7 +388,7 @@ class Bronze:
         for batch in scanner.to_batches():
             columns = {name: batch.column(name) for name in _SCANNED}
             for topic, partition, offset, key, value, headers in zip(
-                *(columns[name].to_pylist() for name in _SCANNED[:-1]), _pairs(columns["headers"]), strict=True
+                *(columns[name].to_pylist() for name in _SCANNED[:-1]), header_pairs(columns["headers"]), strict=True
             ):
                 yield (topic, partition), offset, key, value, headers
 
@@ -587,15 +527,15 @@ class Bronze:
     def _name_records(self) -> None:
         """Look up the id of each record that is listed, and which part of it differs."""
         wanted = sorted({(place, offset) for _, place, offset in self._details})
-        in_lake = self._lake_records(wanted)
-        in_log = self._log_records(wanted)
+        in_lake = records_of_lake(self.connection, wanted)
+        in_log = records_of_log(self.log, wanted)
         for kind, place, offset in self._details:
             log, lake = in_log.get((place, offset)), in_lake.get((place, offset))
-            event_id = _id_of(log) or _id_of(lake)
+            event_id = id_of(log) or id_of(lake)
             name = f"offset {offset}" + (f" (id {event_id})" if event_id else "")
             column = None
             if kind == "altered":
-                column = _difference(log, lake)
+                column = difference(log, lake)
                 message = f"{name} is altered: its {column or 'content'} differs from the log's"
             elif kind == "missing":
                 message = f"{name} is in the log and not in bronze"
@@ -615,52 +555,6 @@ class Bronze:
                     column=column,
                 )
             )
-
-    def _log_records(self, wanted: Sequence[tuple[Place, int]]) -> dict[tuple[Place, int], "_Content"]:
-        found: dict[tuple[Place, int], _Content] = {}
-        waiting = list(wanted)
-        while waiting:
-            # One offset of each partition at a time: the others between them need not be read.
-            now = dict(reversed(waiting))
-
-            def take(
-                place: Place,
-                offset: int,
-                key: bytes | None,
-                value: bytes | None,
-                headers: Sequence[tuple[str, bytes | None]],
-            ) -> None:
-                found[place, offset] = _Content(key, value, list(headers))
-
-            if self.log.read({place: (offset, offset + 1) for place, offset in now.items()}, take):
-                break  # the broker fell silent: the records are named without their ids
-            waiting = [one for one in waiting if now.get(one[0]) != one[1]]
-        return found
-
-    def _lake_records(self, wanted: Sequence[tuple[Place, int]]) -> dict[tuple[Place, int], "_Content"]:
-        import pyarrow as pa
-
-        if not wanted:
-            return {}
-        self.connection.register(
-            "wanted",
-            pa.table(
-                {
-                    "topic": pa.array([place[0] for place, _ in wanted], pa.string()),
-                    "partition": pa.array([place[1] for place, _ in wanted], pa.int32()),
-                    "offset": pa.array([offset for _, offset in wanted], pa.int64()),
-                }
-            ),
-        )
-        rows = self.connection.execute(
-            'SELECT topic, "partition", "offset", key, value, headers FROM bronze '
-            'SEMI JOIN wanted USING (topic, "partition", "offset")'
-        ).fetchall()
-        self.connection.unregister("wanted")
-        return {
-            ((topic, partition), offset): _Content(key, value, [(one["key"], one["value"]) for one in headers or ()])
-            for topic, partition, offset, key, value, headers in rows
-        }
 
     def settle(self) -> dict[Place, VerifiedPartition]:
         """Fill in the reports, and return what is verified now: partitions that agree advance to their end."""
@@ -697,13 +591,6 @@ class Bronze:
 
 
 _DETAILS_KEPT = 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
 
 
 def check_bronze(
@@ -745,29 +632,6 @@ def unchecked_line() -> LineReport:
     findings = Findings()
     findings.add(Finding(kind="unread", message="no broker was given; name it with --bootstrap HOST:PORT"))
     return LineReport.of(LINE, _ACCOUNTS, findings, agreed="")
-
-
-def _pairs(headers: Any) -> Iterator[list[tuple[str, bytes | None]]]:
-    """The headers of each row of an Arrow column, as pairs."""
-    # Flattened once: a Python dictionary per header would cost more than the hashing.
-    names = headers.values.field(0).to_pylist()
-    contents = headers.values.field(1).to_pylist()
-    bounds = headers.offsets.to_pylist()
-    pairs = list(zip(names, contents, strict=True))
-    for start, end in pairwise(bounds):
-        yield pairs[start:end]
-
-
-def _id_of(content: _Content | None) -> str | None:
-    found = next((value for name, value in content.headers if name == "ce_id"), None) if content is not None else None
-    return found.decode("utf-8", "replace") if found is not None else None
-
-
-def _difference(log: _Content | None, lake: _Content | None) -> str | None:
-    if log is None or lake is None:
-        return None
-    names = [name for name in ("key", "value", "headers") if getattr(log, name) != getattr(lake, name)]
-    return " and ".join(names) or None
 
 
 def _accepted_text(place: Place, one: Accepted) -> str:

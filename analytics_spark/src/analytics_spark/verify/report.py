@@ -83,11 +83,6 @@ class Findings:
             self.kept.append(finding)
 
     @property
-    def is_full(self) -> bool:
-        """Whether further findings are only counted."""
-        return len(self.kept) >= FINDINGS_KEPT
-
-    @property
     def verdict(self) -> Verdict:
         """A disagreement outweighs what was not checked."""
         if any(kind not in _MEANS_NOT_CHECKED for kind in self.counts):
