@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BrokerView", "Place", "RecordSink", "TopicView"]
+__all__ = ["BrokerView", "Place", "RecordSink", "TopicView", "topic_id_text"]
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -78,7 +78,7 @@ class BrokerView:
                 if not answer.is_unknown_topic:
                     found[name] = TopicView(topic=name, unanswered=answer.text)
                 continue
-            found[name] = TopicView(topic=name, topic_id=_topic_id(answer.topic_id))
+            found[name] = TopicView(topic=name, topic_id=topic_id_text(answer.topic_id))
             for partition in answer.partitions:
                 found[name].starts[partition.id] = found[name].ends[partition.id] = -1
         answered = {name: view for name, view in found.items() if not view.unanswered}
@@ -223,6 +223,10 @@ class _Silence:
     is_unknown_topic: bool = False
 
 
-def _topic_id(uuid: Any) -> str | None:
-    text = str(uuid) if uuid is not None else _NO_TOPIC_ID
+def topic_id_text(uuid: Any) -> str | None:
+    """A topic id as Kafka's own tools and the sink's client write it, None for the id of a broker that has none.
+
+    librdkafka writes Base64 with `+` and `/`, Kafka the alphabet for URLs.
+    """
+    text = str(uuid).replace("+", "-").replace("/", "_") if uuid is not None else _NO_TOPIC_ID
     return None if text == _NO_TOPIC_ID else text
