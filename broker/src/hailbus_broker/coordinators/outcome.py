@@ -43,11 +43,11 @@ class Outcome:
 
     Attributes:
         records: In order; may be empty. They are written all or not at all, unless the machine fails in between.
-        is_atomic: Whether they go into one batch, so that not even a failure of the machine can part them.
+        is_atomic: Whether all records go into one batch, so that even a crash cannot separate them.
         replies: A token, as it was given with a request, and the response to it. One outcome may answer many requests.
         producer: Id and epoch of the producer in whose transaction the records are written.
-        undo: What the decision changed before its records were written is changed back by these, the last one first,
-            when the records are refused. Each is given the outcome that follows from that.
+        undo: Called, the last one first, when the records are refused: they restore what the decision changed before.
+            Their argument is an outcome to which they add what has to follow.
         facts: What a person may want to read in the log: a name and its data.
     """
 

@@ -53,11 +53,11 @@ def read_records(partition_log: PartitionLog) -> Iterator[Record]:
 def replay_coordinator(
     partition: Partition, take_record: Callable[[Record, BatchView], None], take_marker: Callable[[BatchView], None]
 ) -> bool:
-    """Hand a coordinator all that its partition holds.
+    """Replay a coordinator's partition.
 
     A record that is intact and says nothing that the coordinator could have written came from somebody else, or from a
-    newer broker. It is skipped, and the log names it: the key that it stands for keeps its state from before. A batch
-    that is damaged, or was set aside as such, may have been any acknowledged change, so nothing is decided without it.
+    newer broker. It is skipped and logged; its key keeps the state from before. A damaged batch, or one that recovery
+    has set aside, may have been any acknowledged change: then the partition must not be served.
 
     Args:
         partition: Of the coordinator's topic.

@@ -63,11 +63,11 @@ class ShardDriver:
         raise NotImplementedError
 
     def tick(self) -> Iterator[Outcome]:
-        """What the shard decides about each thing that is due; the next one is decided when the last was replayed."""
+        """Decide about everything that is due: one outcome each, to be run before the next one is asked for."""
         raise NotImplementedError
 
     def run(self, outcome: Outcome) -> ErrorCode:
-        """Carry out what the shard decided. Records that cannot be written are refused, with all answers to them.
+        """Write the records of an outcome and send its replies when they are durable; refuse both if that fails.
 
         Returns:
             NONE; or the code of the refusal, for a caller that answers by itself.
@@ -101,7 +101,7 @@ class ShardDriver:
         try:
             encoded = [(record.encode_key(), record.encode_value()) for record in outcome.records]
         except Exception:
-            # Our mistake, and it must stay with the request that it concerns.
+            # A bug: it must fail this request only.
             log.exception("coordinator_record_not_encoded", partition=self.partition.name)
             return ErrorCode.UNKNOWN_SERVER_ERROR
         try:
@@ -111,7 +111,7 @@ class ShardDriver:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         except (LogError, RecordsError) as error:
             log.warning("coordinator_append_refused", partition=self.partition.name, error=str(error))
-            # As from Apache Kafka: no client asks again for what will never fit.
+            # Apache Kafka's code: clients do not retry it.
             is_too_large = isinstance(error, (BatchTooLargeError, BatchSetTooLargeError))
             return ErrorCode.UNKNOWN_SERVER_ERROR if is_too_large else ErrorCode[error.error_name]
         return ErrorCode.NONE
@@ -134,7 +134,7 @@ class ShardDriver:
             for part in parts
         ]
         largest = max(map(len, batches))
-        if largest > limit:  # found out before the first of them is written
+        if largest > limit:  # checked before the first of them is written
             raise BatchTooLargeError(f"a batch of {largest} bytes is larger than the partition takes, {limit}")
         for part, batch in zip(parts, batches, strict=True):
             result = self.partition.append(batch, now_ms=wall_ms, origin=Origin.COORDINATOR)
@@ -143,7 +143,7 @@ class ShardDriver:
                 self.shard.replay(key, value, now_ms=now_ms, **keywords)
 
     def _take_back(self, outcome: Outcome) -> None:
-        """Let the shard take back what it changed ahead of records that were refused."""
+        """Undo what the decision changed before its records were refused."""
         follow_up = type(outcome)()
         for undo in reversed(outcome.undo):
             undo(follow_up)
@@ -157,7 +157,7 @@ class ShardDriver:
         for token, response in outcome.replies:
             try:
                 token.respond(response)  # type: ignore[attr-defined]  # the coordinator does not look into tokens
-            except Exception:  # one that cannot be answered keeps nobody else waiting
+            except Exception:  # one failed reply must not hold back the others
                 log.exception("coordinator_answer_failed", partition=self.partition.name)
                 self._respond_error(token, ErrorCode.UNKNOWN_SERVER_ERROR)
 
@@ -195,7 +195,7 @@ class ShardDriver:
             self._timer = self.node.loop.call_later(delay_s, self.ring)
 
     def ring(self) -> None:
-        """Let the shard do what is due, one thing at a time: what fails there holds up nothing else."""
+        """Run everything that is due, one outcome at a time, so that one failure does not stop the others."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -211,7 +211,7 @@ class ShardDriver:
             for outcome in self.tick():
                 self.run(outcome)
         except Exception:
-            # The shard has struck what failed from its list: the rest of the list is next.
+            # The shard has removed the timer that failed, so the loop continues with the next one.
             log.exception("coordinator_timer_failed", partition=self.partition.name)
             return False
         return True

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.schema import Message, Uuid
 
 REMOVAL_RETRY_MS: Final = 1_000
-"""When a member that should be out is looked at again, should the records of its removal have been refused."""
+"""After which time the removal of a member is retried when its records were refused."""
 
 CLASSIC_MEMBER: Final = 0
 CONSUMER_MEMBER: Final = 1
@@ -205,7 +205,7 @@ class ConsumerGroupsMixin:
         if classic is not None:
             self._let_go(classic, out)
         session_timeout_ms, heartbeat_interval_ms = self.group_settings(group.group_id)
-        if member_id in group.members:  # else with its record
+        if member_id in group.members:  # the session of a new member starts when its record is replayed
             self._touch_consumer(group, member_id, now_ms + session_timeout_ms)
         is_full = is_joining or (
             request.rebalance_timeout_ms != -1
@@ -267,13 +267,13 @@ class ConsumerGroupsMixin:
         if reconciled.state is not MemberState.UNREVOKED_PARTITIONS:
             group.revocation_deadlines.pop(member_id, None)
         elif reconciled != updated or member_id not in group.revocation_deadlines:
-            # Each demand has its own deadline, also when it follows the last one within the same epoch.
+            # Each revocation has its own deadline, even when it follows another one in the same epoch.
             group.revocation_deadlines[member_id] = now_ms + reconciled.rebalance_timeout_ms
             self._arm_consumer(group, member_id)
         return reconciled
 
     def _remember_soft_state(self, group: ConsumerGroup, member_id: str, out: Outcome) -> None:
-        """Note how to take back what `_advance` changes at once, for when its records are refused."""
+        """Register the undo of what `_advance` changes before its records are written."""
         is_new = group.group_id not in self.consumer_groups
         version, deadline_ms = group.image_version, group.revocation_deadlines.get(member_id)
 
@@ -326,9 +326,9 @@ class ConsumerGroupsMixin:
         return group
 
     def _let_go(self, classic: ClassicGroup, out: Outcome) -> None:
-        """A classic group goes on as a consumer group: who waits in a rebalance has to begin it again.
+        """Tell the members of a classic group that wait in a rebalance to join again: it becomes a consumer group.
 
-        The group itself goes with its record.
+        Replaying the tombstone of the classic group removes the group itself.
         """
         for waiting in classic.members.values():
             if waiting.join_token is not None:
@@ -394,7 +394,7 @@ class ConsumerGroupsMixin:
         if updated != group.members.get(member_id):
             out.records.append(_member_record(group.group_id, updated))
         reconciled = self._advance(group, members, target, updated, owned, reasons, now_ms, out)
-        if member_id in group.members:  # else with its record
+        if member_id in group.members:  # the session of a new member starts when its record is replayed
             self._touch_consumer(group, member_id, now_ms + request.session_timeout_ms)
         out.replies.append(
             (
@@ -775,7 +775,7 @@ class ConsumerGroupsMixin:
         self._arm_consumer(group, member_id)
 
     def _arm_consumer(self, group: ConsumerGroup, member_id: str, *, not_before_ms: int = 0) -> None:
-        """See to it that a member's deadlines are checked in time: sooner is fine, as they are checked again then."""
+        """Schedule a check of a member's deadlines. A check that comes early schedules the next one."""
         deadlines = [
             due[member_id] for due in (group.session_deadlines, group.revocation_deadlines) if member_id in due
         ]
@@ -788,14 +788,14 @@ class ConsumerGroupsMixin:
             heappush(self._timers, (due_ms, group.group_id, member_id))
 
     def _consumer_due(self, group: ConsumerGroup, member_id: str, due_ms: int, now_ms: int, out: Outcome) -> None:
-        """A timer of a member rang: it is out if it was silent, or kept what it had to give up."""
+        """Remove a member whose session or revocation deadline has passed; otherwise schedule the next check."""
         if group.timers.get(member_id) != due_ms:
-            return  # an entry that an earlier one has taken the place of
+            return  # superseded by an earlier entry
         del group.timers[member_id]
         session_due_ms = group.session_deadlines.get(member_id, now_ms + 1)
         revocation_due_ms = group.revocation_deadlines.get(member_id, now_ms + 1)
         is_out = min(session_due_ms, revocation_due_ms) <= now_ms
-        # The record of a removal takes the deadlines away. Should it be refused, they are still here for another try.
+        # Replaying the removal deletes the deadlines. If its records are refused, the next check retries it.
         self._arm_consumer(group, member_id, not_before_ms=now_ms + REMOVAL_RETRY_MS if is_out else now_ms)
         if revocation_due_ms <= now_ms:
             reason = f"member {member_id} did not give its partitions up in time"

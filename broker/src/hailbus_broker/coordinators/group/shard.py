@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 NO_GENERATION: Final = -1
 MIN_JOIN_RETRY_MS: Final = 1_000
-"""How long a rebalance whose members are all away waits for them at least, whatever timeout they have asked for."""
+"""The shortest wait of a rebalance in which every member is away, whatever timeout the members have asked for."""
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 300_000
 """A member that waits in its first join may stay silent for so long: its client gives up earlier."""
@@ -134,7 +134,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             return
         member = group.members.get(member_id)
         if member is None or member.timer_ms != due_ms:
-            return  # an entry that an earlier one has taken the place of
+            return  # superseded by an earlier entry
         member.timer_ms = None
         waits = member.sync_token is not None or (member.join_token is not None and not member.is_new)
         if waits:
@@ -205,7 +205,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         self._arm(group, member)
 
     def _arm(self, group: ClassicGroup, member: Member) -> None:
-        """See to it that the member's deadline is checked in time: sooner is fine, as it is checked again then."""
+        """Schedule a check of the member's deadline. A check that comes early schedules the next one."""
         if member.timer_ms is None or member.deadline_ms < member.timer_ms:
             member.timer_ms = member.deadline_ms
             heappush(self._timers, (member.deadline_ms, group.group_id, member.member_id))
@@ -241,7 +241,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         try:
             self._join(request, token, client_id, client_host, requires_known_member, can_skip_assignment, now_ms, out)
         except ApiError as refused:
-            out.records.clear()  # of a decision that was broken off
+            out.records.clear()  # a refused request writes nothing
             member_id = getattr(refused, "member_id", None)
             if member_id is None:
                 member_id = request.member_id
@@ -659,7 +659,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                 )
 
     def _assignments_refused(self, group: ClassicGroup, now_ms: int, out: Outcome) -> None:
-        """The leader's assignments cannot be recorded: as in Apache Kafka the members have to join again."""
+        """Start another rebalance because the leader's assignments were refused, as Apache Kafka does."""
         reason = "the assignments of the leader could not be recorded"
         self._maybe_rebalance(group, RebalanceCause.MEMBER_REJOINED, reason, now_ms, out)
 
@@ -956,10 +956,10 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         return member
 
     def _new_id(self, prefix: str) -> str:
-        """An id for a member.
+        """Create a member id.
 
         Raises:
-            ApiError: With that prefix it would be longer than the protocol's strings.
+            ApiError: The id would be longer than a string of the protocol may be.
         """
         raw = self._chance.randbytes(16).hex()
         member_id = f"{prefix}-{raw[:8]}-{raw[8:12]}-4{raw[13:16]}-a{raw[17:20]}-{raw[20:]}"

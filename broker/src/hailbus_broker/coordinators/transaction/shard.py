@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 MARKER_RETRY_MS: Final = 1_000
 ABORT_RETRY_MS: Final = 1_000
-"""When the abort of an overdue transaction is tried again, should its record have been refused."""
+"""After which time the abort of an overdue transaction is retried when its record was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -524,7 +524,7 @@ class TransactionShard:
     # ---- time
 
     def _arm(self, transactional_id: str, due_ms: int) -> None:
-        """See to it that an open transaction is checked in time: sooner is fine, as it is checked again then."""
+        """Schedule a check of an open transaction. A check that comes early schedules the next one."""
         armed_ms = self._armed.get(transactional_id)
         if armed_ms is None or due_ms < armed_ms:
             self._armed[transactional_id] = due_ms
@@ -551,7 +551,7 @@ class TransactionShard:
         while self._timers and self._timers[0][0] <= now_ms:
             due_ms, transactional_id = heappop(self._timers)
             if self._armed.get(transactional_id) != due_ms:
-                continue  # an entry that an earlier one has taken the place of
+                continue  # superseded by an earlier entry
             del self._armed[transactional_id]
             transaction = self.transactions.get(transactional_id)
             if transaction is None or transaction.state is not State.ONGOING:
@@ -569,7 +569,7 @@ class TransactionShard:
             transactional_id, updated_ms = next(iter(self._at_rest.items()))
             if updated_ms + self.config.id_expiration_ms > now_ms:
                 return
-            # Behind all others: should the record be refused, it is tried again in its turn.
+            # Moved behind the others: if the record is refused, the removal is retried after another expiration time.
             self._at_rest[transactional_id] = now_ms
             self._at_rest.move_to_end(transactional_id)
             yield TransactionOutcome(
