@@ -157,7 +157,9 @@ def test_the_reader_names_gaps_and_goes_on_where_it_stopped() -> None:
     reader.reach(("rides.v1", 0), 5)
     reader.begin({("rides.v1", 0): 1})
     assert reader.partitions["rides.v1", 0].gaps == [(0, 2), (3, 5)]
-    assert reader.partitions["rides.v1", 0].next_offset == 5
+    part = reader.partitions["rides.v1", 0]
+    assert part.next_offset == 5
+    assert [offset for offset in range(6) if part.hides(offset)] == [0, 1, 3, 4]
 
 
 @pytest.mark.parametrize(

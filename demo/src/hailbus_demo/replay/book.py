@@ -152,12 +152,12 @@ class Book:
         self._file = self._positions_file = None
 
     def account(self) -> BookAccount:
-        """Return the book as the ledger compares it. It shares the book's memory: notes made later show in it."""
+        """Return a copy of the book as the ledger compares it: it may do so in a thread, while notes are made."""
         return BookAccount(
-            rides=self.rides,
-            quotes=self.quotes,
-            advice=self.advice,
-            positions=self.positions,
+            rides=dict(self.rides),
+            quotes=dict(self.quotes),
+            advice=dict(self.advice),
+            positions=self.positions[:],
             is_whole=self.torn == 0,
         )
 

@@ -84,7 +84,7 @@ def claimed(consumer: Consumer, log: LogAccount, inbox: InboxAccount, *, read_at
             what = f"{consumer.group} applied an event at or beyond the log's end {end}: the log lost it"
         elif offset < start and inbox.applied_ms[index] + RETENTION_MS.get(place[0], read_at_ms) <= read_at_ms:
             continue  # older than its topic keeps it
-        elif place[0] in COMPACTED and offset in _hidden(log, place):
+        elif place[0] in COMPACTED and log.partitions[place].hides(offset):
             continue  # `log-offsets` asks why it is gone
         else:
             what = f"{consumer.group} applied an event that is not in the log"
@@ -94,20 +94,6 @@ def claimed(consumer: Consumer, log: LogAccount, inbox: InboxAccount, *, read_at
         found.add(f"{-again} events were applied without being seen", id=consumer.group)
     repeated = f"; {again:,} were delivered again and passed over" if again > 0 else ""
     return found.judge(f"{expected:,} events, each applied once{repeated}")
-
-
-def _hidden(log: LogAccount, place: tuple[str, int]) -> _Ranges:
-    return _Ranges(log.partitions[place].gaps)
-
-
-class _Ranges:
-    """Offsets in half-open ranges."""
-
-    def __init__(self, ranges: list[tuple[int, int]]) -> None:
-        self.ranges = ranges
-
-    def __contains__(self, offset: int) -> bool:
-        return any(start <= offset < end for start, end in self.ranges)
 
 
 def _timers(accounts: Accounts) -> Judgement:
@@ -223,7 +209,7 @@ def _journal(accounts: Accounts) -> Judgement:
             what = f"the event logger wrote an event at or beyond the log's end {end}: the log lost it"
         elif offset < start and place[0] in RETENTION_MS:
             continue  # `outbox-log` and the inboxes judge by the time whether it may be gone
-        elif place[0] in COMPACTED and offset in _hidden(log, place):
+        elif place[0] in COMPACTED and log.partitions[place].hides(offset):
             continue  # `log-offsets` asks why it is gone
         else:
             what = "the event logger wrote an event that is not in the log"

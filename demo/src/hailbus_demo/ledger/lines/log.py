@@ -115,6 +115,7 @@ def _offsets(accounts: Accounts) -> Judgement:
     assert isinstance(log, LogAccount)
     found = Findings()
     records = 0
+    keys = _keys(accounts, log)
     for place, end in sorted(log.ends.items()):
         part = log.partitions[place]
         records += part.records
@@ -128,7 +129,7 @@ def _offsets(accounts: Accounts) -> Judgement:
                     offset=first,
                 )
             elif topic in COMPACTED:
-                _explain(found, accounts, log, place, first, last)
+                _explain(found, log, place, range(first, last), keys[place])
         if part.next_offset < end:
             found.add(f"was read to {part.next_offset} of {end}", topic=topic, partition=partition, offset=end)
         if part.start > 0 and topic not in COMPACTED and topic not in log.reader.tables:
@@ -140,10 +141,9 @@ def _offsets(accounts: Accounts) -> Judgement:
     return found.judge(f"{records:,} records in {partitions} partitions, each offset once and each an event")
 
 
-def _explain(found: Findings, accounts: Accounts, log: LogAccount, place: Partition, first: int, last: int) -> None:
+def _explain(found: Findings, log: LogAccount, place: Partition, offsets: range, keys: Mapping[int, str]) -> None:
     """A hole in a compacted topic must have held keys of which the log has something newer."""
-    keys = _keys_by_offset(accounts, place)
-    for offset in range(first, last):
+    for offset in offsets:
         key = keys.get(offset)
         if key is not None and log.reader.newer_of_key(place, key.encode(), offset):
             continue
@@ -151,16 +151,20 @@ def _explain(found: Findings, accounts: Accounts, log: LogAccount, place: Partit
         found.add(f"the record is gone, and {who}", topic=place[0], partition=place[1], offset=offset, id=key)
 
 
-def _keys_by_offset(accounts: Accounts, place: Partition) -> dict[int, str]:
-    keys: dict[int, str] = {}
-    if isinstance(accounts.booking, BookingAccount):
-        for row in accounts.booking.outbox:
-            if (row.topic, row.partition) == place and row.offset is not None and row.key is not None:
-                keys[row.offset] = row.key
-    if isinstance(accounts.journal, JournalAccount):
+def _keys(accounts: Accounts, log: LogAccount) -> dict[Partition, dict[int, str]]:
+    """Return what other accounts say which key was where, of the compacted partitions that have holes."""
+    holes = {place for place, part in log.partitions.items() if part.gaps and place[0] in COMPACTED}
+    keys: dict[Partition, dict[int, str]] = {place: {} for place in holes}
+    if holes and isinstance(accounts.journal, JournalAccount):
         for (topic, partition, offset), key in accounts.journal.keys.items():
-            if (topic, partition) == place:
-                keys.setdefault(offset, key)
+            if (topic, partition) in holes:
+                keys[topic, partition][offset] = key
+    if holes and isinstance(accounts.booking, BookingAccount):
+        for row in accounts.booking.outbox:
+            if row.partition is not None and row.offset is not None and row.key is not None:
+                place = (row.topic, row.partition)
+                if place in holes:
+                    keys[place][row.offset] = row.key
     return keys
 
 
