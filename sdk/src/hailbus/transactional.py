@@ -86,6 +86,7 @@ class TransactionalSubscriber:
         self._most = max(s.delivery.max_items for s in subscriptions if isinstance(s.delivery, ExactlyOnce))
         self.topics = tuple(sorted({event_info(cls).topic.name for cls in self._by_class}))
         self._consumer: Consumer | None = None
+        self._joining: Consumer | None = None  # the one that calls `assigned`, also before its start has returned
         self._lines: dict[TopicPartition, _Line] = {}
         self._reading: asyncio.Task[None] | None = None
         self._stopping = False
@@ -99,6 +100,7 @@ class TransactionalSubscriber:
         consumer = self._bus.consumer(
             client_id=self._client_id, group=self.group, topics=self.topics, start=self._start_at, listener=self
         )
+        self._joining = consumer
         await consumer.start()
         self._consumer = consumer
 
@@ -114,15 +116,27 @@ class TransactionalSubscriber:
             self._consumer = None
 
     async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """A producer for each partition: registering its id fences whoever had it before."""
+        """Start a producer for each partition: registering its id fences the member that had the partition before.
+
+        Registering also waits for the end of that member's last transaction, which may commit. The client has asked for
+        the committed offsets earlier, so they are asked for again, and records below them are not handled.
+        """
         self.stats.rebalances += 1
-        for partition in partitions:
-            producer = self._bus.producer(
-                client_id=f"{self._client_id}-{partition.topic}-{partition.partition}",
-                transactional_id=f"{self.group}-{partition.topic}-{partition.partition}",
-            )
-            await producer.start()
-            self._lines[partition] = _Line(self, partition, producer)
+        assert self._joining is not None
+        producers: dict[TopicPartition, Producer] = {}
+        try:
+            for partition in partitions:
+                producers[partition] = self._bus.producer(
+                    client_id=f"{self._client_id}-{partition.topic}-{partition.partition}",
+                    transactional_id=f"{self.group}-{partition.topic}-{partition.partition}",
+                )
+                await producers[partition].start()
+            committed = await self._joining.committed(partitions)
+        except BaseException:
+            await asyncio.gather(*(producer.stop() for producer in producers.values()), return_exceptions=True)
+            raise
+        for partition, producer in producers.items():
+            self._lines[partition] = _Line(self, partition, producer, start=committed.get(partition, 0))
 
     async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Let the open transactions finish within the grace, abort them after it."""
@@ -298,8 +312,11 @@ class _RetryAskedError(Exception):
 class _Line:
     """One partition: its producer, its queue, its transactions one after the other."""
 
-    def __init__(self, owner: TransactionalSubscriber, partition: TopicPartition, producer: Producer) -> None:
+    def __init__(
+        self, owner: TransactionalSubscriber, partition: TopicPartition, producer: Producer, *, start: int
+    ) -> None:
         self.partition = partition
+        self._next_offset = start
         self.failure: BaseException | None = None
         self._owner = owner
         self._producer = producer
@@ -311,8 +328,12 @@ class _Line:
         self._task = loop.create_task(self._run(), name=f"hailbus-transactions-{partition.topic}-{partition.partition}")
 
     def push(self, records: Sequence[Received]) -> None:
-        self._queue.extend(records)
-        self._arrived.set()
+        """Queue the records that are not below the committed offset and were not queued before."""
+        new = [record for record in records if record.offset >= self._next_offset]
+        if new:
+            self._next_offset = new[-1].offset + 1
+            self._queue.extend(new)
+            self._arrived.set()
 
     @property
     def is_full(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol
@@ -152,6 +152,10 @@ class Consumer(Protocol):
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
         """Commit the next offset to read per partition; False when a rebalance came first."""
+        ...
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Ask the cluster for the group's committed offsets; a partition without one is left out."""
         ...
 
     async def positions(self) -> Mapping[TopicPartition, int]:

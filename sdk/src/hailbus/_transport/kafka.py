@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from ssl import SSLContext
@@ -481,6 +481,7 @@ class KafkaConsumer:
         async def begin(client: Any) -> None:
             await client.start()
             if self._group is not None:
+                self._client = client  # the listener may use this consumer before `start` returns
                 client.subscribe(self._topics, listener=_Listener(self._listener) if self._listener else None)
                 return
             partitions = []
@@ -555,6 +556,10 @@ class KafkaConsumer:
             log.warning("commit_failed: %r, the next commit covers it", error)
             return False
         return True
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        found = {tp: await self._client.committed(aiokafka.TopicPartition(*tp)) for tp in partitions}
+        return {tp: offset for tp, offset in found.items() if offset is not None}
 
     async def positions(self) -> Mapping[TopicPartition, int]:
         return {TopicPartition(*tp): await self._client.position(tp) for tp in self._client.assignment()}

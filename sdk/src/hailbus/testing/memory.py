@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -531,6 +531,11 @@ class MemoryConsumer:
         done = self._bus.commit(self._group, offsets)
         await asyncio.sleep(0)
         return done
+
+    async def committed(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        assert self._group is not None
+        await asyncio.sleep(0)
+        return {tp: self._group.committed[tp] for tp in partitions if tp in self._group.committed}
 
     async def positions(self) -> Mapping[TopicPartition, int]:
         return dict(self._positions)
