@@ -74,12 +74,15 @@ def _narrowed(path: str | None) -> list[Target]:
 def _run(target: Target, *, seed: int, count: int, workers: int, again: bool) -> float:
     sources = {file: (ROOT / file).read_text() for file in target.files}
     with Session.open(target, sources, seed=seed, count=count) as session:
-        pending = session.pending(again=again)
+        pending = session.pending()
+        if again:
+            tried = session.results(sources, reviewed())
+            pending += [result.mutant for result in tried if not result.caught and result.equivalent is None]
         if pending:
             _try_all(target, session, sources, pending, workers=workers)
         results = session.results(sources, reviewed())
         found = score(results)
-        text = report(session.header, results, chosen=found.tried + len(session.pending(again=False)))
+        text = report(session.header, results, chosen=found.tried + len(session.pending()))
         stored = session.path.with_suffix(".md")
         stored.write_text(text)
     print(text, flush=True)

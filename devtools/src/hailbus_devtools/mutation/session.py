@@ -118,11 +118,9 @@ class Session:
         about.write_text(json.dumps(asdict(header)))
         return session
 
-    def pending(self, *, again: bool) -> list[Mutant]:
-        """Return the mutants without a result and, with `again`, the survivors too."""
+    def pending(self) -> list[Mutant]:
+        """Return the mutants without a result."""
         waiting = [_mutant(item) for item in self._db.pending_work_items]
-        if again:
-            waiting += [_mutant(item) for item, result in self._db.completed_work_items if not result.is_killed]
         return sorted(waiting, key=lambda mutant: (mutant.path, mutant.start, mutant.id))
 
     def keep(self, mutant: Mutant, verdict: Verdict, change: Change) -> None:
