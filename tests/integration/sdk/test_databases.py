@@ -199,6 +199,30 @@ async def test_an_inbox_claims_once_counts_what_it_sees_and_forgets_when_told(en
     assert await inbox.counts() == (0, 0)
 
 
+async def test_an_inbox_forgets_what_is_older_than_it_was_told_and_nothing_of_others(engine: AsyncEngine) -> None:
+    now = NOON
+    till, other = (Inbox(engine, name, clock=lambda: now) for name in ("till", "other"))
+    await till.create_tables()
+
+    async def claim(inbox: Inbox, *contexts: Context) -> set[str]:
+        async with engine.begin() as tx:
+            return await inbox.claim(tx, contexts)
+
+    assert await claim(till, context("old")) == {"old"}
+    assert await claim(other, context("old")) == {"old"}
+    now += timedelta(hours=1)
+    assert await claim(till, context("new")) == {"new"}
+    assert await till.prune(timedelta(hours=1)) == 0
+    now += timedelta(microseconds=1)
+    assert await till.prune(timedelta(hours=1)) == 1
+    assert (await till.counts(), await other.counts()) == ((1, 1), (1, 1))
+    assert await claim(till, context("old"), context("new")) == {"old"}
+    async with engine.begin() as tx:
+        await till.release(tx, [context("old", source="/elsewhere"), context("new")])
+    assert await claim(till, context("old"), context("new")) == {"new"}
+    assert await claim(other, context("old")) == set()
+
+
 @pytest.mark.parametrize(
     ("id_", "source"), [("a\0b", "/till"), ("x" * 256, "/till"), ("a\nb", "/till"), ("a", "y" * 300), ("a", "/t\0")]
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hailbus import Context, Inbox, Outbox
+from hailbus import Inbox, Outbox
 from hailbus.database import create_engine
 from hailbus.inbox import inbox_table
 from hailbus.outbox import outbox_table
@@ -86,24 +85,6 @@ def test_a_table_is_the_one_that_existing_databases_hold(
     assert sorted(found) == indexes
 
 
-@dataclass
-class Record:
-    """As a consumer reads it."""
-
-    headers: Sequence[tuple[str, bytes]]
-    offset: int = 0
-    topic: str = "orders.v1"
-    partition: int = 0
-    timestamp: int = 0
-    timestamp_type: int = 0
-    key: bytes | None = b"k"
-    value: bytes | None = b"{}"
-
-
-def context(event_id: str, *, source: str = "/till") -> Context:
-    return Context(Record([("ce_id", event_id.encode()), ("ce_source", source.encode()), ("ce_type", b"order.placed")]))
-
-
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
     found = create_engine(f"sqlite:///{tmp_path}/till.db", busy_timeout_ms=200)
@@ -121,27 +102,3 @@ async def test_reads_wait_for_no_writer(engine: AsyncEngine) -> None:
         for read in reads:
             await read()
     assert await inbox.counts() == (1, 1)
-
-
-async def test_an_inbox_forgets_what_is_older_than_it_was_told_and_nothing_of_others(engine: AsyncEngine) -> None:
-    now = NOON
-    till, other = (Inbox(engine, name, clock=lambda: now) for name in ("till", "other"))
-    await till.create_tables()
-
-    async def claim(inbox: Inbox, *contexts: Context) -> set[str]:
-        async with engine.begin() as tx:
-            return await inbox.claim(tx, contexts)
-
-    assert await claim(till, context("old")) == {"old"}
-    assert await claim(other, context("old")) == {"old"}
-    now += timedelta(hours=1)
-    assert await claim(till, context("new")) == {"new"}
-    assert await till.prune(timedelta(hours=1)) == 0
-    now += timedelta(microseconds=1)
-    assert await till.prune(timedelta(hours=1)) == 1
-    assert (await till.counts(), await other.counts()) == ((1, 1), (1, 1))
-    assert await claim(till, context("old"), context("new")) == {"old"}
-    async with engine.begin() as tx:
-        await till.release(tx, [context("old", source="/elsewhere"), context("new")])
-    assert await claim(till, context("old"), context("new")) == {"new"}
-    assert await claim(other, context("old")) == set()
