@@ -1,4 +1,4 @@
-"""Run pytest in forks of one interpreter that has imported third-party packages already.
+"""Run pytest in forks of one interpreter that has imported already what no mutant changes.
 
 Reads one request per line from standard input and answers each with one line on standard output. The server itself
 imports neither the mutated package nor what imports it, so every fork imports these as they stand in the copy.
@@ -25,20 +25,8 @@ _MEMORY_BYTES = 6 << 30
 _FILE_BYTES = 512 << 20
 _OUTPUT_CHARACTERS = 6_000
 ARGUMENTS = (
-    *(
-        "-x",
-        "-q",
-        "--no-header",
-        "--tb=short",
-        "--assert=plain",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:faulthandler",
-    ),
-    *("-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-seed=0"),
+    *("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "--hypothesis-seed=0"),
+    *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"),
 )
 
 

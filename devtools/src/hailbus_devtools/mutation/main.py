@@ -78,8 +78,7 @@ def _run(target: Target, *, seed: int, count: int, workers: int, again: bool) ->
         if again:
             tried = session.results(sources, reviewed())
             pending += [result.mutant for result in tried if not result.caught and result.equivalent is None]
-        if pending:
-            _try_all(target, session, sources, pending, workers=workers)
+        unreliable = _try_all(target, session, sources, pending, workers=workers) if pending else []
         results = session.results(sources, reviewed())
         found = score(results)
         text = report(session.header, results, chosen=found.tried + len(session.pending()))
@@ -87,12 +86,15 @@ def _run(target: Target, *, seed: int, count: int, workers: int, again: bool) ->
         stored.write_text(text)
     print(text, flush=True)
     print(f"mutate: {target.name}: {found.rate:.1%}, report in {stored.relative_to(ROOT)}", flush=True)
+    if unreliable:
+        raise WorkshopError("tests that judge mutants failed without one:\n" + "\n".join(unreliable))
     return found.rate
 
 
 def _try_all(
     target: Target, session: Session, sources: dict[str, str], pending: Sequence[Mutant], *, workers: int
-) -> None:
+) -> list[str]:
+    """Try mutants and keep the verdicts; return what failed without a mutant."""
     with ExitStack() as stack:
         print(f"mutate: {target.name}: {len(pending)} mutants; the tests run once without one", flush=True)
         first = stack.enter_context(Workshop(target))
@@ -132,8 +134,7 @@ def _try_all(
                 session.keep(mutant, verdict, describe(mutant, sources[mutant.path], changed))
                 word = "caught" if verdict.caught else "SURVIVED"
                 print(f"{done}/{len(pending)} {word} {verdict.seconds:.1f} s {mutant.id} {verdict.by}", flush=True)
-    if unreliable:
-        raise WorkshopError("tests that judge mutants failed without one:\n" + "\n".join(unreliable))
+    return unreliable
 
 
 def _try_one(name: str) -> bool:

@@ -119,9 +119,9 @@ class Session:
         return session
 
     def pending(self) -> list[Mutant]:
-        """Return the mutants without a result."""
+        """Return the mutants without a result, mixed, so that those tried before a stop are a sample of all."""
         waiting = [_mutant(item) for item in self._db.pending_work_items]
-        return sorted(waiting, key=lambda mutant: (mutant.path, mutant.start, mutant.id))
+        return sorted(waiting, key=lambda mutant: hashlib.sha256(f"{self.header.seed}:{mutant.id}".encode()).digest())
 
     def keep(self, mutant: Mutant, verdict: Verdict, change: Change) -> None:
         """Store the verdict about one mutant."""
