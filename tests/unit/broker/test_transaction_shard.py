@@ -612,7 +612,7 @@ def test_a_state_is_the_same_after_its_record_was_read() -> None:
 
 def test_the_defaults_are_those_of_apache_kafka() -> None:
     assert TransactionConfig() == TransactionConfig(max_timeout_ms=15 * MINUTE, id_expiration_ms=7 * 24 * 60 * MINUTE)
-    assert MARKER_RETRY_MS == 1_000
+    assert (MARKER_RETRY_MS, ABORT_RETRY_MS) == (1_000, 1_000)
     assert [state for state in State if state.is_open] == [State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT]
     assert [int(state) for state in State] == [0, 1, 2, 3, 4, 5, 6]
     assert State.DEAD.label == "Dead"

@@ -30,6 +30,7 @@ MODULE = dedent(
 
         def add(self, more: int | None, *, twice: bool = False) -> int | str:
             """Add `more`, or 1."""
+            del twice
             assert more is None or more > 0
             log.info("adding %d", 1 + 1)
             if more is None:

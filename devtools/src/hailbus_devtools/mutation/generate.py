@@ -238,6 +238,8 @@ def _is_excluded(node: Node, *, operator: str) -> bool:
     child, parent = node, node.parent
     if parent is not None and parent.type == "parameters":
         return True  # the `*` before keyword-only parameters
+    if operator == "RemoveStatement" and node.type == "del_stmt" and node.children[1].type == "name":
+        return True  # `del name` says that a parameter is not used
     if operator == "RemoveDecorator" and _DECLARING.match(node.get_code().strip()):
         return True
     if _is_declaration(node) or (node.type == "atom_expr" and _LOG.match(node.get_code().strip())):
