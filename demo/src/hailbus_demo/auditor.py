@@ -49,7 +49,7 @@ class Moment:
     """What only the launcher knows of a moment.
 
     Attributes:
-        book: The riders' book.
+        book: The riders' book, `None` where it was not asked for.
         restarted: Names of processes that were restarted.
         serves: Whether every process serves: what is being started again cannot be read.
         calm_s: The seconds so far in which every process served and no group was far behind: only these count for the
@@ -57,7 +57,7 @@ class Moment:
         broker_life: Changes when the broker's process does.
     """
 
-    book: BookAccount
+    book: BookAccount | None
     restarted: frozenset[str]
     serves: bool
     calm_s: float
@@ -153,7 +153,8 @@ class Auditor:
                     if isinstance(said, Round):
                         loop.call_soon_threadsafe(self._take, said)
                     else:
-                        ours.send(asyncio.run_coroutine_threadsafe(self._moment(), loop).result())
+                        assert isinstance(said, bool), said
+                        ours.send(asyncio.run_coroutine_threadsafe(self._moment(with_book=said), loop).result())
         finally:
             self._end()
             process.join(ENDS_WITHIN_S)
@@ -164,23 +165,26 @@ class Auditor:
             self._clock.look(time.monotonic())
             await asyncio.sleep(LOOKS_EVERY_S)
 
-    async def _moment(self) -> Moment:
+    async def _moment(self, *, with_book: bool) -> Moment:
         self._clock.look(time.monotonic())
-        book = self._book()
         return Moment(
-            # A copy: the riders go on while it is sent.
-            book=replace(
-                book,
-                rides=dict(book.rides),
-                quotes=dict(book.quotes),
-                advice=dict(book.advice),
-                positions=book.positions[:],
-            ),
+            book=copied(self._book()) if with_book else None,
             restarted=self._restarted(),
             serves=self._serves(),
             calm_s=self._clock.calm_s,
             broker_life=self._broker_life(),
         )
+
+
+def copied(book: BookAccount) -> BookAccount:
+    """Return the book as it is now: the riders go on while it is sent."""
+    return replace(
+        book,
+        rides=dict(book.rides),
+        quotes=dict(book.quotes),
+        advice=dict(book.advice),
+        positions=book.positions[:],
+    )
 
 
 def _audit(pipe: Connection, sources: Sources) -> None:
@@ -195,8 +199,8 @@ def _audit(pipe: Connection, sources: Sources) -> None:
 
 
 async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
-    def ask() -> Moment:
-        pipe.send("moment")
+    def ask(*, with_book: bool = False) -> Moment:
+        pipe.send(with_book)
         answer = pipe.recv()
         assert isinstance(answer, Moment)
         return answer
@@ -205,7 +209,8 @@ async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
 
     def book() -> BookAccount:
         nonlocal last
-        last = ask()
+        last = ask(with_book=True)
+        assert last.book is not None
         return last.book
 
     sources = replace(sources, book=book, restarted=lambda: last.restarted)

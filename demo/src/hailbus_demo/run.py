@@ -223,6 +223,9 @@ class _Run:
             timings=self.timings,
             rides_before=len(book.rides),
         )
+        watch.has_lake = lambda: (
+            "lake" not in self.supervisor.children or self.supervisor.children["lake"].state != "failed"
+        )
         await watch.start()
         self.screen.figures = figures
         writer = asyncio.create_task(self._keep_writing(figures))
@@ -408,6 +411,9 @@ class _Run:
 
         if self.options.sabotage is not None:
             sabotage = figures.sabotage = Sabotage(fault=self.options.sabotage.name)
+
+            # Spark refuses a log that lost what it has read, and rightly: the ledger is drawn up without it.
+            self.supervisor.expendable.add("lake")
 
             def done(deed: Deed) -> None:
                 sabotage.deed = deed

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,6 +71,8 @@ class Watch:
         self.starts: dict[Partition, int] = {}
         self.groups = {c.group: GroupLag(group=c.group, topics=c.topics) for c in consumers}
         self.lake = LakeView()
+        self.has_lake: Callable[[], bool] = lambda: True
+        """Returns whether the lake sink will get on; one that was given up is not waited for."""
         self.served = 0
         self.hottest: dict[str, tuple[float, datetime]] = {}
         self.fresh_at = 0.0
@@ -125,7 +127,7 @@ class Watch:
     def behind(self) -> dict[str, int]:
         """Return reader → records that it is behind, the lake included."""
         late = {group.group: group.records for group in self.groups.values()}
-        if self.lake_dir is not None:
+        if self.lake_dir is not None and self.has_lake():
             late["lake"] = self.lake.behind
         return late
 

@@ -23,7 +23,7 @@ class Seen:
     def __init__(self) -> None:
         self.rounds: asyncio.Queue[Round] = asyncio.Queue()
 
-    async def line(self, line_id: str, verdict: str, *, within_s: float = 120) -> Line:
+    async def line(self, line_id: str, verdict: str, *, within_s: float = 240) -> Line:
         """Wait for a ledger in which a line has a verdict."""
         async with asyncio.timeout(within_s):
             while True:
@@ -39,7 +39,7 @@ def make_topics(bootstrap: str) -> None:
         made.result(30)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_a_record_that_is_no_event_turns_a_line_red_and_the_process_ends_when_told() -> None:
     with ThreadedBroker() as broker:
         await asyncio.to_thread(make_topics, broker.bootstrap)

@@ -85,6 +85,8 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets a `RunFailedError` when a process is given up."""
+        self.expendable: set[str] = set()
+        """Processes that may be given up without an end of the run."""
         self._stopping: set[str] = set()
         self._measured_at = 0.0
 
@@ -268,7 +270,9 @@ class Supervisor:
             if child.crashes_in_a_row >= CRASHES_IN_A_ROW or (code == 2 and child.ready_after_s is None):
                 child.state = "failed"
                 message = f"{spec.name} {child.last_exit} and does not come back; {self.tail(child)}"
-                if not self.failure.done():
+                if spec.name in self.expendable:
+                    self.say(f"{spec.name} {child.last_exit} and does not come back")
+                elif not self.failure.done():
                     self.failure.set_exception(RunFailedError(message))
                 return
             wait_s = min(FIRST_BACKOFF_S * 2 ** (child.crashes_in_a_row - 1), LONGEST_BACKOFF_S)
