@@ -1,6 +1,7 @@
 """The whole verification: opens the lake's tables once, and compares each layer with the one before it."""
 
 import random
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from analytics_spark.verify.sink_notes import read_sink_notes
 from analytics_spark.verify.state import read_state, write_state
 
 __all__ = ["SAMPLE_ROWS", "verify_lake"]
+
+_MEMORY_MB = 512
+"""Memory that duckdb may use."""
 
 
 def verify_lake(
@@ -65,8 +69,13 @@ def verify_lake(
     # The log's ends before the tables: the lake may be written meanwhile, and must have all that the ends show.
     views = log.describe(sorted({*wanted, *_landed_topics(layout.root)})) if log is not None else {}
     connection = duckdb.connect(":memory:")
-    connection.execute("SET TimeZone='UTC'")
+    spilled = tempfile.TemporaryDirectory(prefix="lake-verify-")
     try:
+        connection.execute("SET TimeZone='UTC'")
+        # Coordinates and ids of every row are joined and grouped: beyond this, duckdb uses the disk.
+        connection.execute(f"SET memory_limit='{_MEMORY_MB}MB'")
+        connection.execute("SET temp_directory=?", [spilled.name])
+        connection.execute("SET preserve_insertion_order=false")
         datasets = {name: arrow_dataset(table) for name, table in load_tables(layout.root).items()}
         for name, dataset in datasets.items():
             connection.register("bronze" if name == "bronze.events" else name.replace(".", "__"), dataset)
@@ -105,6 +114,7 @@ def verify_lake(
         )
     finally:
         connection.close()
+        spilled.cleanup()
 
 
 def _landed_topics(root: Path) -> set[str]:

@@ -387,13 +387,14 @@ class _Silver:
         return frozenset(row[0] for row in self.connection.execute("DESCRIBE bronze").fetchall())
 
     def rows_of(self, name: str, wanted: str) -> Iterator[dict[str, Any]]:
-        """The rows of a silver table at the coordinates of a table."""
+        """The rows of a silver table at the coordinates of a table. Nothing else may be asked before they are read."""
         found = self.connection.execute(
             f"SELECT * FROM {_alias(name)} SEMI JOIN {wanted} USING ({_COORDINATES})"  # noqa: S608 our names
         )
         names = [one[0] for one in found.description]
-        for row in found.fetchall():
-            yield {column: _utc(value) for column, value in zip(names, row, strict=True)}
+        while rows := found.fetchmany(_ROWS_AT_ONCE):
+            for row in rows:
+                yield {column: _utc(value) for column, value in zip(names, row, strict=True)}
 
 
 def check_silver(

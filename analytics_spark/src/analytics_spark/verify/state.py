@@ -34,7 +34,7 @@ class VerifiedPartition:
         end: Verified up to here, exclusive.
         rows: Rows of bronze below `end`.
         checksum: Sum of `hailbus.record_sum.record_hash` over these rows.
-        quick_sum: Sum of duckdb's own hash over these rows, computed in a second where the other takes minutes.
+        quick_sum: Sum of duckdb's own hash over these rows, which is much cheaper to compute.
         quick_version: The version of duckdb that computed it: its hash may differ in another one.
         verified_at: When, in UTC.
         accepted: Ranges below `end` that were accepted, not compared.
