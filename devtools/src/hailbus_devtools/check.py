@@ -107,7 +107,7 @@ def steps(
     ]
     if why_missing("apache kafka") is None:
         whole.insert(0, Step(name="apache kafka set-up", command=[apache_kafka(), "fetch"]))
-    containers = tests("compose", "-m", "compose")
+    containers = tests("compose", "-m", "compose", "tests/e2e")
     if only is not None:
         every = [*style, quick, *whole, containers]
         return [replace(step, beside=False) for step in every if step.name == only]

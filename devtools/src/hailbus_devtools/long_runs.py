@@ -41,6 +41,15 @@ class LongRun:
         return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), *self.command])
 
 
+def interpreter(version: str, pyenv: Path) -> str:
+    """Return what `uv run --python` gets: a Python that pyenv installed, if there is one, or the version.
+
+    uv cannot ask the shims of pyenv for a version that pyenv has not activated, and stops there.
+    """
+    installed = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
+    return str(installed[-1]) if installed else version
+
+
 def _python(version: str) -> LongRun:
     # An environment of its own beside the workspace's, which stays as it is.
     where = {"UV_PROJECT_ENVIRONMENT": f"build/python-{version}"}
@@ -51,7 +60,7 @@ def _python(version: str) -> LongRun:
             "uv",
             "run",
             "--python",
-            version,
+            interpreter(version, Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))),
             "pytest",
             "-n",
             "3",

@@ -1,8 +1,9 @@
 """The page about the long runs."""
 
 import datetime as dt
+from pathlib import Path
 
-from hailbus_devtools.long_runs import RUNS, LongRun, Result, page
+from hailbus_devtools.long_runs import RUNS, LongRun, Result, interpreter, page
 from hailbus_devtools.report import Outcome, Skip
 
 KILLS = LongRun(
@@ -45,6 +46,14 @@ def test_a_run_passes_only_if_tests_ran_and_pytest_says_so() -> None:
     assert not result(NOTHING).has_passed
     assert not result(None).has_passed
     assert "pytest wrote no report" in result(None, exit_code=4).ended
+
+
+def test_a_python_of_pyenv_is_named_by_its_path(tmp_path: Path) -> None:
+    assert interpreter("3.12", tmp_path) == "3.12"
+    for release in ("3.12.1", "3.13.0"):
+        (tmp_path / "versions" / release / "bin").mkdir(parents=True)
+        (tmp_path / "versions" / release / "bin" / "python").touch()
+    assert interpreter("3.12", tmp_path) == str(tmp_path / "versions" / "3.12.1" / "bin" / "python")
 
 
 def test_all_that_the_check_leaves_out_is_run() -> None:
