@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hailbus_demo.ledger.accounts import Accounts
@@ -87,9 +86,4 @@ def _so_far(line: Line, lasting: tuple[Finding, ...]) -> Line:
     return replace(line, verdict="agrees", findings=(), detail=f"agrees so far; {waiting:,} on their way")
 
 
-def by_id(ledger: Ledger) -> Mapping[str, Line]:
-    """Return the lines by their ids."""
-    return {line.id: line for line in ledger.lines}
-
-
-__all__ = ["Ledger", "SoFar", "by_id", "draw_up"]
+__all__ = ["Ledger", "SoFar", "draw_up"]

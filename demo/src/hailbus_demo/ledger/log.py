@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -153,7 +152,6 @@ class LogReader:
         self._kind = array("H")
         self._content = array("q")
         self._value = array("q")
-        self._timestamp = array("q")
         self._latest_of_key: dict[Partition, dict[bytes, int]] = {}
         self._trails: dict[str, tuple[dict[str, list[Step]], str]] = {
             "rides.v1": (self.rides, "ride_id"),
@@ -310,7 +308,6 @@ class LogReader:
         self._kind.append(kind_index)
         self._content.append(content_hash(record.key, record.value, record.headers))
         self._value.append(value_hash(record.value))
-        self._timestamp.append(record.timestamp_ms)
         return len(self._ids) - 1
 
     def _break(self, record: LogRecord, what: str, event_id: str | None) -> None:
@@ -322,10 +319,6 @@ class LogReader:
             )
 
     # ------------------------------------------------------------------------------------------ asking
-
-    def __len__(self) -> int:
-        """Return how many events were read, repetitions included."""
-        return len(self._ids)
 
     def row_of(self, event_id: str) -> int | None:
         """Return the row of the first record with this event id."""
@@ -356,10 +349,6 @@ class LogReader:
         """Return the hash of a row's value; see `value_hash`."""
         return self._value[row]
 
-    def timestamp_of(self, row: int) -> int:
-        """Return a row's record timestamp in Unix milliseconds."""
-        return self._timestamp[row]
-
     def events(self) -> Iterator[int]:
         """Yield the rows of all events, each event once, in the order of reading."""
         return iter(self.rows.values())
@@ -367,10 +356,6 @@ class LogReader:
     def newer_of_key(self, place: Partition, key: bytes, offset: int) -> bool:
         """Return whether a compacted partition holds a record of this key at a higher offset."""
         return self._latest_of_key.get(place, {}).get(key, -1) > offset
-
-    def count_by_type(self) -> Counter[str]:
-        """Return event type → events."""
-        return Counter(self.type_of(row) for row in self.rows.values())
 
     def finding(self, what: str, row: int) -> Finding:
         """Return a finding about a row's record."""

@@ -161,9 +161,3 @@ class Findings:
     def judge(self, agreement: str) -> Judgement:
         """Return the judgement of a line with these findings."""
         return Judgement(agreement=agreement, findings=tuple(self.kept))
-
-
-def some(items: Collection[str], *, most: int = 3) -> str:
-    """Return a few of many names, for a message."""
-    shown = ", ".join(sorted(items)[:most])
-    return shown + (f" and {len(items) - most:,} more" if len(items) > most else "")
