@@ -284,5 +284,5 @@ def test_the_command_ends_with_0_when_balanced_and_1_when_not(
     assert done.returncode == 1, done.stdout + done.stderr
     told = json.loads(summary.read_text())
     assert told["balanced"] is False
-    assert "Ledger: NOT BALANCED" in done.stdout
+    assert "Ledger: not balanced" in done.stdout
     assert f"ride {ride_id} is 'banana' by booking's database, which is no state of a ride" in done.stdout
