@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from errno import EIO, ENOSPC
 from pathlib import Path
@@ -164,4 +165,14 @@ async def test_the_checkpoint_cannot_be_written(tmp_path: Path) -> None:
         disk.faults["replace", "recovery-point-offset-checkpoint"] = ENOSPC
         await server.node._checkpoint_in_time()
         assert (await wire.produce("topic", [b"x"]))[0] == ErrorCode.KAFKA_STORAGE_ERROR
+        wire.close()
+
+
+async def test_checkpoints_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
+    async with server_on(RealDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        await wire.create("topic")
+        for _ in range(20):
+            await asyncio.gather(*(server.node.checkpoint() for _ in range(8)))
+        assert await wire.produce("topic", [b"x"]) == (ErrorCode.NONE, 0)
         wire.close()

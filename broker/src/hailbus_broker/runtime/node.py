@@ -111,6 +111,7 @@ class Node:
         self.failure: StorageError | None = None
         """Why the data directory is offline: nothing is written to it before the next start."""
         self._is_stopping = False
+        self._checkpointing = asyncio.Lock()
         self._last_warning_ms: int | None = None
 
     # ------------------------------------------------------------------ start and stop
@@ -598,7 +599,13 @@ class Node:
         Raises:
             StorageError: The machine failed.
         """
-        await self.loop.run_in_executor(None, self.data.logs.prepare_checkpoint().run)
+        async with self._checkpointing:  # two at once would write the same temporary files
+            writing = self.loop.run_in_executor(None, self.data.logs.prepare_checkpoint().run)
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await writing
+                raise
 
     def _checkpoint(self) -> None:
         if self.failure is None:
