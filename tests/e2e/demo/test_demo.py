@@ -216,7 +216,8 @@ def test_control_c_ends_with_a_ledger_and_leaves_nothing_behind(
 def test_a_killed_demo_leaves_nothing_behind(running: tuple[subprocess.Popen[str], Path]) -> None:
     process, folder = running
     wait_for("rides", lambda: ledger_shows(folder, lambda state: state["rides"]["requested"] >= 5), 120)
-    children = pids_of(folder)
+    children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    assert set(pids_of(folder)) < set(children)  # the auditor is one more
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
 
