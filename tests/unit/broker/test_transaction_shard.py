@@ -547,6 +547,26 @@ def test_the_epoch_of_a_lost_answer_is_known_until_it_is_used(bench: Bench) -> N
     assert bench.init(999, 2**15 - 2)[0] is ErrorCode.PRODUCER_FENCED
 
 
+def test_the_first_producer_id_of_all_is_one_that_is_known(bench: Bench) -> None:
+    bench.ids = count(0)
+    assert bench.init() == (ErrorCode.NONE, 0, 0)
+    assert bench.init(0, 7)[0] is ErrorCode.PRODUCER_FENCED
+    assert bench.init(0, 0) == (ErrorCode.NONE, 0, 1)
+
+
+def test_only_the_last_epochs_of_an_exchanged_id_may_wait_for_an_end(bench: Bench) -> None:
+    last = 2**15 - 2
+    bench.init()
+    bench.shard.transactions["t"] = replace(bench.shard.transactions["t"], producer_epoch=last)
+    assert bench.init() == (ErrorCode.NONE, 1001, 0)
+    bench.add(1001, 0, A)
+    bench.crashes_before_markers = True
+    bench.end(1001, 0)
+    bench.crashes_before_markers = False
+    assert bench.init(1000, last)[0] is ErrorCode.CONCURRENT_TRANSACTIONS
+    assert bench.init(1000, last - 1)[0] is ErrorCode.PRODUCER_FENCED
+
+
 def test_init_takes_the_whole_of_the_longest_time_and_an_id_or_none(bench: Bench) -> None:
     assert bench.init(timeout_ms=15 * MINUTE)[0] is ErrorCode.NONE
     assert bench.shard.transactions["t"].timeout_ms == 15 * MINUTE
