@@ -27,7 +27,7 @@ from typing import Final
 from hailbus_demo.ledger.accounts import BookAccount
 from hailbus_demo.ledger.draw import Ledger, SoFar, draw_up
 from hailbus_demo.ledger.gather import Gatherer, Sources
-from hailbus_demo.ledger.model import FINDINGS_SHOWN
+from hailbus_demo.ledger.model import FINDINGS_SHOWN, Unread
 
 log = logging.getLogger("hailbus_demo.auditor")
 
@@ -233,6 +233,9 @@ async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
         ledger = shortened(so_far.settle(draw_up(accounts), now_s=before.calm_s))
         took_s = time.monotonic() - began
         pipe.send(Round(ledger=ledger, took_s=took_s, cpu_s=time.process_time()))
+        if isinstance(accounts.log, Unread):  # a client that lost its way is not trusted with the next round
+            await gatherer.close()
+            gatherer = Gatherer(sources)
         await asyncio.sleep(max(SHORTEST_PAUSE_S, took_s))
 
 
