@@ -4,8 +4,8 @@ The auditor's process reads the log, the databases and the event logger's file b
 this process, which hands it over when asked. The auditor runs at the lowest priorities: where the run needs all
 processors the auditor falls behind, and the run does not.
 
-An auditor that reads on never sees again what it has read. When the broker has been started again, the auditor begins
-anew with an empty memory: what a restart lost or changed is what an auditor must see.
+An auditor that reads on never sees again what it has read. When the broker has been started again, another auditor
+begins with an empty memory: what a restart lost or changed is what an auditor must see.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ while it works, which it does at most half of the time: 3 to 4 % of what the run
 SHORTEST_PAUSE_S: Final = 1.0
 LOOKS_AGAIN_AFTER_S: Final = 0.5
 LOOKS_EVERY_S: Final = 0.5
-BEGINS_AGAIN_AFTER_S: Final = 5.0
+BEGINS_AGAIN_AFTER_S: Final = 1.0
 ENDS_WITHIN_S: Final = 2.0
 PR_SET_PDEATHSIG: Final = 1
 
@@ -161,8 +161,13 @@ class Auditor:
             ours.close()
 
     async def _watch(self) -> None:
+        known = self._broker_life()
         while True:
             self._clock.look(time.monotonic())
+            life = self._broker_life()
+            if life is not None and life != known:
+                known = life
+                self._end()  # its round waits half a minute for a broker that is gone; the next process reads anew
             await asyncio.sleep(LOOKS_EVERY_S)
 
     async def _moment(self, *, with_book: bool) -> Moment:
