@@ -262,11 +262,11 @@ class _Run:
         auditor.start()
         try:
             async with self.screen, driver_apps(bus) as locations:
-                await self._play(figures, booking, advice, locations, scene)
+                world = await self._play(figures, booking, advice, locations, scene)
                 if lake_start is not None:
                     # Whoever stops early still gets the ledger, and the lake is a part of it.
                     await self._unless_insisted(lake_start, lost="no ledger was drawn up")
-                code = await self._settle_accounts(plan, figures, watch, auditor)
+                code = await self._settle_accounts(plan, figures, watch, auditor, world)
         finally:
             await auditor.stop()
             writer.cancel()
@@ -341,7 +341,8 @@ class _Run:
 
     async def _play(
         self, figures: Figures, booking: SureClient, advice: RecommenderClient, locations: LocationFeed, scene: Scene
-    ) -> None:
+    ) -> World:
+        """Play the rides until they have ended or somebody asks to stop; return who played them."""
         options, stage = self.options.rides, figures.stage
         every_ms, busy = report_every(options.speed, options.location_every_s)
         world = World(
@@ -396,6 +397,7 @@ class _Run:
             self.screen.say(describe(self.source.files.counts))
             if self.source.files.counts.rejected:
                 self.screen.say(f"rejected rows are in {self.data_dir.rejects}")
+        return world
 
     def _disturber(self, scene: Scene, figures: Figures) -> Chaos | Saboteur | None:
         """Return who disturbs the run, if it was asked for."""
@@ -434,11 +436,14 @@ class _Run:
         except TimeoutError:
             return
 
-    async def _settle_accounts(self, plan: AuditPlan, figures: Figures, watch: Watch, auditor: Auditor) -> int:
+    async def _settle_accounts(
+        self, plan: AuditPlan, figures: Figures, watch: Watch, auditor: Auditor, world: World
+    ) -> int:
         try:
             behind, caught_up_at = await self._unless_insisted(
                 asyncio.create_task(catch_up(plan, watch)), lost="no ledger was drawn up"
             )
+            await world.recheck()
             lake_dir = plan.sources.lake_dir
             if lake_dir is not None:
                 behind |= await self._finish_lake(lake_dir, watch)

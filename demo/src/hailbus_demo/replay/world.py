@@ -204,6 +204,17 @@ class World:
         if status != 200:
             raise GaveUpError(f"booking refused to move its clock with {status}: {body}")
 
+    async def recheck(self) -> None:
+        """Have every rider whose ride is under way look at it once more.
+
+        When a run is stopped, nobody asks any more, and booking's timers may end a ride without its rider knowing.
+        """
+        waiting = sorted(self.rides)
+        for i in range(0, len(waiting), POLL_IDS):
+            ids = "&".join(f"ride_id={ride_id}" for ride_id in waiting[i : i + POLL_IDS])
+            for body in (await self.booking.get(f"/rides?limit={POLL_IDS}&{ids}"))["rides"]:
+                self.book.note_ride(body)
+
     def _begin(self, plan: Plan) -> tuple[int, Action]:
         match plan:
             case RidePlan():
