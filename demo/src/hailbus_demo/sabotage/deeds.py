@@ -457,7 +457,8 @@ def _equal(**values: str | int) -> Any:  # Any: pyiceberg's expression, whose ty
     """Return the rows in which every named column has its value, as an Iceberg expression."""
     from pyiceberg.expressions import AlwaysTrue, And, EqualTo
 
+    equal: Any = EqualTo
     found: Any = AlwaysTrue()
     for column, value in values.items():
-        found = And(found, EqualTo(column, value))  # type: ignore[call-arg, misc]  # pydantic reads it as a model's field
+        found = And(found, equal(column, value))
     return found

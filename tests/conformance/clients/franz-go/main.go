@@ -692,12 +692,19 @@ func admin(ctx context.Context, bootstrap string) error {
 	if response, _ := adm.UpdatePartitions(ctx, 2, topic); response.Error() == nil {
 		return errors.New("fewer partitions were not refused")
 	}
-	topics, err := adm.ListTopics(ctx, topic)
-	if err != nil {
-		return err
-	}
-	if got := len(topics[topic].Partitions); got != 5 {
-		return fmt.Errorf("%d partitions, want 5", got)
+	// Apache Kafka answers a moment before its metadata shows the new partitions.
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		topics, err := adm.ListTopics(ctx, topic)
+		if err != nil {
+			return err
+		}
+		got := len(topics[topic].Partitions)
+		if got == 5 {
+			break
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%d partitions, want 5", got)
+		}
 	}
 	if response, err := adm.DeleteTopics(ctx, topic); err != nil || response.Error() != nil {
 		return fmt.Errorf("deleting: %v %v", err, response.Error())
