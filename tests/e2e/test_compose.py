@@ -170,15 +170,17 @@ def requested(system: System) -> int:
 def lake_report(system: System) -> str:
     """Wait until the lake holds all that the broker has, and return its own proof."""
     container = system.container("lake")
-    text = ""
+    text = errors = ""
 
     def is_complete() -> bool:
-        nonlocal text
-        code, output = container.exec_run(
-            ["lake", "verify", "--full", "--bootstrap", "broker:29092", "--json"], stderr=False
-        )
-        text = output.decode()
+        nonlocal text, errors
+        command = ["lake", "verify", "--full", "--bootstrap", "broker:29092", "--json"]
+        code, (output, error) = container.exec_run(command, demux=True)
+        text, errors = (output or b"").decode(), (error or b"").decode()
         return bool(code == 0)
 
-    wait_for("the lake to be complete", is_complete, 300)
+    try:
+        wait_for("the lake to be complete", is_complete, 300)
+    except AssertionError as late:
+        raise AssertionError(f"{late}: {text[:3000]}\n{errors[-3000:]}") from None
     return text
