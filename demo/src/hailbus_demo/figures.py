@@ -103,7 +103,7 @@ class Figures:
     groups: dict[str, Mapping[str, int]] = field(default_factory=dict)
     ledger: Ledger | None = None
     so_far: bool = True
-    """Whether the ledger is one of a run that goes on."""
+    """Whether the ledger was drawn up during the run."""
     audit: Audit = field(default_factory=Audit)
     sabotage: Sabotage | None = None
     rides_before: int = 0

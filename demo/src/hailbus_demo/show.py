@@ -148,7 +148,7 @@ def plain_line(state: dict[str, Any]) -> str:
 
 
 def so_far(state: dict[str, Any]) -> str:
-    """Return the verdict of a run that goes on."""
+    """Return the verdict during a run."""
     if not state["lines"]:
         return "-"
     wrong = [line["name"] for line in state["lines"] if line["verdict"] == "disagrees"]

@@ -44,7 +44,6 @@ class BatchRunner:
         """The handler waits for its batch to become full."""
         self._current: frozenset[TopicPartition] = frozenset()
         self.task: asyncio.Task[None] | None = None
-        self._cancelled = False
 
     def start(self) -> None:
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"hailbus-batch-{self._subscription.name}")

@@ -85,7 +85,7 @@ class Controller:
     ) -> NewTopic:
         """Decide about a new topic.
 
-        A coordinator's topic is compacted whoever creates it, unless a client explicitly asks for something else:
+        A coordinator's topic is compacted unless the client that creates it explicitly asks for something else:
         retention would take committed offsets and open transactions away.
 
         Args:

@@ -655,7 +655,7 @@ class PartitionLog:
         self._first_paths.add(path)
 
     def retry_sync(self, pending: PendingSync) -> None:
-        """Take back a sync that could not be run for want of file descriptors: the next one covers it."""
+        """Take back a sync that failed because no file descriptor was free. The next sync covers it."""
         self._dirty_files.update(pending.files)
         self._first_paths.update(pending.paths)
         self._first_directories.update(pending.directories)

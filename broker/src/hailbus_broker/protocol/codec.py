@@ -294,7 +294,7 @@ class _Decoders(_Generator):
                 "p += 1",
                 "if n > 127:",
                 f" n, p = read_uvarint(v, p - 1, {end})",
-                # An older version could not hold it: whoever stores or sends it on in one would fail.
+                # An older version cannot hold it: storing or forwarding it in that version would fail.
                 *(
                     [f" if n > {MAX_STRING_BYTES + 1}: raise too_long({label!r}, n - 1, p)"]
                     if field.kind == "string"

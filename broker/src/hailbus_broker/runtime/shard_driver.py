@@ -95,7 +95,7 @@ class ShardDriver:
         return bool(outcome.replies)
 
     def _write(self, outcome: Outcome) -> ErrorCode:
-        """Append an outcome's records and replay them; the code is what clients are told when nothing was written."""
+        """Append an outcome's records and replay them. Return the error code for clients if nothing was written."""
         if not outcome.records:
             return ErrorCode.NONE
         try:

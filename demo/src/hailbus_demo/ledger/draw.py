@@ -41,7 +41,7 @@ def draw_up(accounts: Accounts) -> Ledger:
 
 
 class SoFar:
-    """The ledger of a run that goes on: a disagreement counts when it stayed the same for `grace_s` seconds.
+    """The ledger during a run: a disagreement counts once it has stayed the same for `grace_s` seconds.
 
     Accounts that are read while the system works are of slightly different moments, so they disagree for a moment all
     the time: booking has committed what the relay has not published yet. Such a finding is gone, or reads otherwise,

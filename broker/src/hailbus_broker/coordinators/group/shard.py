@@ -875,7 +875,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         group.leader = value.leader
         recorded = {member.member_id: member for member in value.members}
         if group.leader not in recorded:
-            group.leader = None  # whoever joins first leads
+            group.leader = None  # the first member that joins becomes the leader
         for member_id in [key for key in group.members if key not in recorded]:
             del group.members[member_id]
         for member_id, entry in recorded.items():

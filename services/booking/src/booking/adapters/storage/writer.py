@@ -163,7 +163,7 @@ class Writer:
         return "the writer has ended unexpectedly"
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Answer whoever still waits when the task has ended, for whatever reason."""
+        """Fail the requests that still wait when the task has ended."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("writer_ended", exc_info=error)
         stale, self._queue = list(self._queue), deque()
@@ -231,18 +231,14 @@ class Writer:
         error = await self._attempt(batch)
         if error is None:
             return
-        if isinstance(error, UnavailableError):
+        if len(batch) == 1 or isinstance(error, UnavailableError):
             _fail(batch, error)
             await self._recover()
             return
-        if len(batch) > 1:
-            await self._recover(batch)
-            for item in batch:
-                if not item.done.done():
-                    await self._settle([item])
-            return
-        _fail(batch, error)
-        await self._recover()
+        await self._recover(batch)
+        for item in batch:
+            if not item.done.done():
+                await self._settle([item])
 
     async def _attempt(self, batch: Sequence[_Request | _Consumption]) -> Exception | None:
         """Do a batch; return why it failed: `UnavailableError` for the database, anything else is a fault of ours."""
