@@ -9,7 +9,8 @@ import pytest
 from booking.adapters.storage.database import ADVISORY_LOCK
 from booking.app.story import derived_id
 from hailbus.database import create_engine
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import InterfaceError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.integration.booking.conftest import DROPOFF, PICKUP, Client, StartBooking
@@ -75,6 +76,28 @@ async def test_a_request_that_the_database_refuses_fails_alone(
         assert (await booking.raw("/quotes", QUOTE, key="before")).content == answers[0].content
         await free(engine, taken)
         assert (await booking.post(cancel, body, key="culprit"))["state"] == "cancelled"
+
+
+async def test_a_failed_rollback_does_not_hide_that_a_statement_was_refused(
+    start_booking: StartBooking, engine: AsyncEngine
+) -> None:
+    async with start_booking() as booking:
+        ride = await booking.ride()
+        taken = derived_id(ride["ride_id"], ride["seq"] + 1, "ride.cancelled")
+        await occupy(engine, taken)
+        failed: list[object] = []
+
+        def fail(connection: object) -> None:
+            failed.append(connection)
+            event.remove(Engine, "rollback", fail)
+            raise InterfaceError("ROLLBACK", None, Exception("another operation is in progress"))
+
+        event.listen(Engine, "rollback", fail)
+        cancel = f"/rides/{ride['ride_id']}/cancel"
+        assert (await booking.raw(cancel, {"by": "rider", "reason": "late"})).status_code == 500
+        assert len(failed) == 1
+        await until_ready(booking)
+        assert (await booking.raw("/quotes", QUOTE)).status_code == 201
 
 
 async def test_a_stored_row_that_makes_no_sense_is_waited_for(start_booking: StartBooking, engine: AsyncEngine) -> None:

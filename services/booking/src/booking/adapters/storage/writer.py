@@ -7,7 +7,8 @@ without load a request is alone in its own. Nobody gets an answer before its com
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
@@ -197,7 +198,7 @@ class Writer:
         """Apply consumed events once: each command with the id of its event and its time.
 
         Returns:
-            The ids of events that cannot be applied, each with the reason. They leave no trace, and others go on.
+            The ids of events that cannot be applied, each with the reason. They leave no trace; the others are applied.
 
         Raises:
             UnavailableError: As `post`.
@@ -245,10 +246,10 @@ class Writer:
         try:
             await self._do(batch)
         except REFUSED_STATEMENT as error:
-            log.error("statement_refused", requests=len(batch), error=str(error).partition("\n")[0])
+            log.error("statement_refused", requests=len(batch), error=_first_line(error))
             return error
         except (DBAPIError, OSError) as error:
-            log.warning("batch_failed", requests=len(batch), error=str(error).partition("\n")[0])
+            log.warning("batch_failed", requests=len(batch), error=_first_line(error))
             return UnavailableError("the database failed; send the same request again")
         except Exception as error:
             log.exception("batch_broke", requests=len(batch))
@@ -264,7 +265,7 @@ class Writer:
         failed: list[tuple[asyncio.Future[Any], Exception]] = []
         new_answers: list[StoredAnswer] = []
         wall = self._wall()
-        async with self._outbox.turn, connection.begin():
+        async with self._outbox.turn, _transaction(connection):
             known = dict(await self._answers.find(connection, [item.key for item in requests]))
             fresh_by_item: dict[int, set[str]] = {}
             wanted: list[Needs] = []
@@ -447,7 +448,7 @@ class Writer:
         """Load the world again from what is stored, and retry until that succeeds or the writer stops.
 
         Memory is not trusted after a failure. Whatever the reason for which the world cannot be loaded (the database is
-        away, its lock is still held by the session that died, a stored row makes no sense), the writer goes on trying.
+        away, its lock is still held by the session that died, a stored row makes no sense), the writer keeps trying.
 
         Args:
             undecided: Requests to be done after the recovery; like those in the queue, they fail if it takes longer
@@ -470,6 +471,29 @@ class Writer:
                 delay_s = min(2 * delay_s, RELOAD_DELAY_MAX_S)
             else:
                 return
+
+
+@asynccontextmanager
+async def _transaction(connection: AsyncConnection) -> AsyncIterator[None]:
+    """Commit, or roll back and raise what went wrong.
+
+    With `connection.begin()` a rollback that fails replaces the error that says what went wrong: SQLAlchemy runs both
+    in greenlets, which do not chain exceptions. Callers disconnect after any error, which rolls back for certain.
+    """
+    transaction = await connection.begin()
+    try:
+        yield
+    except BaseException:
+        try:
+            await transaction.rollback()
+        except (SQLAlchemyError, OSError) as error:
+            log.warning("rollback_failed", error=_first_line(error))
+        raise
+    await transaction.commit()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _fail(batch: Sequence[_Request | _Consumption], error: Exception) -> None:
