@@ -137,21 +137,16 @@ class BookingAccount:
 
 
 @dataclass(slots=True, kw_only=True)
-class InboxAccount:
-    """What a consumer claimed: one entry per row of its inbox, in columns."""
+class _EventColumns:
+    """Events with their partition and offset, in columns: a run has millions. `place` is an index of `places`."""
 
-    consumer: str
     ids: list[PackedId] = field(default_factory=list)
     places: list[Partition] = field(default_factory=list)
     place: array[int] = field(default_factory=lambda: array("H"))
     offset: array[int] = field(default_factory=lambda: array("q"))
-    applied_ms: array[int] = field(default_factory=lambda: array("q"))
-    seen: Counter[str] = field(default_factory=Counter)
-    rows: Counter[str] = field(default_factory=Counter)
     _index: dict[Partition, int] = field(default_factory=dict)
 
-    def add(self, event_id: str, topic: str, partition: int, offset: int, seen: int, applied_ms: int) -> None:
-        """Take a row."""
+    def _add_event(self, event_id: str, topic: str, partition: int, offset: int) -> None:
         place = (topic, partition)
         index = self._index.get(place)
         if index is None:
@@ -160,6 +155,20 @@ class InboxAccount:
         self.ids.append(pack_id(event_id))
         self.place.append(index)
         self.offset.append(offset)
+
+
+@dataclass(slots=True, kw_only=True)
+class InboxAccount(_EventColumns):
+    """What a consumer claimed: one entry per row of its inbox, in columns."""
+
+    consumer: str
+    applied_ms: array[int] = field(default_factory=lambda: array("q"))
+    seen: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+
+    def add(self, event_id: str, topic: str, partition: int, offset: int, seen: int, applied_ms: int) -> None:
+        """Add a row."""
+        self._add_event(event_id, topic, partition, offset)
         self.applied_ms.append(applied_ms)
         self.seen[topic] += seen
         self.rows[topic] += 1
@@ -193,31 +202,19 @@ class RecommenderAccount:
 
 
 @dataclass(slots=True, kw_only=True)
-class JournalAccount:
+class JournalAccount(_EventColumns):
     """The event logger's file, one entry per line, in columns. `value` is the hash of the data; see `log.value_hash`.
 
     `keys` has the key of each record of a compacted topic, by place and offset.
     """
 
-    ids: list[PackedId] = field(default_factory=list)
-    places: list[Partition] = field(default_factory=list)
-    place: array[int] = field(default_factory=lambda: array("H"))
-    offset: array[int] = field(default_factory=lambda: array("q"))
     value: array[int] = field(default_factory=lambda: array("q"))
     keys: dict[tuple[str, int, int], str] = field(default_factory=dict)
     broken: list[tuple[int, str]] = field(default_factory=list)
-    _index: dict[Partition, int] = field(default_factory=dict)
 
     def add(self, event_id: str, topic: str, partition: int, offset: int, value: int) -> None:
-        """Take a line."""
-        place = (topic, partition)
-        index = self._index.get(place)
-        if index is None:
-            index = self._index[place] = len(self.places)
-            self.places.append(place)
-        self.ids.append(pack_id(event_id))
-        self.place.append(index)
-        self.offset.append(offset)
+        """Add a line."""
+        self._add_event(event_id, topic, partition, offset)
         self.value.append(value)
 
 
@@ -254,7 +251,7 @@ class Accounts:
         restarted: Names of processes that were restarted, `None` when nobody counted: they may publish an event again.
         moved: What changed while the accounts were read, as sentences; empty when everything stood still.
         read_at_ms: Unix milliseconds when the accounts were read: what is older than its topic's retention may be gone.
-        so_far: Whether the run goes on: lines that only the end decides are shown.
+        so_far: Whether the run is unfinished: lines that only the end decides are shown.
     """
 
     log: LogAccount | Unread
