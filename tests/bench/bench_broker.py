@@ -183,7 +183,7 @@ def delete(broker: Broker, topic: str) -> None:
     """Delete a topic and wait until its files are gone, so that the next one is written to memory in use.
 
     In a virtual machine that touches memory for the first time the host's work for it, up to 2 s per GB, counts as the
-    CPU time of whoever writes.
+    CPU time of the writer.
     """
     admin = AdminClient(client_of(broker))  # alive until the answer has come
     admin.delete_topics([topic])[topic].result()

@@ -132,7 +132,7 @@ def maintain(
         float, typer.Option(min=0, help="Only snapshots older than this many hours expire.")
     ] = 24.0,
 ) -> None:
-    """Join small files and drop old snapshots. Starts Spark; lake-sink may go on running."""
+    """Join small files and drop old snapshots. Starts Spark; lake-sink may keep running."""
     from analytics_spark.jobs.maintain import maintain as run
     from analytics_spark.render import show_rows
 

@@ -1,4 +1,4 @@
-"""Draws up the ledger again and again while the run goes on, in a process of its own that gives way to all others.
+"""Draws up the ledger again and again during the run, in a process of its own that gives way to all others.
 
 The auditor's process reads the log, the databases and the event logger's file by itself. Only the riders' book is in
 this process, which hands it over when asked. The auditor runs at the lowest priorities: where the run needs all
@@ -182,7 +182,7 @@ class Auditor:
 
 
 def copied(book: BookAccount) -> BookAccount:
-    """Return the book as it is now: the riders go on while it is sent."""
+    """Return the book as it is now: the riders continue while it is sent."""
     return replace(
         book,
         rides=dict(book.rides),

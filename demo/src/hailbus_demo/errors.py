@@ -6,4 +6,7 @@ class UsageError(Exception):
 
 
 class RunFailedError(Exception):
-    """The run cannot go on; the message says why, with the last words of whoever failed. The command exits with 1."""
+    """The run cannot continue. The message says why, with the last log lines of the process that failed.
+
+    The command exits with 1.
+    """

@@ -175,7 +175,7 @@ class Figures:
 
     @property
     def balanced(self) -> bool | None:
-        """The verdict. While the run goes on there is only one against it: whether it balances, the end decides."""
+        """The verdict. During the run it is either unbalanced or undecided: only the end shows whether it balances."""
         if self.ledger is None:
             return None
         if self.so_far:

@@ -115,7 +115,7 @@ async def play_against(
             )
             adopted = await world.adopt()
             if adopted:
-                screen.say(f"{adopted} rides were under way: they go on")
+                screen.say(f"{adopted} rides were under way and continue")
             figures.timings.first_ride = time.monotonic()
             book.begin()
             playing = asyncio.create_task(world.play(source.plans()))

@@ -21,7 +21,7 @@ class RideSource:
     Args:
         options: What was asked for.
         data_dir: Where rejected rows are kept.
-        clock_ms: The event time that the city has reached; the simulator goes on from there.
+        clock_ms: The event time that the city has reached; the simulator continues from there.
 
     Raises:
         UsageError: The file or folder cannot be read, or its rides lie before the city's clock.

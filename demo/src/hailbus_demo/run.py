@@ -264,7 +264,7 @@ class _Run:
             async with self.screen, driver_apps(bus) as locations:
                 world = await self._play(figures, booking, advice, locations, scene)
                 if lake_start is not None:
-                    # Whoever stops early still gets the ledger, and the lake is a part of it.
+                    # A run that is stopped early still gets its ledger, and the lake is a part of it.
                     await self._unless_insisted(lake_start, lost="no ledger was drawn up")
                 code = await self._settle_accounts(plan, figures, watch, auditor, world)
         finally:
@@ -357,7 +357,7 @@ class _Run:
         )
         if self.continues:
             adopted = await world.adopt()
-            self.screen.say(f"run {self.state.run} goes on from the last one: {adopted} rides were under way")
+            self.screen.say(f"run {self.state.run} continues the last one: {adopted} rides were under way")
         figures.phase = "running"
         self.timings.first_ride = time.monotonic()
         disturber = self._disturber(scene, figures)

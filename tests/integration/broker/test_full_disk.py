@@ -1,4 +1,4 @@
-"""A broker whose disk is full: it says so, keeps what it acknowledged, and goes on serving what it can."""
+"""A broker whose disk is full: it says so, keeps what it acknowledged, and still serves what it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk fails under a running broker: the directory goes offline, nothing acknowledged is lost, reading goes on."""
+"""The disk fails under a running broker: the directory goes offline, nothing acknowledged is lost, reads continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A city that is rebuilt from its rows, wherever the process died, goes on as if nothing had happened."""
+"""A city that is rebuilt from its rows, wherever the process died, continues as if nothing had happened."""
 
 import itertools
 import json

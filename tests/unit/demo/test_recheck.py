@@ -1,4 +1,4 @@
-"""What riders learn of a ride that goes on after the run was stopped."""
+"""What riders learn of a ride that continues after the run was stopped."""
 
 from typing import Any, cast
 

@@ -83,7 +83,7 @@ class Gatherer:
         """Return the accounts of this moment.
 
         Args:
-            so_far: Whether the run goes on: then the lake and the dead letters' contents are left out.
+            so_far: Whether the run is unfinished: then the lake and the dead letters' contents are left out.
         """
         sources = self.sources
         before = await self._moment()

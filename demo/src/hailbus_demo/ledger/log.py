@@ -111,8 +111,9 @@ class LogReader:
         rows: Event id → row of the first record that carries it.
         repeats: Rows of records whose event id was there before.
         broken: What is no event, or not what its topic or key says.
-        rides: Ride id → its steps in the order of the log; `quotes`, `drivers`, `cells` likewise; `payments` by ride.
-        served: Recommendation id → step; `chosen` likewise.
+        rides: Ride id → its steps in the order of the log; `quotes`, `drivers` and `cells` map the same way.
+        payments: By ride.
+        served: Recommendation id → step, as does `chosen`.
         forecasts: Every forecast.
         timers: Every timer.
         positions: For each position report, a hash of who was where when, see `position_hash`; `position_rows` are

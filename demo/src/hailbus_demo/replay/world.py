@@ -558,7 +558,7 @@ def report_every(speed: float | None, asked_s: float | None) -> tuple[int, bool]
 
 
 def _plan_of(body: Any) -> RidePlan:
-    """Return a plan for a ride that an earlier run left under way: it goes on without incident."""
+    """Return a plan for a ride that an earlier run left under way: it ends without incident."""
     requested_ms = _ms(body["requested_at"])
     return RidePlan(
         key=f"adopted-{body['ride_id']}",

@@ -1,4 +1,4 @@
-"""The data directory: what runs leave in it, who may use it, and whether a new run may go on from it."""
+"""The data directory: what runs leave in it, who may use it, and whether a new run may continue from it."""
 
 from __future__ import annotations
 

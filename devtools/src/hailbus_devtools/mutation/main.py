@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="mutate",
         description="Change the code that decides, one place at a time, and see whether a test fails. "
-        "An interrupted run goes on where it stopped when it is started again with the same seed.",
+        "Start an interrupted run again with the same seed to resume it.",
     )
     parser.add_argument("path", nargs="?", help="a package, or a file or folder with modules of one (default: all)")
     parser.add_argument("--seed", type=int, help="chooses the mutants (default: a new one, which is printed)")

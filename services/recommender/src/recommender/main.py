@@ -42,7 +42,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     city = City()
 
     async def learn(batch: Batch[Event]) -> None:
-        # Memory follows the commit without a pause between: whoever asks next sees what is stored.
+        # Memory follows the commit without a pause between: the next request sees what is stored.
         for fact in await store.apply(batch.items, facts_of):
             city.apply(fact)
 

@@ -258,7 +258,7 @@ def _letters(accounts: Accounts) -> Judgement:
 
 def _still(accounts: Accounts) -> Judgement:
     if accounts.so_far:
-        return Judgement(agreement="the run goes on", shown=True)
+        return Judgement(agreement="the run has not ended", shown=True)
     if accounts.moved:
         return Judgement(unchecked="the accounts are of different moments, as " + "; ".join(accounts.moved))
     return Judgement(agreement="nothing was published, committed or applied while the accounts were read")

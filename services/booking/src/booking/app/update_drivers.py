@@ -36,7 +36,7 @@ class UpdateDrivers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveClock:
-    """Nothing happens but that time goes on."""
+    """Advance the clock, and do nothing else."""
 
     def needs(self) -> Needs:
         """Nothing."""

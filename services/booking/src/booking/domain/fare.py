@@ -5,7 +5,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Final
 
 MULTIPLIER_RANGE: Final = (0.5, 20.0)
-"""What a multiplier can be; anything else is a mistake of whoever says it."""
+"""The multipliers that are accepted; any other is the sender's mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

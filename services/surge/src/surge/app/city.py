@@ -109,7 +109,7 @@ class City:
     """Windows, prices and forecasts of one city, with the rows that it can be rebuilt from.
 
     Everything is a deterministic function of the facts: a city that is restored from its rows and hears some facts
-    again goes on exactly as the one before. Three kinds of rows hold it:
+    again continues exactly as the one before. Three kinds of rows hold it:
 
     - `demand/…` and `supply/…`: who was seen in a minute, by cell or by share of the drivers; newest values only, so
       that rows that were written by half before a crash are completed by hearing the facts again.

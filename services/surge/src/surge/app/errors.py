@@ -2,4 +2,4 @@
 
 
 class WorkerError(Exception):
-    """The worker cannot go on; the text says what to do."""
+    """The worker cannot continue; the text says what to do."""

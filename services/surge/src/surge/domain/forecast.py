@@ -6,7 +6,7 @@ much each of these views was worth lately (`Blend`: a ridge regression that runs
 mean it puts negative binomial quantiles whose dispersion it estimates from its own errors.
 
 All arrays have one column per cell; columns are only ever appended. The model is a deterministic function of the counts
-it was given, so whoever keeps the counts can rebuild it.
+it was given, so the owner of the counts can rebuild it.
 """
 
 from collections import deque

@@ -81,7 +81,7 @@ class Watermark:
         self._heard_at[partition] = self._sign(now_ms)
 
     def restore(self, newest: Mapping[Hashable, int], *, floor_ms: int | None) -> None:
-        """Go on from what an earlier process had seen; `floor_ms` is how far time had come."""
+        """Continue from what an earlier process had seen; `floor_ms` is how far time had come."""
         for partition, event_ms in newest.items():
             self._newest[partition] = max(event_ms, self._newest.get(partition, event_ms))
         if floor_ms is not None:

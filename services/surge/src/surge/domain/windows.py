@@ -26,7 +26,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quoted:
-    """A rider was shown a fare. Whoever accepts it makes a request in the same cell, which outweighs the quote."""
+    """A rider was shown a fare. A rider who accepts it makes a request in the same cell, which outweighs the quote."""
 
     at_ms: int
     cell: str

@@ -205,7 +205,7 @@ def add_routes(api: APIRouter, store: Store, clock: ServiceClock) -> None:
     @api.post(
         "/clock",
         tags=["clock"],
-        summary="Let time go on",
+        summary="Advance the clock",
         response_model=schemas.ClockView,
         responses=documented(*_POSTED),
     )

@@ -379,7 +379,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
     @api.post(
         "/clock",
         tags=["clock"],
-        summary="Let time go on",
+        summary="Advance the clock",
         response_model=schemas.ClockView,
         responses=documented(*_POSTED),
     )

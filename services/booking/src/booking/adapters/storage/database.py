@@ -48,7 +48,7 @@ class Ownership:
             self._file = lock
 
     async def leave(self, connection: AsyncConnection) -> None:
-        """End the connection together with its lock: back in the pool, its session would go on holding it.
+        """End the connection together with its lock: back in the pool, its session would keep it.
 
         Works on a broken connection as well; PostgreSQL then keeps the lock until it notices that the session is gone.
         """

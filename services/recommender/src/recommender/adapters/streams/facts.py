@@ -19,7 +19,7 @@ _POOL_EVENTS: Final[tuple[type[Event], ...]] = (RideRequested, RideCancelled, Ri
 
 @runtime_checkable
 class CompletedJourney(Protocol):
-    """What an event must tell to be learned from, whoever publishes it."""
+    """The fields that an event must have to be learned from, of any publisher."""
 
     rider_id: str
     pickup: LatLng

@@ -313,7 +313,7 @@ class SurgeWorker:
     # ------------------------------------------------------------------------------------------------ loop
 
     async def run(self) -> None:
-        """Settle what comes, close minutes as event time goes on; returns after `finish`."""
+        """Settle records and close minutes as event time advances; return after `finish`."""
         await self._recovered.wait()
         self._load()
         await self._find_offsets()
@@ -352,7 +352,7 @@ class SurgeWorker:
         )
 
     async def _find_offsets(self) -> None:
-        """Learn where the group goes on, so that a hole right at the beginning is noticed too."""
+        """Learn where the group resumes, so that a hole right at the beginning is noticed too."""
         starts = await self._admin.start_offsets(SOURCES)
         committed = await self._admin.committed(self._settings.group)
         for tp, start in starts.items():
