@@ -135,7 +135,7 @@ class ClusterAdmin:
 
         Of a Kafka cluster only; an in-memory bus has no coordinator to ask.
         """
-        from hailbus._transport.kafka import KafkaAdmin
+        from hailbus._transport.kafka_admin import KafkaAdmin
 
         admin = await self._started()
         assert isinstance(admin, KafkaAdmin), "an in-memory bus has no group coordinator"

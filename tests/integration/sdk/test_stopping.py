@@ -23,7 +23,7 @@ from hailbus import (
     Topic,
 )
 from hailbus import transactional as transactional_module
-from hailbus._transport import kafka
+from hailbus._transport import cluster
 from hailbus.delivery import Promise
 from hailbus_broker.testing import ApiKey, Fault, RunningBroker, running_broker
 
@@ -103,7 +103,7 @@ async def test_nothing_is_left_by_a_stop_without_broker(
 async def test_nothing_is_left_by_a_stop_beside_a_broker_that_does_not_answer(
     api: ApiKey, until: Until, open_connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka, "STOP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(cluster, "STOP_TIMEOUT_S", 0.5)
     async with running_shop(AtLeastOnce()) as shop:
         await until(shop.all_is_committed)
         silence = shop.broker.fail(Fault(api=api, delay_s=60.0, times=100))

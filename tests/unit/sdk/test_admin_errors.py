@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiokafka import errors as kafka_errors
 from hailbus import BrokerUnreachableError, ConfigurationError, HailbusError, KafkaBus, Topic
-from hailbus._transport.kafka import KafkaAdmin
+from hailbus._transport.kafka_admin import KafkaAdmin
 
 
 class Broken:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hailbus import KafkaBus
-from hailbus._transport.kafka import KafkaConsumer
+from hailbus._transport.aiokafka_consumer import AiokafkaConsumer
 
 
 class Client:
@@ -15,6 +15,7 @@ class Client:
     def __init__(self, known: dict[str, set[int]]) -> None:
         self.known, self.asked = known, 0
         self._client = self
+        self._conns: dict[object, object] = {}
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         return self.known.get(topic)
@@ -26,8 +27,8 @@ class Client:
         return {}
 
 
-def consumer(client: Client, *, group: str | None) -> KafkaConsumer:
-    found = KafkaConsumer(
+def consumer(client: Client, *, group: str | None) -> AiokafkaConsumer:
+    found = AiokafkaConsumer(
         KafkaBus(bootstrap_servers="127.0.0.1:9"),
         client_id="x",
         group=group,
@@ -36,11 +37,11 @@ def consumer(client: Client, *, group: str | None) -> KafkaConsumer:
         listener=None,
         read_committed=True,
     )
-    found._client = client
+    found._started = client
     return found
 
 
-async def poll(member: KafkaConsumer) -> None:
+async def poll(member: AiokafkaConsumer) -> None:
     assert await member.poll(timeout_s=0.0, max_records=1) == {}
 
 

@@ -1,4 +1,4 @@
-"""What the SDK needs of a Kafka client: the ports. `_transport.kafka` and `hailbus.testing` stand behind them."""
+"""The ports: what the SDK needs of a Kafka client. `KafkaBus` and `hailbus.testing.MemoryBus` implement them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol
 
+from hailbus.errors import DeliveryError
 from hailbus.event import Topic
 from hailbus.partitioner import Partitioner
 
@@ -22,6 +23,8 @@ __all__ = [
     "TopicDescription",
     "TopicPartition",
     "TransportBrokenError",
+    "all_or_raise",
+    "record_bytes",
 ]
 
 Start = Literal["earliest", "latest"]
@@ -63,8 +66,56 @@ class TransportBrokenError(Exception):
     """This consumer or producer cannot go on; a new one may."""
 
 
+def all_or_raise(outcomes: Sequence[int | DeliveryError]) -> Sequence[int]:
+    """The offsets that `Producer.send_each` returned.
+
+    Raises:
+        DeliveryError: The first record that was refused.
+    """
+    offsets = []
+    for outcome in outcomes:
+        if isinstance(outcome, DeliveryError):
+            raise outcome
+        offsets.append(outcome)
+    return offsets
+
+
+BATCH_HEADER_BYTES = 61
+MAX_MESSAGE_BYTES = 1_048_588
+"""Kafka's default of `max.message.bytes`."""
+
+
+def record_bytes(record: Outgoing) -> int:
+    """Size of a batch (format v2, uncompressed) that holds this record alone: what `max.message.bytes` limits."""
+    key, value, headers = record
+    # Attributes, timestamp delta and offset delta take one byte each in the first record of a batch.
+    size = 3 + _field_bytes(key) + _field_bytes(value) + _varint_bytes(len(headers))
+    for name, content in headers:
+        size += _field_bytes(name.encode()) + _field_bytes(content)
+    return BATCH_HEADER_BYTES + _varint_bytes(size) + size
+
+
+def _field_bytes(field: bytes | None) -> int:
+    return 1 if field is None else _varint_bytes(len(field)) + len(field)
+
+
+def _varint_bytes(number: int) -> int:
+    """Bytes of a non-negative number as a zigzag varint."""
+    return max((2 * number).bit_length() + 6, 7) // 7
+
+
 class Producer(Protocol):
     """Writes records. Retries what can be retried for as long as it is awaited."""
+
+    @property
+    def unreachable_since_s(self) -> float | None:
+        """When the producer lost its last broker, on the event loop's clock; None while a broker is connected."""
+        ...
+
+    @property
+    def retried_count(self) -> int:
+        """How often the producer has sent records again."""
+        ...
 
     async def start(self) -> None:
         """Connect. Raises `BrokerUnreachableError` after the bus's connect timeout."""
@@ -86,7 +137,15 @@ class Producer(Protocol):
         """Write records in this order and return their offsets, once they are acknowledged.
 
         Raises:
-            DeliveryError: It cannot be done; the records before the failing one may have been written.
+            DeliveryError: At least one record was refused; the others may have been written.
+        """
+        ...
+
+    async def send_each(self, topic: str, partition: int, records: Sequence[Outgoing]) -> Sequence[int | DeliveryError]:
+        """Write records in this order; the offset of each that was acknowledged, the error of each that was refused.
+
+        A record that is refused for good does not affect its neighbours. After a retriable error the records behind it
+        are not written and get the same error, so that sending them again keeps their order.
         """
         ...
 
@@ -120,7 +179,12 @@ class RebalanceListener(Protocol):
 
 
 class Consumer(Protocol):
-    """Reads records as a member of a group, or without one after `assign`."""
+    """Reads records as a member of a group, or every partition of its topics without one."""
+
+    @property
+    def unreachable_since_s(self) -> float | None:
+        """When the consumer lost its last broker, on the event loop's clock; None while a broker is connected."""
+        ...
 
     async def start(self) -> None:
         """Connect and join. Raises `BrokerUnreachableError` after the bus's connect timeout."""

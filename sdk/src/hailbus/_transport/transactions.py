@@ -12,7 +12,8 @@ from aiokafka import errors as kafka_errors
 
 from hailbus._transport import TopicPartition
 from hailbus._transport import admin_requests as requests
-from hailbus._transport.kafka import RETRY_BACKOFF_S, KafkaAdmin, refused
+from hailbus._transport.cluster import RETRY_BACKOFF_S
+from hailbus._transport.kafka_admin import KafkaAdmin, refused
 from hailbus.errors import BrokerUnreachableError, ConfigurationError, TopicMissingError
 
 __all__ = ["ActiveProducer", "HangingTransaction", "ListedTransaction", "Transaction", "TransactionAdmin"]

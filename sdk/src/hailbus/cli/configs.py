@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hailbus._transport.kafka import ConfigKind
+from hailbus._transport.kafka_admin import ConfigKind
 from hailbus.cli.common import Bootstrap, Json, out, run
 from hailbus.cli.kafka import admin_at, one_of, pairs
 from hailbus.errors import ConfigurationError

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from hailbus._transport import TopicPartition
-from hailbus._transport.kafka import GroupDescription, KafkaAdmin
+from hailbus._transport.kafka_admin import GroupDescription, KafkaAdmin
 from hailbus.admin import ClusterAdmin
 from hailbus.cli.common import Bootstrap, Json, bus_at, out, run, table
 from hailbus.cli.kafka import admin_at, moment, needed, one_of

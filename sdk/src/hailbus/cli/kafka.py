@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hailbus._transport import Outgoing, Received, TopicPartition, TransportBrokenError
-from hailbus._transport.kafka import KafkaAdmin
+from hailbus._transport.kafka_admin import KafkaAdmin
 from hailbus.cli.common import Bootstrap, Json, bus_at, out, run
 from hailbus.errors import ConfigurationError, TopicMissingError
 from hailbus.event import Topic

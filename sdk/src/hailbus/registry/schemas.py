@@ -14,7 +14,13 @@ from hailbus._transport import Admin, Bus, Consumer, Outgoing, Producer, Rebalan
 from hailbus.catalogue import Catalogue
 from hailbus.contract import Contract, contract_of
 from hailbus.envelope import parse_dataschema, time_text
-from hailbus.errors import ConfigurationError, RegistryRefusedError, RegistryUnreachableError, UnknownSchemaError
+from hailbus.errors import (
+    ConfigurationError,
+    DeliveryError,
+    RegistryRefusedError,
+    RegistryUnreachableError,
+    UnknownSchemaError,
+)
 from hailbus.event import Event, event_info
 from hailbus.partitioner import Partitioner
 from hailbus.registry.client import RegisteredSchema, SchemaRegistry
@@ -314,8 +320,19 @@ class _StampingProducer:
         self.commit = inner.commit
         self.abort = inner.abort
 
+    @property
+    def unreachable_since_s(self) -> float | None:
+        return self._inner.unreachable_since_s
+
+    @property
+    def retried_count(self) -> int:
+        return self._inner.retried_count
+
     async def send(self, topic: str, partition: int, records: Sequence[Outgoing]) -> Sequence[int]:
         return await self._inner.send(topic, partition, [self._stamped(topic, record) for record in records])
+
+    async def send_each(self, topic: str, partition: int, records: Sequence[Outgoing]) -> Sequence[int | DeliveryError]:
+        return await self._inner.send_each(topic, partition, [self._stamped(topic, record) for record in records])
 
     def _stamped(self, topic: str, record: Outgoing) -> Outgoing:
         key, value, headers = record

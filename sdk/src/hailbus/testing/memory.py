@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from hailbus._transport import (
+    MAX_MESSAGE_BYTES,
     Outgoing,
     RebalanceListener,
     Received,
@@ -24,6 +25,8 @@ from hailbus._transport import (
     TopicDescription,
     TopicPartition,
     TransportBrokenError,
+    all_or_raise,
+    record_bytes,
 )
 from hailbus.clock import Clock, utc_now
 from hailbus.errors import (
@@ -31,6 +34,7 @@ from hailbus.errors import (
     ConfigurationError,
     DeliveryError,
     ProducerFencedError,
+    RecordTooLargeError,
     TopicMissingError,
 )
 from hailbus.event import Topic
@@ -83,6 +87,7 @@ class MemoryBus:
         self.declared: dict[str, Topic] = {}
         self.groups: dict[str, _Group] = {}
         self.is_down = False
+        self.down_since_s: float | None = None
         self._partitioner: Partitioner = partitioner if partitioner is not None else Murmur2(seed=seed)
         self._changed = asyncio.Event()
         self._send_failures: deque[DeliveryError | None] = deque()
@@ -175,10 +180,12 @@ class MemoryBus:
     def go_down(self) -> None:
         """Sends wait, reads give nothing, commits fail, until `come_up`."""
         self.is_down = True
+        self.down_since_s = asyncio.get_running_loop().time()
 
     def come_up(self) -> None:
         """End `go_down`."""
         self.is_down = False
+        self.down_since_s = None
         self._changed.set()
 
     def rebalance(self, group: str) -> None:
@@ -214,10 +221,19 @@ class MemoryBus:
     def append(
         self, topic: str, partition: int, records: Sequence[Outgoing], *, transaction: int | None = None
     ) -> list[int]:
-        """Write raw records; their offsets."""
+        """Write raw records; their offsets.
+
+        Raises:
+            RecordTooLargeError: One is larger than the topic's `max.message.bytes`; none is written.
+        """
         log = self.logs.get(TopicPartition(topic, partition))
         if log is None:
             raise TopicMissingError(topic=topic)
+        limit = int(self.declared[topic].config.get("max.message.bytes", MAX_MESSAGE_BYTES))
+        for record in records:
+            size_bytes = record_bytes(record)
+            if size_bytes > limit:
+                raise RecordTooLargeError(topic=topic, size_bytes=size_bytes, limit_bytes=limit)
         now_ms = int(self.clock().timestamp() * 1000)
         first = len(log)
         if transaction is not None:
@@ -330,6 +346,8 @@ class MemoryBus:
 class MemoryProducer:
     """See `Producer`."""
 
+    retried_count = 0
+
     def __init__(self, bus: MemoryBus, transactional_id: str | None) -> None:
         self._bus = bus
         self._transactional_id = transactional_id
@@ -347,6 +365,10 @@ class MemoryProducer:
         if self._transaction is not None:
             await self.abort()
 
+    @property
+    def unreachable_since_s(self) -> float | None:
+        return self._bus.down_since_s
+
     def known_partition_count(self, topic: str) -> int | None:
         return self._bus.partition_count(topic)
 
@@ -354,15 +376,25 @@ class MemoryProducer:
         return self._bus.partition_count(topic)
 
     async def send(self, topic: str, partition: int, records: Sequence[Outgoing]) -> Sequence[int]:
+        return all_or_raise(await self.send_each(topic, partition, records))
+
+    async def send_each(self, topic: str, partition: int, records: Sequence[Outgoing]) -> Sequence[int | DeliveryError]:
         if self._bus.is_down:
             await self._bus.until_up()
+        outcomes: list[int | DeliveryError] = []
         failure = self._bus.next_send_failure()
         if failure is not None:
-            raise failure
+            if failure.retriable:
+                return [failure] * len(records)
+            outcomes.append(failure)  # the first record's; its neighbours are written
         self._check()
-        offsets = self._bus.append(topic, partition, records, transaction=self._transaction)
+        for record in records[len(outcomes) :]:
+            try:
+                outcomes += self._bus.append(topic, partition, [record], transaction=self._transaction)
+            except RecordTooLargeError as error:
+                outcomes.append(error)
         await asyncio.sleep(0)  # as on a network, the acknowledgement never comes within the same turn
-        return offsets
+        return outcomes
 
     def _check(self) -> None:
         if self._transactional_id is not None and self._bus.is_fenced(self._transactional_id, self._epoch):
@@ -418,6 +450,10 @@ class MemoryConsumer:
         self.generation = 0
         self.broken = False
         self._assigning: asyncio.Task[None] | None = None
+
+    @property
+    def unreachable_since_s(self) -> float | None:
+        return self._bus.down_since_s
 
     async def start(self) -> None:
         if self._bus.is_down:

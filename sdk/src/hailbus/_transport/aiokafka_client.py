@@ -1,0 +1,99 @@
+"""What producers, consumers and admins over aiokafka share: connecting, and its errors as ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from aiokafka import errors as kafka_errors
+
+from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
+from hailbus.errors import BrokerUnreachableError, DeliveryError
+
+__all__ = ["connected", "connection", "translated"]
+
+T = TypeVar("T")
+
+
+def connection(settings: ClusterSettings, client_id: str) -> dict[str, Any]:  # Any: arguments of an untyped library
+    """Connection settings as aiokafka's arguments."""
+    return {
+        "bootstrap_servers": settings.bootstrap_servers,
+        "client_id": settings.client_id_of(client_id),
+        "request_timeout_ms": settings.request_timeout_ms,
+        # Metadata is refreshed on errors anyway; this finds new partitions.
+        "metadata_max_age_ms": 60_000,
+        "security_protocol": settings.security_protocol,
+        "ssl_context": tls_context(settings),
+        "sasl_mechanism": settings.sasl_mechanism,
+        "sasl_plain_username": settings.sasl_username,
+        "sasl_plain_password": settings.sasl_password,
+    }
+
+
+def tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:
+    """The given context, else one from the given files; None without encryption."""
+    if settings.ssl_context is not None or not settings.security_protocol.endswith("SSL"):
+        return settings.ssl_context
+    context = ssl.create_default_context(cafile=settings.ssl_ca_file)
+    context.check_hostname = settings.ssl_check_hostname
+    if settings.ssl_cert_file is not None:
+        context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file, settings.ssl_key_password)
+    return context
+
+
+async def connected(
+    settings: ClusterSettings,
+    make: Callable[[], T],
+    start: Callable[[T], Awaitable[None]],
+    stop: Callable[[T], Awaitable[None]],
+) -> T:
+    """A started client; tries again until the connect timeout, as the broker may still be coming up.
+
+    Raises:
+        BrokerUnreachableError: No broker answered in time.
+    """
+    began = time.monotonic()
+    delay_s = RETRY_BACKOFF_S
+    while True:
+        client = make()
+        left_s = settings.connect_timeout_s - (time.monotonic() - began)
+        try:
+            async with asyncio.timeout(max(left_s, 1.0)):
+                await start(client)
+        except (TimeoutError, OSError, kafka_errors.KafkaError) as error:
+            with contextlib.suppress(Exception):  # a client that never started has nothing to lose
+                async with asyncio.timeout(5.0):
+                    await stop(client)
+            waited_s = time.monotonic() - began
+            retriable = (
+                isinstance(error, (TimeoutError, OSError))
+                or getattr(error, "retriable", False)
+                or isinstance(error, (kafka_errors.KafkaConnectionError, kafka_errors.UnrecognizedBrokerVersion))
+            )
+            if not retriable or waited_s >= settings.connect_timeout_s:
+                raise BrokerUnreachableError(
+                    bootstrap=settings.bootstrap_servers, waited_s=waited_s, reason="" if retriable else str(error)
+                ) from error
+            await asyncio.sleep(min(delay_s, max(settings.connect_timeout_s - waited_s, 0.0)))
+            delay_s = min(delay_s * 2, 1.0)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await stop(client)
+            raise
+        else:
+            return client
+
+
+def translated(error: Exception, topic: str, partition: int | None) -> DeliveryError:
+    """A client library's error as ours."""
+    return DeliveryError(
+        f"a record for topic {topic!r} was not accepted: {error or type(error).__name__}",
+        topic=topic,
+        partition=partition,
+        retriable=bool(getattr(error, "retriable", False)),
+    )
