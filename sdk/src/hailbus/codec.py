@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from hailbus.clock import utc_now
 from hailbus.envelope import (
@@ -28,7 +31,7 @@ from hailbus.schema_id import payload_of
 from hailbus.upcasting import upcasted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hailbus.catalogue import Catalogue
 
@@ -114,14 +117,160 @@ def encode(event: Event, envelope: Envelope, mode: ContentMode | None = None) ->
 
     Raises:
         MissingKeyError: The key field is None or empty.
+        InvalidPayloadError: A field holds what JSON cannot.
         ConfigurationError: Structured mode, and an extension is called as the data is.
     """
-    data = event.__pydantic_serializer__.to_json(event)
+    data = json_of(event)
     if (mode or event_info(event).topic.content_mode) != "structured":
         return Encoded(key_of(event), data, headers_of(envelope))
     attributes = json.dumps(attributes_in(envelope), ensure_ascii=False, separators=(",", ":")).encode()
     value = b"".join((attributes[:-1], b',"data":', data, b"}"))
     return Encoded(key_of(event), value, [("content-type", STRUCTURED_CONTENT_TYPE)])
+
+
+def json_of(event: Event) -> bytes:
+    """An event's data as JSON.
+
+    Raises:
+        InvalidPayloadError: A field holds what JSON cannot: NaN, an infinity, or bytes that are not UTF-8.
+    """
+    try:
+        data = event.__pydantic_serializer__.to_json(event)
+    except PydanticSerializationError as error:
+        raise not_json(event, error) from error
+    if may_hold_numbers_beyond_json(type(event)):
+        check_numbers(event, data)
+    return data
+
+
+# What pydantic calls the schemas whose values never hold a float.
+_WITHOUT_FLOATS = frozenset(
+    {
+        *("model", "model-fields", "model-field", "dataclass", "dataclass-args", "dataclass-field"),
+        *("typed-dict", "typed-dict-field", "named-tuple", "arguments", "arguments-parameter"),
+        *("default", "nullable", "union", "tagged-union", "lax-or-strict", "json-or-python", "chain"),
+        *("list", "tuple", "set", "frozenset", "dict", "definitions", "definition-ref"),
+        *("none", "bool", "int", "str", "bytes", "decimal", "literal", "enum", "url", "multi-host-url", "uuid"),
+        *("date", "time", "datetime", "timedelta", "computed-field"),
+    }
+)
+_checks: dict[type[Event], bool] = {}
+
+
+def may_hold_numbers_beyond_json(cls: type[Event]) -> bool:
+    """Whether events of a class may hold NaN or an infinity that would be written wrongly."""
+    found = _checks.get(cls)
+    if found is None:
+        found = cls.model_config.get("ser_json_inf_nan") != "strings" and _may_hold_floats(cls.__pydantic_core_schema__)
+        _checks[cls] = found
+    return found
+
+
+def _may_hold_floats(schema: object) -> bool:
+    if isinstance(schema, Mapping):
+        kind = schema.get("type")
+        if isinstance(kind, str) and kind not in _WITHOUT_FLOATS:
+            return True
+        return any(_may_hold_floats(part) for name, part in schema.items() if name != "metadata")
+    if isinstance(schema, list):
+        return any(_may_hold_floats(part) for part in schema)
+    # A schema that pydantic has not built yet says nothing.
+    return not isinstance(schema, (str, int, float, bytes, tuple, set, frozenset, type, type(None))) and not callable(
+        schema
+    )
+
+
+def check_numbers(event: Event, data: bytes) -> None:
+    """Refuse an event whose JSON has lost a number.
+
+    pydantic writes NaN and the infinities as `null`, or as words that are no JSON. A reader would dead-letter them.
+
+    Raises:
+        InvalidPayloadError: It names the field and the number.
+    """
+    if b"null" not in data and b"NaN" not in data and b"Infinity" not in data:
+        return
+    lost = _lost_number(event, json.loads(data), "")
+    if lost is not None:
+        path, number = lost
+        info = event_info(event)
+        reason = f"{path} is {number}, which JSON cannot hold; leave the event unpublished or make the field optional"
+        raise InvalidPayloadError(type=info.type, version=info.version, reason=reason, topic=info.topic.name)
+
+
+def _lost_number(value: object, written: object, path: str) -> tuple[str, float] | None:
+    """Path and value of the first number that was written as null or as no JSON number."""
+    if isinstance(value, float):
+        kept = math.isfinite(value) or isinstance(written, str)
+        return None if kept else (path, value)
+    for name, part, written_part in _parts(value, written):
+        found = _lost_number(part, written_part, f"{path}.{name}" if path else name)
+        if found is not None:
+            return found
+    return None
+
+
+def _parts(value: object, written: object) -> Iterator[tuple[str, object, object]]:
+    """The parts of a value beside the JSON that was written for them, where both have the same shape."""
+    if isinstance(written, dict):
+        named: dict[str, object] = {}
+        keys: dict[str, str] = {}
+        if isinstance(value, BaseModel):
+            for name, field in type(value).model_fields.items():
+                named[name] = getattr(value, name)
+                keys[name] = field.serialization_alias or field.alias or name
+            for name, computed in type(value).model_computed_fields.items():
+                named[name] = getattr(value, name)
+                keys[name] = computed.alias or name
+            named.update(value.__pydantic_extra__ or {})
+        elif dataclasses.is_dataclass(value):
+            named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        elif isinstance(value, Mapping):
+            named = {str(name): part for name, part in value.items()}
+        for name, part in named.items():
+            for key in (name, keys.get(name, name)):
+                if key in written:
+                    yield name, part, written[key]
+                    break
+    elif isinstance(written, list) and isinstance(value, (list, tuple, set, frozenset)) and len(value) == len(written):
+        for index, (part, written_part) in enumerate(zip(value, written, strict=True)):
+            yield str(index), part, written_part
+
+
+def not_json(event: Event, error: PydanticSerializationError) -> InvalidPayloadError:
+    """The error for an event that cannot be written: it names the field and its value where they can be found."""
+    info = event_info(event)
+    found = next(iter(_not_utf8(event, "")), None)
+    if found is None:
+        reason = str(error)
+    else:
+        path, value = found
+        reason = (
+            f"{path} is {value!r:.60}, which is not UTF-8 text, so JSON cannot hold it; for binary data set "
+            'ser_json_bytes="base64" and val_json_bytes="base64" in the class\'s model_config'
+        )
+    return InvalidPayloadError(type=info.type, version=info.version, reason=reason, topic=info.topic.name)
+
+
+def _not_utf8(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Path and value of bytes and texts that have no UTF-8 form."""
+    if isinstance(value, (str, bytes, bytearray)):
+        try:
+            value.encode() if isinstance(value, str) else value.decode()
+        except UnicodeError:
+            yield path, value
+        return
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(value, BaseModel):
+        parts = [(name, getattr(value, name)) for name in type(value).model_fields]
+    elif dataclasses.is_dataclass(value):
+        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    elif isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        parts = enumerate(value)
+    for name, part in parts:
+        yield from _not_utf8(part, f"{path}.{name}" if path else str(name))
 
 
 def header_pairs(headers: Iterable[tuple[str, bytes]] | Mapping[str, bytes] | None) -> Sequence[tuple[str, bytes]]:

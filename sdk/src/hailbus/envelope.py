@@ -88,8 +88,18 @@ def parse_dataschema(text: str) -> tuple[str, int] | None:
 
 
 def time_text(moment: datetime) -> str:
-    """RFC 3339 in UTC with `Z`, microseconds only when there are some."""
+    """RFC 3339 in UTC with `Z`, microseconds only when there are some.
+
+    Raises:
+        ConfigurationError: The time has no time zone.
+    """
     if moment.tzinfo is not UTC:
+        if moment.utcoffset() is None:
+            message = (
+                f"the event time {moment.isoformat()} has no time zone, so nobody knows which moment it means; "
+                "give an aware datetime, as datetime(2026, 5, 1, 12, tzinfo=UTC)"
+            )
+            raise ConfigurationError(message)
         moment = moment.astimezone(UTC)
     return moment.isoformat()[:-6] + "Z"  # in place of +00:00
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from hailbus.errors import ConfigurationError, MissingKeyError
+from hailbus.errors import ConfigurationError, InvalidPayloadError, MissingKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -252,6 +252,7 @@ def key_of(event: Event) -> bytes | None:
 
     Raises:
         MissingKeyError: The key field is None or empty.
+        InvalidPayloadError: It has no UTF-8 form.
     """
     info = event_info(event)
     if info.key_field is None:
@@ -260,4 +261,8 @@ def key_of(event: Event) -> bytes | None:
     text = value if type(value) is str else "" if value is None else str(value)
     if not text:
         raise MissingKeyError(type=info.type, field=info.key_field)
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        reason = f"{info.key_field} is {text!r:.60}, which is not UTF-8 text, so it cannot be the record key"
+        raise InvalidPayloadError(type=info.type, version=info.version, reason=reason, topic=info.topic.name) from error

@@ -516,39 +516,28 @@ class Outbox:
     async def _send(
         self, producer: Producer, place: tuple[str, int], rows: Sequence[Any]
     ) -> tuple[list[dict[str, int]], list[tuple[int, str]], DeliveryError | None]:
-        """Write the rows of one partition in order. Stops at what may be tried again; sets aside what never will go."""
+        """Write the rows of one partition in order: what was acknowledged, what was refused for good, what to retry."""
         topic, partition = place
+        records: list[Outgoing] = [
+            (
+                row.aggregateid.encode() if row.aggregateid is not None else None,
+                row.payload.encode() if row.payload is not None else None,
+                _headers_of(row.headers),
+            )
+            for row in rows
+        ]
         marks: list[dict[str, int]] = []
         refused: list[tuple[int, str]] = []
-        start = 0
-        size = len(rows)
-        while start < len(rows):
-            group = rows[start : start + size]
-            records: list[Outgoing] = [
-                (
-                    row.aggregateid.encode() if row.aggregateid is not None else None,
-                    row.payload.encode() if row.payload is not None else None,
-                    _headers_of(row.headers),
-                )
-                for row in group
-            ]
-            try:
-                offsets = await producer.send(topic, partition, records)
-            except DeliveryError as error:
-                if error.retriable:
-                    return marks, refused, error
-                if len(group) > 1:
-                    size = 1  # find the bad one
-                    continue
-                log.error("outbox_row_refused: position %d: %s", group[0].position, error)
-                refused.append((group[0].position, str(error)))
+        failure: DeliveryError | None = None
+        for row, outcome in zip(rows, await producer.send_each(topic, partition, records), strict=True):
+            if not isinstance(outcome, DeliveryError):
+                marks.append({"b_position": row.position, "b_partition": partition, "b_offset": outcome})
+            elif outcome.retriable:
+                failure = failure or outcome
             else:
-                marks.extend(
-                    {"b_position": row.position, "b_partition": partition, "b_offset": offset}
-                    for row, offset in zip(group, offsets, strict=True)
-                )
-            start += len(group)
-        return marks, refused, None
+                log.error("outbox_row_refused: position %d: %s", row.position, outcome)
+                refused.append((row.position, str(outcome)))
+        return marks, refused, failure
 
     async def _mark(
         self, connection: AsyncConnection, done: Sequence[Mapping[str, int]], refused: Sequence[tuple[int, str]]

@@ -1,23 +1,24 @@
-"""Publishing: a bounded buffer per service, one pump per partition, and the typed publishers that feed it."""
+"""Typed publishers: they turn events into records and hand them to the service's buffer or to an outbox."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hailbus._transport import Bus, Outgoing, Producer
+from pydantic_core import PydanticSerializationError
+
+from hailbus._transport import Bus, Outgoing
 from hailbus.clock import Clock
-from hailbus.codec import encode, envelope_for
+from hailbus.codec import check_numbers, encode, envelope_for, may_hold_numbers_beyond_json, not_json
 from hailbus.context import Context
 from hailbus.envelope import CONTENT_TYPE, SPECVERSION, Envelope, Headers, new_id, time_text
-from hailbus.errors import ConfigurationError, DeliveryError, DeliveryTimeoutError, MissingKeyError, NotInContractError
+from hailbus.errors import ConfigurationError, DeliveryError, MissingKeyError, NotInContractError
 from hailbus.event import ContentMode, Event, event_info, key_of
+from hailbus.publish_buffer import PublishBuffer, PublisherSettings, Receipt
 from hailbus.transaction import current_transaction
 
 if TYPE_CHECKING:
@@ -30,234 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Publisher", "PublisherSettings", "Receipt"]
 
-log = logging.getLogger("hailbus.publisher")
-YIELD_EVERY = 500  # events built in a row before the event loop gets its turn
 E_contra = TypeVar("E_contra", bound=Event, contravariant=True)
-
-
-class Receipt(NamedTuple):
-    """Where an event went.
-
-    Attributes:
-        id: The event's id (`ce_id`).
-        topic: Its topic.
-        partition: Where it is in the log; None when it was stored in the outbox.
-        offset: Where in the partition; None when it was stored in the outbox or waits for the end of a transaction.
-    """
-
-    id: str
-    topic: str
-    partition: int | None
-    offset: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherSettings:
-    """Bounds of a service's publishing.
-
-    Args:
-        delivery_timeout: From the call to the acknowledgement; then `DeliveryTimeoutError`, outcome unknown.
-        max_buffered_records, max_buffered_bytes: When reached, publishing waits.
-        max_batch_records: At most so many records go into one send.
-    """
-
-    delivery_timeout: timedelta = timedelta(seconds=120)
-    max_buffered_records: int = 10_000
-    max_buffered_bytes: int = 64 * 1024 * 1024
-    max_batch_records: int = 2_000
-
-
-Settled = Callable[[Any, "Receipt | DeliveryError"], None]  # Any: the token given to `PublishBuffer.add`
-"""Told the token of one record and what became of it."""
-
-_Pending = tuple[Outgoing, str, Settled, Any, float, int]
-"""A record, the event's id, whom to tell with which token, until when it may take, and its size in bytes. A bare tuple:
-there is one per event, and the garbage collector looks at each object of all that wait."""
-
-
-class PublishBuffer:
-    """Records on their way: one queue and one pump per partition, in order, one send in flight for each."""
-
-    def __init__(self, bus: Bus, settings: PublisherSettings, *, client_id: str) -> None:
-        self._bus = bus
-        self._settings = settings
-        self._client_id = client_id
-        self._timeout_s = settings.delivery_timeout.total_seconds()
-        self._producer: Producer | None = None
-        self._queues: dict[tuple[str, int], deque[_Pending]] = {}
-        self._pumps: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._buffered_records = 0
-        self._buffered_bytes = 0
-        self._streak = 0
-        self._room: deque[asyncio.Future[None]] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def start(self) -> None:
-        """Connect."""
-        self._loop = asyncio.get_running_loop()
-        producer = self._bus.producer(client_id=self._client_id)
-        await producer.start()
-        self._producer = producer
-
-    async def stop(self, *, flush_timeout_s: float) -> bool:
-        """Send what is buffered, within a time, and disconnect; False when something had to be given up."""
-        if self._producer is None:
-            return True
-        flushed = True
-        try:
-            async with asyncio.timeout(flush_timeout_s):
-                await self.flush()
-        except TimeoutError:
-            flushed = False
-        pumps = tuple(self._pumps.values())
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-        producer, self._producer = self._producer, None
-        await producer.stop()
-        return flushed
-
-    @property
-    def producer(self) -> Producer:
-        """The started producer.
-
-        Raises:
-            ConfigurationError: The service does not run.
-        """
-        if self._producer is None:
-            message = "nothing can be published before the service runs; enter svc.running(bus) or its lifespan first"
-            raise ConfigurationError(message)
-        return self._producer
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that this buffer runs in."""
-        assert self._loop is not None
-        return self._loop
-
-    @property
-    def buffered_count(self) -> int:
-        """Records accepted and not decided."""
-        return self._buffered_records
-
-    @property
-    def full(self) -> bool:
-        """Whether publishing must wait."""
-        settings = self._settings
-        return (
-            self._buffered_records >= settings.max_buffered_records
-            or self._buffered_bytes >= settings.max_buffered_bytes
-        )
-
-    @property
-    def must_wait(self) -> bool:
-        """Whether to call `until_room` first: the buffer is full, or the event loop should get its turn."""
-        return self._streak >= YIELD_EVERY or self.full
-
-    async def until_room(self) -> None:
-        """Wait until the buffer takes another record; first come, first served."""
-        if self._streak >= YIELD_EVERY:
-            self._streak = 0
-            await asyncio.sleep(0)  # what has been added goes out while the rest is being built
-        while self.full:
-            waiter: asyncio.Future[None] = self.loop.create_future()
-            self._room.append(waiter)
-            await waiter
-
-    async def flush(self) -> None:
-        """Wait until everything accepted so far is acknowledged or has failed."""
-        if self._buffered_records:
-            waiter: asyncio.Future[None] = self.loop.create_future()
-            self._idle.append(waiter)
-            await waiter
-
-    def add(self, topic: str, partition: int, record: Outgoing, event_id: str, settled: Settled, token: object) -> None:
-        """Take one record. `settled` is called once, from the event loop, with the token."""
-        place = (topic, partition)
-        value = record[1]
-        size_bytes = 64 + (len(value) if value is not None else 0)
-        queue = self._queues.get(place)
-        if queue is None:
-            queue = self._queues[place] = deque()
-        queue.append((record, event_id, settled, token, self.loop.time() + self._timeout_s, size_bytes))
-        self._buffered_records += 1
-        self._buffered_bytes += size_bytes
-        self._streak += 1
-        if place not in self._pumps:
-            self._pumps[place] = self.loop.create_task(
-                self._pump(place, queue), name=f"hailbus-pump-{topic}-{partition}"
-            )
-
-    async def _pump(self, place: tuple[str, int], queue: deque[_Pending]) -> None:
-        topic, partition = place
-        most = self._settings.max_batch_records
-        try:
-            while queue:
-                batch = [queue.popleft() for _ in range(min(len(queue), most))]
-                try:
-                    left_s = batch[0][4] - self.loop.time()
-                    async with asyncio.timeout(max(left_s, 0.0)):
-                        offsets = await self.producer.send(topic, partition, [pending[0] for pending in batch])
-                except TimeoutError:
-                    self._fail(batch, DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s))
-                except asyncio.CancelledError:
-                    self._fail(
-                        (*batch, *queue),
-                        DeliveryError("publishing was cancelled", topic=topic, partition=partition, retriable=True),
-                    )
-                    raise
-                except DeliveryError as error:
-                    if len(batch) > 1:
-                        # One bad record must not take its neighbours along: each goes alone, in order.
-                        await self._one_by_one(place, batch)
-                    else:
-                        self._fail(batch, error)
-                except Exception as error:  # noqa: BLE001 a defect must reach the callers, not hang them
-                    failure = DeliveryError(f"publishing failed: {error!r}", topic=topic, partition=partition)
-                    failure.__cause__ = error
-                    self._fail(batch, failure)
-                else:
-                    for (_, event_id, settled, token, _, _), offset in zip(batch, offsets, strict=True):
-                        settled(token, Receipt(event_id, topic, partition, offset))
-                self._leave(batch)
-        finally:
-            del self._pumps[place]
-
-    @staticmethod
-    def _fail(batch: Sequence[_Pending], error: DeliveryError) -> None:
-        for _, _, settled, token, _, _ in batch:
-            settled(token, error)
-
-    async def _one_by_one(self, place: tuple[str, int], batch: Sequence[_Pending]) -> None:
-        topic, partition = place
-        for pending in batch:
-            record, event_id, settled, token, deadline_s, _ = pending
-            try:
-                async with asyncio.timeout(max(deadline_s - self.loop.time(), 0.0)):
-                    offsets = await self.producer.send(topic, partition, [record])
-            except TimeoutError:
-                settled(token, DeliveryTimeoutError(topic=topic, partition=partition, timeout_s=self._timeout_s))
-            except DeliveryError as failure:
-                settled(token, failure)
-            else:
-                settled(token, Receipt(event_id, topic, partition, offsets[0]))
-
-    def _leave(self, batch: Sequence[_Pending]) -> None:
-        self._buffered_records -= len(batch)
-        self._buffered_bytes -= sum([pending[5] for pending in batch])
-        while self._room and not self.full:
-            waiter = self._room.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                break  # one at a time: the one woken adds its record before the next is looked at
-        if self._room and not self.full:
-            self.loop.call_soon(self._leave, ())
-        if not self._buffered_records:
-            while self._idle:
-                waiter = self._idle.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
 
 
 _Mark = tuple[str | None, str | None]
@@ -276,6 +50,7 @@ class _Fixed:
     event_type: tuple[str, bytes]
     schema: tuple[str, bytes]
     to_json: Callable[[Event], bytes]
+    checks_numbers: bool
     mode: ContentMode
 
 
@@ -320,6 +95,7 @@ class Publisher(Generic[E_contra]):
                 event_type=("ce_type", info.type.encode()),
                 schema=("ce_dataschema", info.dataschema.encode()),
                 to_json=cls.__pydantic_serializer__.to_json,
+                checks_numbers=may_hold_numbers_beyond_json(cls),
                 mode=content_mode(info.topic),
             )
 
@@ -346,18 +122,20 @@ class Publisher(Generic[E_contra]):
         Args:
             event: What happened.
             id: Stable id where there is one, so that a repetition can be recognised; else a random UUID.
-            time: Event time, aware; else now.
+            time: Event time, with a time zone; else now.
             cause: What led to it: the handler's context.
             headers: Further record headers; names with `ce_` are refused.
             partition: An explicit partition in place of the partitioner's.
             traceparent: W3C trace context of the creation; else the cause's.
-            tx: The caller's database transaction. The event is published after its commit, and only then.
-            not_before: Only with `tx`: the relay holds the event back until then.
+            tx: The caller's database transaction. The relay publishes the event after its commit, and only then.
+            not_before: Only with `tx`: the relay holds the event back until then. With a time zone.
             schedule_id: Only with `tx`: a name by which `Outbox.cancel` finds the event again.
 
         Raises:
             NotInContractError: This publisher did not declare the event's class.
             MissingKeyError: The key field is empty.
+            InvalidPayloadError: A field holds what JSON cannot: NaN, an infinity, or bytes that are not UTF-8.
+            ConfigurationError: `time` has no time zone, or `tx` is given and the service relays no outbox.
             DeliveryTimeoutError: No acknowledgement in time; the record may be in the log.
             DeliveryError: It was refused.
         """
@@ -597,6 +375,17 @@ class Publisher(Generic[E_contra]):
         """Insert events into the outbox in the caller's transaction."""
         from hailbus.outbox import OutboxRow, store
 
+        outbox = self._outbox()
+        if outbox is None:
+            message = (
+                f"tx= stores events in an outbox, but no relay would publish them: the service with source "
+                f"{self._source!r} knows no outbox. Call svc.relays(Outbox(engine)); when another process runs the "
+                "relay, svc.relays(outbox, elsewhere=True)"
+            )
+            raise ConfigurationError(message)
+        if not_before is not None and not_before.utcoffset() is None:
+            message = f"not_before={not_before.isoformat()} has no time zone; give an aware datetime, as in UTC"
+            raise ConfigurationError(message)
         now = self._clock()
         more = _checked(headers)
         rows = []
@@ -627,7 +416,7 @@ class Publisher(Generic[E_contra]):
                 )
             )
         if rows:
-            await store(tx, rows, outbox=self._outbox())
+            await store(tx, rows, outbox=outbox)
         return [Receipt(row.id, row.topic, None, None) for row in rows]
 
     async def flush(self) -> None:
@@ -653,17 +442,23 @@ class Publisher(Generic[E_contra]):
         buffer: PublishBuffer,
     ) -> tuple[int, Outgoing, str]:
         """Partition, record and id of an event whose topic's partition count is known."""
-        key: bytes | None = None
-        if fixed.key_field is not None:
-            value = getattr(event, fixed.key_field)
-            text = value if type(value) is str else "" if value is None else str(value)
-            if not text:
-                raise MissingKeyError(type=fixed.type, field=fixed.key_field)
-            key = text.encode()
         event_id = id_ if id_ is not None else new_id()
         caused_by = None if cause is None else _envelope(cause)
+        key: bytes | None = None
         if fixed.mode == "binary":
-            body, all_headers = fixed.to_json(event), self._headers(fixed, event_id, time, key, caused_by, traceparent)
+            try:
+                body = fixed.to_json(event)
+            except PydanticSerializationError as error:
+                raise not_json(event, error) from error
+            if fixed.checks_numbers:
+                check_numbers(event, body)
+            if fixed.key_field is not None:
+                value = getattr(event, fixed.key_field)
+                text = value if type(value) is str else "" if value is None else str(value)
+                if not text:
+                    raise MissingKeyError(type=fixed.type, field=fixed.key_field)
+                key = text.encode()
+            all_headers = self._headers(fixed, event_id, time, key, caused_by, traceparent)
         else:
             envelope = envelope_for(
                 event,
@@ -673,7 +468,7 @@ class Publisher(Generic[E_contra]):
                 cause=caused_by,
                 traceparent=traceparent,
             )
-            _, body, all_headers = encode(event, envelope, fixed.mode)
+            key, body, all_headers = encode(event, envelope, fixed.mode)
         if headers is not None:
             all_headers.extend(_checked(headers))
         count = buffer.producer.known_partition_count(fixed.topic)

@@ -21,7 +21,8 @@ from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce,
 from hailbus.errors import ConfigurationError
 from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
 from hailbus.injection import injected
-from hailbus.publisher import PublishBuffer, Publisher, PublisherSettings
+from hailbus.publish_buffer import PublishBuffer, PublisherSettings
+from hailbus.publisher import Publisher
 from hailbus.subscriber import Subscriber
 from hailbus.subscription import SubscriberSettings, Subscription
 from hailbus.transactional import TransactionalSubscriber
@@ -166,6 +167,7 @@ class Service:
         self._structured: set[type[Event]] = set()
         self._subscriptions: list[Subscription] = []
         self._outboxes: list[Outbox] = []
+        self._relayed_elsewhere: set[int] = set()
         self._tables: list[HasTables] = []
         self._buffer: PublishBuffer | None = None
         self._subscribers: list[Subscriber | TransactionalSubscriber] = []
@@ -478,10 +480,17 @@ class Service:
             raise ConfigurationError(message)
         self._subscriptions.append(subscription)
 
-    def relays(self, outbox: Outbox) -> None:
-        """Run the relay of this outbox with the service."""
+    def relays(self, outbox: Outbox, *, elsewhere: bool = False) -> None:
+        """Store events that are published with `tx=` in this outbox, and run its relay with the service.
+
+        Args:
+            outbox: Where they are stored.
+            elsewhere: Another process runs the relay; this service only writes to the outbox.
+        """
         if outbox not in self._outboxes:
             self._outboxes.append(outbox)
+        if elsewhere:
+            self._relayed_elsewhere.add(id(outbox))
 
     def needs(self, tables: HasTables) -> None:
         """Create these tables before the first event is handled."""
@@ -639,6 +648,8 @@ class Service:
                 await tables.create_tables()
             for outbox in self._outboxes:
                 await outbox.create_tables()
+                if id(outbox) in self._relayed_elsewhere:
+                    continue
                 task = asyncio.get_running_loop().create_task(
                     outbox.relay(buffer.producer, chosen.partitioner), name=f"hailbus-relay-{self.name}"
                 )

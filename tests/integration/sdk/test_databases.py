@@ -344,6 +344,7 @@ async def test_publishers_notify_too(connect: Make, bus: MemoryBus) -> None:
     await relay.create_tables()
     service = Service("till")
     publisher = service.publishes(OrderPlaced)
+    service.relays(Outbox(writer), elsewhere=True)
     async with service.running(bus), relaying(bus, relay):
         await eventually(lambda: _is(relay.is_listening, wanted=True))
         async with writer.begin() as tx:

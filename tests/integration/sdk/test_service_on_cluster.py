@@ -25,6 +25,7 @@ from hailbus import (
     Inbox,
     KafkaBus,
     Outbox,
+    Receipt,
     RecordTooLargeError,
     Service,
     SubscriberSettings,
@@ -139,6 +140,33 @@ async def test_poison_becomes_a_dead_letter_and_too_large_is_refused(cluster: Cl
         ]
     assert seen == [i for i in range(10) if i != 7]
     assert [dict(letter.headers)["kafka_dlt-exception-message"] for letter in letters] == [b"seven"]
+
+
+@pytest.mark.parametrize("broker_decides", [False, True])
+async def test_a_record_that_is_too_large_does_not_repeat_its_neighbours(
+    cluster: Cluster, *, broker_decides: bool
+) -> None:
+    limit = 100_000 if broker_decides else 1_048_576
+    topic = Topic(f"limited-{random.randrange(10**9)}", partitions=1, config={"max.message.bytes": str(limit)})
+
+    class Limited(Event, topic=topic, key="order_id", type="order.limited"):
+        order_id: str
+        note: str
+
+    svc = Service("limited")
+    pub = svc.publishes(Limited)
+    bus = bus_of(cluster)
+    async with svc.running(bus):
+        futures = [
+            await pub.enqueue(Limited(order_id="a", note="x" * (limit if number == 4 else 1)), id=str(number))
+            for number in range(9)
+        ]
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        read = [d.ctx.envelope.id async for d in bus_reader(bus, Limited, start="earliest", until_end=True)]
+    assert sorted(read) == ["0", "1", "2", "3", "5", "6", "7", "8"]
+    assert [type(outcome) for outcome in outcomes if not isinstance(outcome, Receipt)] == [RecordTooLargeError]
+    assert isinstance(outcomes[4], RecordTooLargeError)
+    assert outcomes[4].size_bytes > limit
 
 
 async def test_killed_broker_loses_nothing(own_cluster: OwnCluster, until: Until, tmp_path: Path) -> None:
