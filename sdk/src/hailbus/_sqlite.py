@@ -7,7 +7,10 @@ four of them cost more than SQLite. Here a statement and its first rows are one 
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,6 +22,9 @@ __all__ = ["SqliteConnection", "SqliteCursor"]
 FIRST_ROWS = 1_000
 """Rows that come with the statement itself; a larger result is fetched on, as far as its reader goes."""
 
+THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""The threads of all connections. They touch the event loop only to answer `_execute`."""
+
 T = TypeVar("T")
 Row = tuple[Any, ...]  # Any: whatever the columns hold
 
@@ -29,10 +35,19 @@ class SqliteConnection(aiosqlite.Connection):
     def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
         super().__init__(connector, iter_chunk_size=64)
         self._thread.daemon = True  # as SQLAlchemy does it: a process may end without closing its pool
+        THREADS.add(self._thread)
+
+    async def _execute(self, fn: Any, *args: Any, **kwargs: Any) -> Any:  # Any: aiosqlite's own, untyped
+        loop = asyncio.get_running_loop()
+        working = getattr(loop, "working", None)
+        if working is None:
+            return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+        with working():  # a virtual loop skips no time while the thread works
+            return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     async def in_thread(self, step: Callable[..., T], *arguments: Any) -> T:  # Any: whatever the step takes
         """Run a step in the connection's thread, behind what was given to it before."""
-        found: T = await self._execute(step, *arguments)  # type: ignore[no-untyped-call]  # aiosqlite's own, untyped
+        found: T = await self._execute(step, *arguments)  # aiosqlite's own, untyped
         return found
 
     def cursor(self) -> SqliteCursor:  # type: ignore[override]  # the adapter enters it, and needs no more of it

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-__all__ = ["Clock", "ServiceClock", "micros", "utc_now"]
+__all__ = ["Clock", "ServiceClock", "micros", "skipping", "utc_now"]
 
 Clock = Callable[[], datetime]
 """Gives the present moment, aware, in UTC."""
@@ -15,9 +16,28 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
+_skipped_s: Callable[[], float] | None = None
+"""How much time a virtual loop has skipped; None outside of tests."""
+
+
 def utc_now() -> datetime:
-    """The wall clock."""
-    return datetime.now(UTC)  # noqa: TID251 this is the edge that reads the clock
+    """Return the present moment by the wall clock.
+
+    While a virtual event loop runs (`hailbus.testing`), the time that it has skipped is added.
+    """
+    now = datetime.now(UTC)  # noqa: TID251 this is the edge that reads the clock
+    return now if _skipped_s is None else now + timedelta(seconds=_skipped_s())
+
+
+@contextmanager
+def skipping(skipped_s: Callable[[], float]) -> Iterator[None]:
+    """Add skipped time to `utc_now` inside this context. A virtual event loop does so while it runs."""
+    global _skipped_s  # noqa: PLW0603 there is one wall clock
+    before, _skipped_s = _skipped_s, skipped_s
+    try:
+        yield
+    finally:
+        _skipped_s = before
 
 
 def micros(moment: datetime) -> int:

@@ -1058,10 +1058,14 @@ class Subscriber:
                     await self._commit_wanted.wait()
             self._commit_wanted.clear()
             self._look_at_progress()
-            try:
-                await self._commit_settled()
-            except Exception:
-                log.exception("commit_failed: group %s, the next commit covers it", self.group)
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Commit what has settled, without waiting for the interval. A failure is logged; the next commit covers it."""
+        try:
+            await self._commit_settled()
+        except Exception:
+            log.exception("commit_failed: group %s, the next commit covers it", self.group)
 
     async def _commit_settled(self, partitions: frozenset[TopicPartition] | None = None) -> None:
         async with self._committing:

@@ -179,6 +179,9 @@ class TransactionalSubscriber:
                 log.exception("subscriber_failed: group %s reads no more", self.group)
                 return
 
+    async def commit(self) -> None:
+        """Do nothing: each transaction commits its offsets itself."""
+
     def resume(self, partition: TopicPartition) -> None:
         """A partition has room again."""
         if self._consumer is not None and partition in self._lines:

@@ -39,7 +39,7 @@ def test_module_and_test_of_a_guide_run(guide: str, tmp_path: Path) -> None:
     shop, test, *_ = blocks(f"docs/sdk/{guide}.md", "python")
     (tmp_path / "shop.py").write_text(shop)
     (tmp_path / "test_shop.py").write_text(test)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\npythonpath = .\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )

@@ -42,6 +42,7 @@ class Shop:
 async def shop_with_a_letter() -> AsyncIterator[tuple[Shop, str]]:
     shop = Shop()
     async with shop.bus.run(shop.svc) as t:
+        t.expect_dead_letters()
         await t.given(OrderPlaced(order_id="o1", amount=-5))
         await t.settle()
         (letter,) = await DeadLetterQueue(shop.bus, QUEUE).letters()

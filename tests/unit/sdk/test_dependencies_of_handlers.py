@@ -76,7 +76,7 @@ async def test_dependencies_are_made_once_per_event_and_see_the_handlers_excepti
     async with bus.run(svc) as t:
         await t.given(OrderPlaced(order_id="a1"), OrderPlaced(order_id="b1"))
         await t.settle()
-        assert len(t.dead_letters(ORDERS, "shop")) == 1
+        assert len(t.dead_letters(ORDERS, group="shop")) == 1
     assert seen == [("a", True), ("b", True)]
     assert LOG == ["open 0", "committed", "open 1", "rolled back"]
 

@@ -160,7 +160,7 @@ async def test_policies_for_unknown_types_and_versions(bus: MemoryBus, policy: A
             assert t.committed(ORDERS)[TopicPartition("orders.v1", 0)] == 0
         else:
             await t.settle()
-            letters = t.dead_letters(ORDERS, "shop")
+            letters = t.dead_letters(ORDERS, group="shop")
             assert len(letters) == (1 if policy == "park" else 0)
             assert subscriber.stats.skipped == (0 if policy == "park" else 1)
 
@@ -182,7 +182,7 @@ def test_retry_topics_wait_their_delay_and_end_in_the_dead_letter_topic() -> Non
             (source,) = await t.given(OrderPaid(order_id="bad"), id="the-bad-one")
             await t.given(OrderPaid(order_id="later"), OrderPaid(order_id="good"))
             await t.settle(timeout_s=3600)
-            (letter,) = t.dead_letters(ORDERS, "shop")
+            (letter,) = t.dead_letters(ORDERS, group="shop")
             names = [name for name in bus.declared if "retry" in name]
         assert sorted(names) == ["orders.v1.shop-retry-5000", "orders.v1.shop-retry-600000"]
         bad = [(attempt, at) for order, attempt, at in calls if order == "bad"]
@@ -347,7 +347,7 @@ async def test_exactly_once_commits_output_and_offsets_together(bus: MemoryBus) 
         bus.rebalance("sum")
         await t.given(*(OrderPaid(order_id=str(n % 5), number=n) for n in range(40, 60)))
         await t.settle()
-        (letter,) = t.dead_letters(ORDERS, "sum")
+        (letter,) = t.dead_letters(ORDERS, group="sum")
     assert b'"number":8' in (letter.value or b"")
     read = [d.event.number async for d in bus_reader(bus, Total, start="earliest", until_end=True)]
     assert sorted(read) == [n for n in range(60) if n != 8]

@@ -55,6 +55,7 @@ def letter(monkeypatch: pytest.MonkeyPatch, mode: ContentMode) -> str:
 
     async def fail() -> None:
         async with bus.run(svc) as t:
+            t.expect_dead_letters()
             await orders.publish(OrderPlaced(order_id="o1", amount=-5))
             await t.settle()
 

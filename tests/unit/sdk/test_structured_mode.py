@@ -158,6 +158,7 @@ async def test_dead_letter_and_replay_keep_the_bytes(bus: MemoryBus) -> None:
             raise ValueError("no")
 
     async with bus.run(svc) as t:
+        t.expect_dead_letters()
         await pub.publish(OrderPlaced(order_id="a"), id="e1")
         await t.settle()
         (replayed,) = await DeadLetterQueue(bus, dead_letter_topic(ORDERS, "till")).replay()
@@ -180,6 +181,7 @@ async def test_dead_letters_say_what_they_are_by_the_attributes_in_their_values(
     app = FastAPI()
     app.include_router(dead_letter_router(bus), prefix="/dlq")
     async with bus.run(svc) as t:
+        t.expect_dead_letters()
         await pub.publish(OrderPlaced(order_id="a"), id="e1")
         producer = bus.producer(client_id="foreign")
         for value in (broken, b"[1]", None):

@@ -198,6 +198,7 @@ async def test_links_survive_retry_dead_letter_and_replay(bus: MemoryBus) -> Non
             raise ValueError("no")
 
     async with bus.run(svc) as t:
+        t.expect_dead_letters()
         await pub.publish(OrderPlaced(order_id="a"), id="x")
         await t.settle()
         await DeadLetterQueue(bus, dead_letter_topic(ORDERS, "shop")).replay()

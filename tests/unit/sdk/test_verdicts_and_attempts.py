@@ -47,6 +47,7 @@ async def test_a_failing_batch_is_handled_as_often_as_attempts_says_and_then_eac
             raise ValueError("one")
 
     async with bus.run(svc) as t:
+        t.expect_dead_letters()
         await t.given(*(OrderPaid(order_id="a", number=number) for number in range(3)))
         await t.settle()
     assert calls == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [0], [1], [2]]
@@ -65,6 +66,7 @@ async def test_a_batch_of_one_event_is_handled_as_often_as_attempts_says(bus: Me
         raise ValueError("never")
 
     async with bus.run(svc) as t:
+        t.expect_dead_letters()
         await t.given(OrderPaid(order_id="a"))
         await t.settle()
     assert calls == 3
@@ -88,6 +90,7 @@ async def test_a_verdict_against_an_event_takes_its_effects_back(
         return verdict if ctx.attempt == 1 else None
 
     async with bus.run(svc) as t:
+        t.expect_dead_letters()
         await t.given(OrderPaid(order_id="a"))
         await t.settle()
     async with engine.connect() as connection:

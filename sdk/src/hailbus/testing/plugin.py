@@ -1,10 +1,21 @@
-"""The pytest plugin: fixtures `bus` and `needs`. Loaded by its entry point `hailbus`."""
+"""The pytest plugin: fixtures `bus`, `virtual_time` and `needs`. Loaded by its entry point `hailbus`.
+
+A coroutine test that uses `bus` or `virtual_time` runs in virtual time, and so do its async fixtures. The plugin runs
+them itself, so neither pytest-asyncio nor anyio is needed, nor any configuration. Where pytest-asyncio claims the test
+(its auto mode, or its marker), pytest-asyncio runs it on a virtual loop. A loop that a test shares with others
+(`loop_scope` other than `function`) and tests marked for anyio keep real time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+from unittest.mock import patch
 
 import pytest
 
@@ -12,10 +23,12 @@ from hailbus.event import Event, event_info
 from hailbus.needs import Need, merged, need_of, read_need, write_need
 from hailbus.testing.memory import MemoryBus
 from hailbus.testing.observed import observed
+from hailbus.testing.virtual import VirtualLoop
 
-__all__ = ["NeedsRecorder", "bus", "needs"]
+__all__ = ["NeedsRecorder", "VirtualTime", "bus", "needs", "virtual_time"]
 
 E = TypeVar("E", bound=Event)
+T = TypeVar("T")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,10 +38,94 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("hailbus_needs", "folder of consumers' needs, seen from the root directory", default="needs")
 
 
+class VirtualTime:
+    """Runs the coroutines of one test on one virtual loop."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner(loop_factory=VirtualLoop)
+        self._context = contextvars.copy_context()
+
+    def run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end."""
+        return self._runner.run(main, context=self._context)
+
+    def close(self) -> None:
+        """Close the loop, if one was made."""
+        self._runner.close()
+
+
 @pytest.fixture
-def bus() -> MemoryBus:
-    """A fresh cluster in memory."""
+def virtual_time() -> Iterator[VirtualTime]:
+    """Makes a coroutine test run in virtual time: sleeps, timeouts and retry delays pass at once, in order."""
+    time = VirtualTime()
+    yield time
+    time.close()
+
+
+@pytest.fixture
+def bus(virtual_time: VirtualTime) -> MemoryBus:  # noqa: ARG001 asked for, so that the test runs in virtual time
+    """A fresh cluster in memory; the test runs in virtual time."""
     return MemoryBus()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test in virtual time, unless another plugin has made it its own."""
+    time = pyfuncitem.funcargs.get("virtual_time")
+    if not isinstance(time, VirtualTime) or not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    if pyfuncitem.get_closest_marker("anyio") is not None:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 as every plugin that runs coroutine tests does
+    time.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Put pytest-asyncio's runner of one test on a virtual loop, and set up async fixtures that no plugin runs."""
+    if fixturedef.scope != "function" or "virtual_time" not in request.fixturenames:
+        return (yield)
+    if fixturedef.argname == "_function_scoped_runner":  # pytest-asyncio's
+        with patch("asyncio.events.new_event_loop", VirtualLoop):
+            return (yield)
+    func = fixturedef.func
+    if not (inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func)) or _is_claimed(request.node):
+        return (yield)
+    time: VirtualTime = request.getfixturevalue("virtual_time")
+    with patch.object(fixturedef, "func", _synchronous(func, time, request)):
+        return (yield)
+
+
+def _is_claimed(item: pytest.Item) -> bool:
+    """Whether another plugin runs this test, and its async fixtures with it."""
+    return any(item.get_closest_marker(name) is not None for name in ("asyncio", "anyio"))
+
+
+def _synchronous(
+    func: Callable[..., Any], time: VirtualTime, request: pytest.FixtureRequest
+) -> Callable[..., Any]:  # Any: whatever the fixture takes and gives
+    """The same fixture as a plain function."""
+
+    @functools.wraps(func)
+    def setup(**arguments: Any) -> Any:
+        if inspect.iscoroutinefunction(func):
+            return time.run(func(**arguments))
+        generator: AsyncIterator[Any] = func(**arguments)
+
+        async def begin() -> Any:
+            return await anext(generator)
+
+        async def end() -> None:
+            async for _ in generator:
+                message = f"the fixture {func.__name__} yields more than once"
+                raise ValueError(message)
+
+        value = time.run(begin())
+        request.addfinalizer(lambda: time.run(end()))
+        return value
+
+    return setup
 
 
 class NeedsRecorder:

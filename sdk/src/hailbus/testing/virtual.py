@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import sys
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
+
+from hailbus.clock import skipping
 
 __all__ = ["VirtualClock", "VirtualLoop", "run_virtual"]
 
 T = TypeVar("T")
 EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
-# How long other threads (aiosqlite) get before an idle loop decides that only a timer can go on.
+WORK_GRACE_S = 0.25
+"""Real time that work in a known thread gets before a timer may overtake it. It may wait for that timer itself."""
 THREAD_GRACE_S = 0.002
+"""Real time that an idle loop gives threads that it knows nothing of."""
+SOCKET_GRACE_S = 0.02
+"""Real time that an idle loop gives open sockets."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -23,26 +32,45 @@ class _Selector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout <= 0:
+        loop = self.loop
+        if timeout is not None and timeout <= 0:
+            loop.check_busy()
             return super().select(timeout)
-        ready = super().select(THREAD_GRACE_S if self.loop.has_threads else 0)
-        if not ready:
-            self.loop.advance(timeout)
+        ready = super().select(loop.grace_s)
+        if ready or loop.tell_idle():
+            return ready
+        if timeout is None:
+            return super().select(None)
+        loop.advance(timeout)
         return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Sleeps, timeouts and retry delays pass at once and in order; an hour of back-off takes no time.
+    """Sleeps, timeouts and retry delays pass at once and in order; an hour of backoff takes no time.
 
-    What happens is the same in every run, as long as no other thread and no socket takes part.
+    What happens is the same in every run, as long as no other thread and no socket takes part. While work is known to
+    go on in a thread (an executor's, or a SQLite engine's of `hailbus.database`), the clock stands still. Unknown
+    threads and open sockets get a few milliseconds of real time before the clock jumps.
+
+    While the loop runs, `hailbus.clock.utc_now`, the default clock of services and buses, is ahead of the wall clock by
+    the time that the loop has skipped.
     """
 
     def __init__(self) -> None:
         selector = _Selector()
         self._virtual_s = 0.0
-        self._threads_before = threading.active_count()
+        self._threads_before = frozenset(threading.enumerate())
+        self._work_count = 0
+        self._idle: list[tuple[asyncio.Future[None], float]] = []
+        self._jumped: list[asyncio.Future[None]] = []
         selector.loop = self
+        self._map = selector.get_map()
         super().__init__(selector)
+
+    def run_forever(self) -> None:
+        """See `asyncio.AbstractEventLoop`."""
+        with skipping(self.time):
+            super().run_forever()
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
@@ -51,11 +79,83 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def advance(self, seconds: float) -> None:
         """Move the clock."""
         self._virtual_s += seconds
+        jumped, self._jumped = self._jumped, []
+        for future in jumped:
+            if not future.done():
+                future.set_result(None)
+
+    # -------------------------------------------------------------------------------------------- threads
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Say that work goes on in a thread: the clock stands still meanwhile."""
+        self._work_count += 1
+        try:
+            yield
+        finally:
+            self._work_count -= 1
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # Any: as typeshed has it
+        """See `asyncio.AbstractEventLoop`."""
+        future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
+        self._work_count += 1
+        future.add_done_callback(self._work_ended)
+        return future
+
+    def _work_ended(self, _future: asyncio.Future[Any]) -> None:
+        self._work_count -= 1
 
     @property
-    def has_threads(self) -> bool:
-        """Whether other threads may call back."""
-        return threading.active_count() > self._threads_before
+    def grace_s(self) -> float:
+        """Real seconds to wait for threads and sockets before the clock jumps."""
+        if self._work_count:
+            return WORK_GRACE_S
+        if len(self._map) > 1:  # the first is the loop's own, by which threads wake it
+            return SOCKET_GRACE_S
+        return THREAD_GRACE_S if self._has_unknown_threads else 0
+
+    @property
+    def _has_unknown_threads(self) -> bool:
+        if threading.active_count() <= len(self._threads_before):
+            return False
+        sqlite = sys.modules.get("hailbus._sqlite")
+        known = set(self._threads_before) | set(sqlite.THREADS if sqlite is not None else ())
+        known |= set(getattr(getattr(self, "_default_executor", None), "_threads", ()))
+        return any(thread not in known for thread in threading.enumerate())
+
+    # -------------------------------------------------------------------------------------------- for settle()
+
+    async def until_idle(self, *, real_timeout_s: float = 30.0) -> None:
+        """Wait until all has happened that can happen without time passing.
+
+        Raises:
+            TimeoutError: The loop was busy for this long in real time: something spins.
+        """
+        future = self.create_future()
+        self._idle.append((future, time.monotonic() + real_timeout_s))
+        await future
+
+    async def until_jump(self) -> None:
+        """Wait until the clock moves to the next timer."""
+        future = self.create_future()
+        self._jumped.append(future)
+        await future
+
+    def tell_idle(self) -> bool:
+        """Wake those who wait for an idle loop; whether there were any."""
+        waiting, self._idle = self._idle, []
+        for future, _ in waiting:
+            if not future.done():
+                future.set_result(None)
+        return bool(waiting)
+
+    def check_busy(self) -> None:
+        """Give up on waiting for an idle loop where it has been busy for too long."""
+        if not self._idle or time.monotonic() < self._idle[0][1]:
+            return
+        future, _ = self._idle.pop(0)
+        if not future.done():
+            future.set_exception(TimeoutError("the event loop never rests"))
 
 
 class VirtualClock:
@@ -69,11 +169,11 @@ class VirtualClock:
         self._start = start
 
     def __call__(self) -> datetime:
-        """The moment that it is in virtual time."""
+        """Return the present moment in virtual time."""
         return self._start + timedelta(seconds=asyncio.get_running_loop().time())
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`, in virtual time."""
+    """Run a coroutine as `asyncio.run` does, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)
