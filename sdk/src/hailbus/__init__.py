@@ -53,7 +53,17 @@ if TYPE_CHECKING:
         UnknownSchemaError,
         UnsupportedVersionError,
     )
-    from hailbus.event import ContentMode, Event, EventInfo, Topic, event_info, is_event, key_of
+    from hailbus.event import (
+        ContentMode,
+        Event,
+        EventInfo,
+        FromField,
+        FromHeader,
+        Topic,
+        event_info,
+        is_event,
+        key_of,
+    )
     from hailbus.inbox import Inbox
     from hailbus.outbox import Outbox, OutboxEntry
     from hailbus.parking import ParkingLot
@@ -89,6 +99,8 @@ __all__ = [
     "EventIdError",
     "EventInfo",
     "ExactlyOnce",
+    "FromField",
+    "FromHeader",
     "HailbusError",
     "HeaderError",
     "Headers",
@@ -196,6 +208,8 @@ _MODULES = {
     "Event": "hailbus.event",
     "EventInfo": "hailbus.event",
     "ContentMode": "hailbus.event",
+    "FromField": "hailbus.event",
+    "FromHeader": "hailbus.event",
     "Topic": "hailbus.event",
     "event_info": "hailbus.event",
     "is_event": "hailbus.event",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hailbus.catalogue import Catalogue
 from hailbus.compatibility import type_text
 from hailbus.envelope import STRUCTURED_CONTENT_TYPE
-from hailbus.event import Event, EventInfo, Topic, event_info
+from hailbus.event import Event, EventInfo, FromHeader, Topic, event_info, type_and_version
 from hailbus.needs import Need
 from hailbus.service import Service
 
@@ -115,7 +115,7 @@ def asyncapi(
             "title": f"{cls.__name__} v{info.version}",
             **({"summary": cls.__doc__.strip().splitlines()[0]} if cls.__doc__ else {}),
             "x-hailbus": {"type": info.type, "version": info.version, "key": info.key_field},
-            **(_structured if is_structured else _binary)(info, f"#/components/schemas/{_message(cls)}"),
+            **_layout(info, f"#/components/schemas/{_message(cls)}", is_structured=is_structured),
             "bindings": {"kafka": {**({"key": key} if key else {}), **message_binding}},
         }
     return {
@@ -140,6 +140,57 @@ def asyncapi(
         "operations": operations,
         "components": {"messages": messages, "schemas": schemas},
     }
+
+
+def _layout(info: EventInfo, data: str, *, is_structured: bool) -> dict[str, Any]:
+    """Content type, headers and payload of a message."""
+    if is_structured:
+        return _structured(info, data)
+    if info.topic.content_mode == "plain":
+        return _plain(info, data)
+    binary = _binary(info, data)
+    if info.topic.reads_plain:  # others write it without CloudEvents attributes
+        plain = _plain(info, data)
+        return {
+            **binary,
+            "headers": {"anyOf": [binary["headers"], plain["headers"]]},
+            "payload": {"anyOf": [binary["payload"], plain["payload"]]}
+            if plain["payload"] != binary["payload"]
+            else binary["payload"],
+        }
+    return binary
+
+
+def _plain(info: EventInfo, data: str) -> dict[str, Any]:
+    """What a message says about an event without CloudEvents attributes: the header or field that names it."""
+    topic = info.topic
+    headers: dict[str, Any] = {"type": "object"}
+    payload: dict[str, Any] = {"$ref": data}
+    if topic.discriminator is not None:
+        kind = (info.type, info.version)
+        names = [name for name, text in topic.discriminator.names.items() if type_and_version(text) == kind]
+        named: dict[str, Any] = {"enum": names} if names else {"const": info.type}
+        if topic.default_event is not None and type_and_version(topic.default_event) == kind:
+            named["description"] = "This event is meant where it is missing."
+            required = []
+        else:
+            required = [topic.discriminator]
+        if isinstance(topic.discriminator, FromHeader):
+            headers |= {"properties": {topic.discriminator.name: named}}
+            headers |= {"required": [found.name for found in required if isinstance(found, FromHeader)]}
+        else:
+            shape: dict[str, Any] = named
+            for part in reversed(topic.discriminator.path.split(".")):
+                shape = {"type": "object", "properties": {part: shape}, **({"required": [part]} if required else {})}
+            payload = {"allOf": [payload, shape]}
+    more = {
+        source.name: {"type": "string", "description": f"CloudEvents attribute {name}."}
+        for name, source in topic.attributes.items()
+        if isinstance(source, FromHeader)
+    }
+    if more:
+        headers["properties"] = {**headers.get("properties", {}), **more}
+    return {"contentType": "application/json", "headers": headers, "payload": payload}
 
 
 def _binary(info: EventInfo, data: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Catalogue:
         ConfigurationError: One topic name is declared in two different ways, or a class has no type.
     """
 
-    __slots__ = ("_by_type", "_classes", "_topics")
+    __slots__ = ("_by_type", "_classes", "_topics", "has_plain_topics")
 
     def __init__(self, classes: tuple[type[Event], ...]) -> None:
         self._by_type: dict[str, dict[int, type[Event]]] = {}
@@ -47,6 +47,8 @@ class Catalogue:
                 message = f"topic {info.topic.name!r} is declared twice with different settings; declare it once"
                 raise ConfigurationError(message)
         self._classes: tuple[type[Event], ...] = classes
+        self.has_plain_topics = any(topic.reads_plain for topic in self._topics.values())
+        """Whether some topic has records without CloudEvents attributes."""
 
     @classmethod
     def of(cls, *members: type[Event] | ModuleType | Catalogue) -> Catalogue:
@@ -80,6 +82,10 @@ class Catalogue:
     def topics(self) -> tuple[Topic, ...]:
         """Every topic that some event of this catalogue lives on, each once, by name."""
         return tuple(self._topics[name] for name in sorted(self._topics))
+
+    def topic(self, name: str) -> Topic | None:
+        """The topic of this name, None when no event of this catalogue lives on it."""
+        return self._topics.get(name)
 
     @property
     def types(self) -> tuple[str, ...]:

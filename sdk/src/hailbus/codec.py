@@ -25,7 +25,7 @@ from hailbus.envelope import (
     headers_of,
     new_id,
 )
-from hailbus.errors import InvalidPayloadError, MissingHeaderError, TombstoneError
+from hailbus.errors import ContractError, InvalidPayloadError, MissingHeaderError, TombstoneError
 from hailbus.event import ContentMode, Event, event_info, key_of
 from hailbus.schema_id import payload_of
 from hailbus.upcasting import upcasted
@@ -113,15 +113,22 @@ def encode(event: Event, envelope: Envelope, mode: ContentMode | None = None) ->
     Args:
         event: What happened.
         envelope: What surrounds it.
-        mode: CloudEvents binary or structured mode; None for the topic's, which is binary unless it says otherwise.
+        mode: CloudEvents binary or structured mode, or plain, without CloudEvents attributes; None for the topic's,
+            which is binary unless it says otherwise.
 
     Raises:
         MissingKeyError: The key field is None or empty.
         InvalidPayloadError: A field holds what JSON cannot.
-        ConfigurationError: Structured mode, and an extension is called as the data is.
+        ConfigurationError: Structured mode, and an extension is called as the data is; or plain mode, and the topic
+            would read the record as another event.
     """
     data = json_of(event)
-    if (mode or event_info(event).topic.content_mode) != "structured":
+    mode = mode or event_info(event).topic.content_mode
+    if mode == "plain":
+        from hailbus.plain import plain_record
+
+        return Encoded(key_of(event), *plain_record(event, envelope, data))
+    if mode != "structured":
         return Encoded(key_of(event), data, headers_of(envelope))
     attributes = json.dumps(attributes_in(envelope), ensure_ascii=False, separators=(",", ":")).encode()
     value = b"".join((attributes[:-1], b',"data":', data, b"}"))
@@ -285,15 +292,25 @@ def header_pairs(headers: Iterable[tuple[str, bytes]] | Mapping[str, bytes] | No
 def read_envelope(record: RecordLike) -> Envelope:
     """Only the envelope of a record; the value is looked at in structured mode alone.
 
+    A record of a topic without CloudEvents must have been adopted (`hailbus.plain`).
+
     Raises:
         MissingHeaderError, HeaderError: It is not a CloudEvent.
         InvalidPayloadError: It claims structured mode, and its value is not that.
     """
+    _check_adopted(record)
     headers = header_pairs(record.headers)
     structured = _structured(record, headers)
     return (
         structured[0] if structured else envelope_from(attributes_of(headers, topic=record.topic), topic=record.topic)
     )
+
+
+def _check_adopted(record: RecordLike) -> None:
+    """Raise the error for which a record without CloudEvents attributes got none."""
+    refusal: ContractError | None = getattr(record, "refusal", None)
+    if refusal is not None:
+        raise refusal
 
 
 def legible_attributes(headers: Sequence[tuple[str, bytes]], value: bytes | None) -> dict[str, str]:
@@ -316,6 +333,11 @@ def decode(record: RecordLike, catalogue: Catalogue) -> tuple[Event, Envelope]:
         InvalidPayloadError: The value is not what its class says.
         TombstoneError: There is no value.
     """
+    if catalogue.has_plain_topics:
+        from hailbus.plain import adopted_by
+
+        record = adopted_by(record, catalogue)
+        _check_adopted(record)
     headers = header_pairs(record.headers)
     structured = _structured(record, headers)
     if structured is not None:

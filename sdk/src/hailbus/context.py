@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 from hailbus._transport import Received
+from hailbus.adopted import original_of
 from hailbus.codec import read_envelope
 from hailbus.envelope import Envelope, Headers
 from hailbus.event import Event
@@ -72,7 +73,7 @@ class Context:
     @property
     def headers(self) -> Headers:
         """All record headers, raw, in order; names may repeat."""
-        return list(self.record.headers)
+        return list(original_of(self.record).headers)
 
     def __repr__(self) -> str:
         return f"<Context {self.topic}-{self.partition}@{self.offset} attempt {self.attempt}>"

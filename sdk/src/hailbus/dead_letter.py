@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from hailbus._transport import Outgoing, Received
+from hailbus.adopted import original_of
 from hailbus.envelope import Headers, time_text
 from hailbus.event import Topic
 
@@ -75,6 +76,7 @@ def due_ms(record: Received) -> int | None:
 
 def retry_letter(record: Received, *, group: str, error: BaseException, attempt: int, due: datetime) -> Outgoing:
     """The record to write to a retry topic; arguments as for `dead_letter`."""
+    record = original_of(record)
     topic, partition, offset, timestamp = origin(record)
     headers: Headers = [
         *original_headers(record.headers),
@@ -111,6 +113,7 @@ def dead_letter(
         now: The present.
         by: Who gives up: the handler's name, or `decoder`.
     """
+    record = original_of(record)
     topic, partition, offset, timestamp = origin(record)
     added: dict[str, str] = {
         "original-topic": topic,

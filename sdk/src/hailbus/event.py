@@ -15,13 +15,75 @@ from hailbus.errors import ConfigurationError, InvalidPayloadError, MissingKeyEr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Event", "EventInfo", "Topic", "event_info", "is_event", "key_of"]
+__all__ = ["Event", "EventInfo", "FromField", "FromHeader", "Topic", "event_info", "is_event", "key_of"]
 
 CleanupPolicy = Literal["delete", "compact", "compact,delete"]
-ContentMode = Literal["binary", "structured"]
-"""How an event is laid out in its record: attributes as headers, or the whole event as one JSON document."""
+ContentMode = Literal["binary", "structured", "plain"]
+"""How an event is laid out in its record: CloudEvents attributes as headers, the whole CloudEvent as one JSON document,
+or the event alone, without CloudEvents attributes."""
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)+\Z")
+_TYPE_AND_VERSION = re.compile(r"(?P<type>[^/]+?)(/v(?P<version>[1-9][0-9]*))?\Z")
+_ATTRIBUTE = re.compile(r"[a-z0-9]{1,20}\Z")
+_FIXED_ATTRIBUTES = frozenset({"type", "specversion", "dataschema", "datacontenttype", "data"})
+
+
+@dataclass(frozen=True, slots=True)
+class FromHeader:
+    """A record header that holds an attribute of the event, on a topic without CloudEvents.
+
+    Args:
+        name: Of the header.
+        names: For a discriminator: the event type for each value of the header, `"order.placed"` or, with a version,
+            `"order.placed/v2"`. Values that are not listed are event types themselves.
+    """
+
+    name: str
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _checked_names(self.names))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy does not pickle
+        return type(self), (self.name, dict(self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class FromField:
+    """A field of the JSON value that holds an attribute of the event, on a topic without CloudEvents.
+
+    Args:
+        path: The field; of nested objects with dots: `meta.type`.
+        names: For a discriminator, as for `FromHeader`.
+    """
+
+    path: str
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _checked_names(self.names))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy does not pickle
+        return type(self), (self.path, dict(self.names))
+
+
+def _checked_names(names: Mapping[str, str]) -> Mapping[str, str]:
+    for text in names.values():
+        type_and_version(text)
+    return MappingProxyType(dict(names))
+
+
+def type_and_version(text: str) -> tuple[str, int]:
+    """Event type and version of `order.placed` (version 1) or `order.placed/v2`.
+
+    Raises:
+        ConfigurationError: The text is neither.
+    """
+    match = _TYPE_AND_VERSION.match(text)
+    if match is None or not _EVENT_TYPE.match(match["type"]):
+        message = f"{text!r} is no event type like 'order.placed' or, with a version, 'order.placed/v2'"
+        raise ConfigurationError(message)
+    return match["type"], int(match["version"] or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +97,13 @@ class Topic:
         retention: How long records are kept, None for the broker's default.
         config: Further topic configuration in Kafka's own names, for example `{"max.message.bytes": "2097152"}`.
         description: One sentence for the catalogue and the AsyncAPI document.
-        content_mode: How CloudEvents are written to it where the publisher does not say; None leaves it to the service.
+        content_mode: How events are written to it where the publisher does not say; None leaves it to the service.
+            `plain` writes the value alone, without CloudEvents attributes, for readers that know nothing of them.
+        default_event: Type of records without CloudEvents attributes, `"order.placed"` or `"order.placed/v2"`. With a
+            discriminator, of those in which it is missing.
+        discriminator: The header or field that names the type of records without CloudEvents attributes.
+        attributes: Where further attributes of such records come from: `FromHeader`, `FromField`, or a fixed text, for
+            `id`, `source`, `time`, `subject`, `version` and extensions.
     """
 
     name: str
@@ -46,6 +114,9 @@ class Topic:
     config: Mapping[str, str] = field(default_factory=dict, hash=False)
     description: str = field(default="", compare=False)
     content_mode: ContentMode | None = field(default=None, compare=False)
+    default_event: str | None = None
+    discriminator: FromHeader | FromField | None = None
+    attributes: Mapping[str, str | FromHeader | FromField] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not _TOPIC_NAME.match(self.name) or self.name in {".", ".."}:
@@ -59,7 +130,40 @@ class Topic:
             raise ConfigurationError(message)
         if self.content_mode is not None:
             checked_content_mode(self.content_mode)
+        if self.default_event is not None:
+            type_and_version(self.default_event)
+        if self.content_mode == "plain":
+            self.check_plain()
+        for name in self.attributes:
+            if not _ATTRIBUTE.match(name) or name in _FIXED_ATTRIBUTES:
+                message = (
+                    f"topic {self.name!r}: attributes= takes id, source, time, subject, version and extensions in "
+                    f"lower case letters and digits, not {name!r}"
+                )
+                raise ConfigurationError(message)
+        if self.attributes and not self.reads_plain:
+            message = f"topic {self.name!r}: attributes= needs default_event= or discriminator= beside it"
+            raise ConfigurationError(message)
         object.__setattr__(self, "config", MappingProxyType(dict(self.config)))
+        object.__setattr__(self, "attributes", MappingProxyType(dict(self.attributes)))
+
+    @property
+    def reads_plain(self) -> bool:
+        """Whether records without CloudEvents attributes are events."""
+        return self.default_event is not None or self.discriminator is not None
+
+    def check_plain(self) -> None:
+        """Refuse a plain topic whose events nobody could tell apart.
+
+        Raises:
+            ConfigurationError: There is neither a default event nor a discriminator.
+        """
+        if not self.reads_plain:
+            message = (
+                f"topic {self.name!r} is written plain, so nothing in a record names its event; give "
+                "default_event='order.placed', or discriminator=FromHeader('event-type')"
+            )
+            raise ConfigurationError(message)
 
     def kafka_config(self) -> dict[str, str]:
         """The topic configuration in Kafka's names, as CreateTopics takes it."""
@@ -71,33 +175,22 @@ class Topic:
     def __reduce__(self) -> tuple[Any, ...]:  # a mapping proxy does not pickle
         return _rebuild_topic, (
             self.name,
-            self.partitions,
-            self.cleanup_policy,
-            self.retention,
-            dict(self.config),
-            self.description,
-            self.content_mode,
+            {
+                "partitions": self.partitions,
+                "cleanup_policy": self.cleanup_policy,
+                "retention": self.retention,
+                "config": dict(self.config),
+                "description": self.description,
+                "content_mode": self.content_mode,
+                "default_event": self.default_event,
+                "discriminator": self.discriminator,
+                "attributes": dict(self.attributes),
+            },
         )
 
 
-def _rebuild_topic(
-    name: str,
-    partitions: int,
-    cleanup_policy: Any,  # one of three literals, checked by the constructor
-    retention: timedelta | None,
-    config: dict[str, str],
-    description: str,
-    content_mode: ContentMode | None,
-) -> Topic:
-    return Topic(
-        name,
-        partitions=partitions,
-        cleanup_policy=cleanup_policy,
-        retention=retention,
-        config=config,
-        description=description,
-        content_mode=content_mode,
-    )
+def _rebuild_topic(name: str, settings: dict[str, Any]) -> Topic:  # Any: the constructor's arguments
+    return Topic(name, **settings)
 
 
 def checked_content_mode(mode: ContentMode) -> ContentMode:
@@ -107,7 +200,7 @@ def checked_content_mode(mode: ContentMode) -> ContentMode:
         ConfigurationError: It is none.
     """
     if mode not in get_args(ContentMode):
-        message = f"content_mode={mode!r} is neither 'binary' nor 'structured'"
+        message = f"content_mode={mode!r} is not one of 'binary', 'structured' and 'plain'"
         raise ConfigurationError(message)
     return mode
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from hailbus._transport import Received
 from hailbus.catalogue import Catalogue
 from hailbus.clock import Clock, utc_now
 from hailbus.codec import decode, encode, envelope_for
@@ -30,6 +31,7 @@ from hailbus.envelope import Envelope
 from hailbus.errors import ConfigurationError, ContractError, NotInContractError, UnknownEventError
 from hailbus.event import Event, event_info
 from hailbus.partitioner import Murmur2
+from hailbus.plain import adopted_by
 
 __all__ = ["TypedSender", "TypedTopic", "record_of"]
 
@@ -102,7 +104,7 @@ class TypedTopic(Generic[E]):
 
     def decode(self, event: Any) -> Delivery[E] | None:
         """One faust event as a typed delivery; None for a type that is not wanted, a tombstone, or a broken record."""
-        record = record_of(event)
+        record: Received = adopted_by(record_of(event), self._catalogue)
         if record.value is None:
             return None
         ctx = Context(record)

@@ -352,7 +352,8 @@ class Publisher(Generic[E_contra]):
         await buffer.until_room()
         event_id = id if id is not None else new_id()
         raw = key.encode()
-        headers = self._headers(self._fixed[event], event_id, time, raw, None, None)
+        fixed = self._fixed[event]
+        headers = [] if fixed.mode == "plain" else self._headers(fixed, event_id, time, raw, None, None)
         topic = info.topic.name
         place = self._bus().partitioner(topic, raw, await buffer.producer.partition_count(topic))
         future: asyncio.Future[Receipt] = buffer.loop.create_future()

@@ -14,6 +14,7 @@ from hailbus.codec import decode
 from hailbus.context import Context, Delivery
 from hailbus.errors import ContractError
 from hailbus.event import Event, event_info
+from hailbus.plain import adopting
 
 __all__ = ["bus_reader", "record_reader"]
 
@@ -123,7 +124,9 @@ async def bus_reader(
     wanted = Catalogue.of(*events)
     topics = {event_info(cls).topic.name for cls in wanted}
     types = frozenset(wanted.types)
-    async for record in record_reader(bus, topics, start=start, until_end=until_end, client_id=client_id):
+    async for record in record_reader(
+        adopting(bus, wanted), topics, start=start, until_end=until_end, client_id=client_id
+    ):
         if record.value is None:
             continue
         ctx = Context(record)

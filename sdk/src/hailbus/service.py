@@ -21,6 +21,7 @@ from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce,
 from hailbus.errors import ConfigurationError
 from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
 from hailbus.injection import injected
+from hailbus.plain import adopting
 from hailbus.publish_buffer import PublishBuffer, PublisherSettings
 from hailbus.publisher import Publisher
 from hailbus.subscriber import Subscriber
@@ -253,6 +254,8 @@ class Service:
 
         def mode_on(topic: Topic) -> ContentMode:
             mode = checked_content_mode(content_mode or topic.content_mode or self._content_mode)
+            if mode == "plain":
+                topic.check_plain()
             if mode == "structured" and self._schemas is not None:
                 message = (
                     f"service {self.name} puts schema ids on events, which works in binary mode only; topic "
@@ -588,6 +591,7 @@ class Service:
         if self._schemas is not None:
             chosen = await self._schemas.stamping(chosen, self._published)
         catalogue = self.catalogue
+        chosen = adopting(chosen, catalogue)
         self._check_time_limits(chosen)
         buffer = PublishBuffer(chosen, self._publishing, client_id=self.name)
         groups: dict[str, list[Subscription]] = {}

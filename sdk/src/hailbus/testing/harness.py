@@ -16,6 +16,7 @@ from hailbus.dead_letter import PREFIX, dead_letter_topic, origin
 from hailbus.envelope import Headers
 from hailbus.errors import ContractError
 from hailbus.event import Event, Topic, event_info
+from hailbus.plain import adopted_by
 from hailbus.testing.memory import MemoryBus
 from hailbus.testing.virtual import VirtualLoop
 
@@ -94,7 +95,7 @@ class FoundDeadLetter(Generic[E]):
         self.stacktrace = said.get(PREFIX + "exception-stacktrace", "")
         self.attempts = int(_either(said, "attempt") or 0)
         self.by = _either(said, "parked-by") or ""
-        shown: Received = record
+        shown: Received = adopted_by(record, catalogue)
         self.type = legible_attributes(shown.headers, record.value).get("type", "")
         """The event's type, as far as the record says so."""
 
@@ -325,7 +326,7 @@ class Harness:
             except ContractError:
                 continue
             if isinstance(event, kind):
-                found.append(Delivery(event, Context(record)))
+                found.append(Delivery(event, Context(adopted_by(record, catalogue))))
         letters = self._letters()
         return Found(kind, found, hint=f"; dead letters: {_listed(letters)}" if letters else "")
 
