@@ -17,6 +17,8 @@ from tests.integration.booking.conftest import DROPOFF, PICKUP, Client, StartBoo
 from tests.integration.conftest import eventually
 
 pytestmark = pytest.mark.timeout(120)
+# Tests share a server: booking holds a lock of the same number in the databases of other tests.
+OF_THIS_DATABASE = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 QUOTE = {"rider_id": "r1", "pickup": PICKUP, "dropoff": DROPOFF}
 
 
@@ -125,7 +127,8 @@ async def test_the_lock_of_a_dead_session_is_waited_for(start_booking: StartBook
         await eventually(lambda: waits_for_lock(engine))
         await run(
             engine,
-            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid = :low",
+            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid = :low "
+            f"AND {OF_THIS_DATABASE}",
             low=ADVISORY_LOCK & 0xFFFFFFFF,
         )
         await taken
@@ -142,7 +145,11 @@ async def test_the_lock_of_a_dead_session_is_waited_for(start_booking: StartBook
 async def waits_for_lock(engine: AsyncEngine) -> bool:
     async with engine.connect() as connection:
         return bool(
-            await connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+            await connection.scalar(
+                text(
+                    f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {OF_THIS_DATABASE}"
+                )
+            )
         )
 
 
