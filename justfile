@@ -65,3 +65,11 @@ history *args:
 # change the code that decides, one place at a time, and see whether a test fails
 mutate *args:
     uv run mutate {{args}}
+
+# the documentation, at http://127.0.0.1:8000 with reload
+docs *args:
+    uv run mkdocs serve --dev-addr 127.0.0.1:8000 {{args}}
+
+# the documentation as files in build/site; fails on a broken link or anchor
+docs-build *args:
+    uv run mkdocs build --strict {{args}}

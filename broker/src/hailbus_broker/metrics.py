@@ -50,7 +50,7 @@ class Metrics:
         self._registry: Final = CollectorRegistry()
         self._seconds: Final = Histogram(
             "hailbus_broker_request_seconds",
-            "From a request's arrival to its answer; a long poll waits on purpose.",
+            "Time from a request's arrival to its response; a Fetch includes the wait for data.",
             ["api"],
             buckets=LATENCIES_S,
             registry=self._registry,
@@ -91,6 +91,10 @@ class Metrics:
         """All metrics as they are now."""
         return generate_latest(self._registry)
 
+    def families(self) -> Iterator[Metric]:
+        """Yield every metric, those that count requests and those that are read from the broker's state."""
+        return iter(self._registry.collect())
+
     def collect(self) -> Iterator[Metric]:
         """What is read from the broker's state; Prometheus' library calls it."""
         yield from self._cluster()
@@ -103,7 +107,7 @@ class Metrics:
         yield GaugeMetricFamily("kafka_brokers", "Brokers of the cluster.", value=len(node.image.brokers))
         yield GaugeMetricFamily(
             "hailbus_broker_offline_log_directories",
-            "Log directories that failed; the broker must be restarted.",
+            "Log directories that failed; the broker needs a restart.",
             value=int(node.failure is not None),
         )
         yield GaugeMetricFamily(
@@ -111,14 +115,18 @@ class Metrics:
         )
         yield GaugeMetricFamily(
             "hailbus_broker_requests_bytes_in_work",
-            "Bytes of requests that wait or are worked on; queued.max.request.bytes bounds them.",
+            "Bytes of requests that wait or are processed; queued.max.request.bytes is the limit.",
             value=self._dispatcher.bytes_in_work,
         )
         yield CounterMetricFamily(
-            "hailbus_broker_sync_rounds", "Rounds of fsync, each for many appends.", value=node.sync.round_count
+            "hailbus_broker_sync_rounds",
+            "Rounds of fsync; each round makes many appends durable.",
+            value=node.sync.round_count,
         )
         yield GaugeMetricFamily(
-            "hailbus_broker_metadata_log_end_offset", "Of __cluster_metadata.", value=node.metadata.log.log_end_offset
+            "hailbus_broker_metadata_log_end_offset",
+            "Log end offset of __cluster_metadata.",
+            value=node.metadata.log.log_end_offset,
         )
 
     def _topics(self) -> Iterator[Metric]:
@@ -136,7 +144,7 @@ class Metrics:
         yield size
         yield GaugeMetricFamily(
             "hailbus_broker_under_replicated_partitions",
-            "Partitions with replicas out of sync.",
+            "Partitions with replicas that are not in sync.",
             value=under_replicated,
         )
         yield GaugeMetricFamily(
@@ -149,7 +157,9 @@ class Metrics:
         ends = GaugeMetricFamily("kafka_topic_partition_current_offset", "High watermark.", labels=labels)
         starts = GaugeMetricFamily("kafka_topic_partition_oldest_offset", "Log start offset.", labels=labels)
         stable = GaugeMetricFamily(
-            "hailbus_broker_partition_last_stable_offset", "Where read_committed readers end.", labels=labels
+            "hailbus_broker_partition_last_stable_offset",
+            "Last stable offset: consumers with read_committed read up to it.",
+            labels=labels,
         )
         for partition in places:
             where = [partition.topic, str(partition.index)]
@@ -164,7 +174,7 @@ class Metrics:
         members = GaugeMetricFamily("kafka_consumergroup_members", "Members of a group.", labels=["consumergroup"])
         lag = GaugeMetricFamily(
             "kafka_consumergroup_lag_sum",
-            "Records between committed offsets and high watermarks, of a topic's partitions that were committed for.",
+            "Records between the committed offset and the high watermark, in partitions with a committed offset.",
             labels=["consumergroup", "topic"],
         )
         for shard in self._node.groups.shards():
@@ -178,9 +188,7 @@ class Metrics:
         by_state = GaugeMetricFamily("hailbus_broker_groups", "Groups by protocol and state.", labels=["type", "state"])
         for (kind, state), count in sorted(states.items()):
             by_state.add_metric([kind, state], count)
-        rebalances = CounterMetricFamily(
-            "hailbus_broker_group_rebalances", "Rebalances by what began them.", labels=["cause"]
-        )
+        rebalances = CounterMetricFamily("hailbus_broker_group_rebalances", "Rebalances by cause.", labels=["cause"])
         for cause, count in sorted(causes.items()):
             rebalances.add_metric([cause], count)
         yield from (members, lag, by_state, rebalances)
@@ -208,7 +216,7 @@ class Metrics:
         yield by_state
         yield GaugeMetricFamily(
             "hailbus_broker_oldest_open_transaction_seconds",
-            "Age of the oldest open transaction, for which read_committed readers wait.",
+            "Age of the oldest open transaction; consumers with read_committed wait for it.",
             value=oldest_ms / 1000,
         )
 

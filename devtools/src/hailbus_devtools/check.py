@@ -1,4 +1,4 @@
-"""One command that passes everything that must pass before a change lands: style, types, imports and tests.
+"""One command for all that must pass before a change lands: style, types, imports, documentation and tests.
 
 It lists the tools and services that tests want first, runs style and types beside the tests, prints the ten slowest
 tests, and ends with one line: how many tests passed and failed, and how many were skipped for which reason.
@@ -97,6 +97,7 @@ def steps(
         Step(name="format", command=[tool / "ruff", "format", "--check", "."]),
         Step(name="lint", command=[tool / "ruff", "check", "."]),
         Step(name="imports", command=[tool / "lint-imports"]),
+        Step(name="documentation", command=[tool / "mkdocs", "build", "--strict"], beside=True),
         Step(name="types", command=[tool / "mypy", *sources, "tests"], beside=True),
     ]
     workers = f"--numprocesses={worker_count()}"
@@ -114,7 +115,7 @@ def steps(
     return [*style, quick] if fast else [*style, *whole, *([containers] if compose else [])]
 
 
-STEP_NAMES = ("format", "lint", "imports", "types", "fast tests", "lake set-up", "tests", "compose")
+STEP_NAMES = ("format", "lint", "imports", "documentation", "types", "fast tests", "lake set-up", "tests", "compose")
 
 
 def environment() -> dict[str, str]:
@@ -212,7 +213,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the check and exit with 0 if everything passed, 1 if something did not, 2 for a wrong argument."""
     parser = argparse.ArgumentParser(prog="check", description=(__doc__ or "").split("\n", maxsplit=1)[0])
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--fast", action="store_true", help="style, types, imports, unit and property tests alone")
+    how.add_argument(
+        "--fast", action="store_true", help="the documentation, style, types, imports, unit and property tests alone"
+    )
     how.add_argument("--only", choices=STEP_NAMES, help="run this step alone")
     how.add_argument("--list", action="store_true", help="list the tools that tests want, and run nothing")
     parser.add_argument("--compose", action="store_true", help="run the compose file end to end, too")

@@ -7,19 +7,17 @@ from hailbus_broker.protocol.api import APIS
 from hailbus_broker.server.handlers.table import HANDLERS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "compatibility.md"
-HEAD = """# What the broker serves
+HEAD = """# Protocol support
 
-Written by `uv run derive-compatibility` from the table that ApiVersions is answered from. An API or version that is
-not here is not advertised, and refused as Apache Kafka refuses it. *All* means every version that Apache Kafka 4.3
-knows of that API.
+Written by `uv run derive-compatibility` from the table that ApiVersions is answered from. The broker does not advertise
+any other API or version, and rejects it as Apache Kafka does. *All* means every version of the API in Apache Kafka 4.3.
 
 | Key | API | Versions served | |
 |---|---|---|---|
 """
 TAIL = """
-Which clients are known to work, and at which versions, is what `tests/conformance` runs: aiokafka, confluent-kafka
-(librdkafka), kafka-python, kcat, the Java clients and Apache Kafka's command-line tools, franz-go, kafkajs,
-faust-streaming and Spark.
+`tests/conformance` runs these clients against the broker: aiokafka, confluent-kafka (librdkafka), kafka-python, kcat,
+the Java clients and Apache Kafka's command-line tools, franz-go, kafkajs, faust-streaming and Spark.
 """
 
 

@@ -12,33 +12,55 @@ S = TypeVar("S")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "broker" / "state-machines.md"
 HEAD = """# State machines of the broker
 
-Written by `uv run derive-states` from the tables that the code runs on: a step that a table does not have is an
-assertion that fails. Tests walk every edge.
+Written by `uv run derive-states` from the transition tables that the code runs on. A transition that is not in its
+table fails an assertion. Tests walk every edge.
 
 """
 CLASSIC_TEXT = """## A group of the classic protocol
 
-A join of a new member, or of one with another subscription, a member that leaves or is silent: *PreparingRebalance*,
-in which the members have until the longest of their rebalance timeouts to join again. All have joined:
-*CompletingRebalance*, until the leader brings the assignments: *Stable*. Nobody is left: *Empty*; deleted, or its
-last offset expired: *Dead*, which is forgotten. Only *Empty* and *Stable* are in the log; a restart in between costs
-a rebalance.
+| State | Meaning |
+|---|---|
+| *Empty* | the group has no members; it may have committed offsets |
+| *PreparingRebalance* | members have to join again, until the longest of their rebalance timeouts expires |
+| *CompletingRebalance* | all members have joined; the leader has to send the assignments |
+| *Stable* | every member has its assignment |
+| *Dead* | the group was deleted, or its last offset expired |
+
+A rebalance begins when a member joins, leaves, fails, or changes its subscription. The log holds only *Empty* and
+*Stable*: a restart of the broker during a rebalance starts another one.
 
 """
 TRANSACTION_TEXT = """## A transactional id
 
-Its producer gets an epoch: *Empty*. The first partition is added: *Ongoing*. What ends a transaction takes two
-records and, between them, markers: *PrepareCommit* or *PrepareAbort*, from which on the outcome is fixed; a marker in
-every partition; *CompleteCommit* or *CompleteAbort*. An abort also comes from the timeout, or from another producer
-that takes the id. In transactions v2 an abort of nothing is an epoch's end as well.
+| State | Meaning |
+|---|---|
+| *Empty* | the producer has an epoch and no transaction |
+| *Ongoing* | the transaction has at least one partition |
+| *PrepareCommit*, *PrepareAbort* | the outcome is decided; the broker writes a marker to every partition |
+| *CompleteCommit*, *CompleteAbort* | all markers are written |
+
+The broker aborts a transaction when its timeout expires, or when another producer takes the id. In transactions v2, an
+abort without a transaction also ends the producer's epoch.
 
 """
 CONSUMER_TEXT = """## A group of the consumer protocol (KIP-848)
 
-The group has no state of its own: *Empty* has no members, *Assigning* has no assignment for its newest epoch yet, in
-*Stable* every member has what the newest assignment says, else it is *Reconciling*. A member is *Stable*, has
-partitions to give up (*UnrevokedPartitions*), or waits for others to give them up (*UnreleasedPartitions*); since
-every heartbeat compares with the newest assignment, each of the three may follow each.
+The broker derives the state of such a group from its members:
+
+| State of the group | Meaning |
+|---|---|
+| *Empty* | it has no members |
+| *Assigning* | its newest epoch has no assignment yet |
+| *Reconciling* | some members do not have their newest assignment yet |
+| *Stable* | every member has its newest assignment |
+
+| State of a member | Meaning |
+|---|---|
+| *Stable* | it has its newest assignment |
+| *UnrevokedPartitions* | it has partitions that it must give up |
+| *UnreleasedPartitions* | it waits for partitions that other members must give up |
+
+Every heartbeat compares a member with the newest assignment, so each state of a member may follow each other one.
 """
 
 

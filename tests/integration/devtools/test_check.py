@@ -143,7 +143,7 @@ def names(**options: object) -> list[str]:
 
 
 def test_fast_has_style_types_imports_unit_and_property_tests() -> None:
-    assert names(fast=True) == ["format", "lint", "imports", "types", "fast tests"]
+    assert names(fast=True) == ["format", "lint", "imports", "documentation", "types", "fast tests"]
     (tests,) = (step for step in steps(fast=True) if step.runs_tests)
     assert {"tests/unit", "tests/property"} <= set(map(str, tests.command))
 

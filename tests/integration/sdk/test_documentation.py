@@ -34,6 +34,16 @@ def test_readme_example_runs(cluster: Cluster, tmp_path: Path) -> None:
     assert re.fullmatch(r"r1 by ada, rides\.v1-\d@0\n", done.stdout)
 
 
+async def test_a_kafka_client_works_as_the_broker_says(cluster: Cluster) -> None:
+    example, *_ = blocks("broker/README.md", "python")
+    names: dict[str, object] = {}
+    code = compile(
+        example.replace("127.0.0.1:9092", cluster.bootstrap), "README", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    )
+    await eval(code, names)  # noqa: S307 our own page
+    await names["producer"].stop()  # type: ignore[attr-defined]  # of aiokafka
+
+
 @pytest.mark.parametrize("guide", ["quickstart", "state-machines"])
 def test_module_and_test_of_a_guide_run(guide: str, tmp_path: Path) -> None:
     shop, test, *_ = blocks(f"docs/sdk/{guide}.md", "python")
@@ -107,6 +117,7 @@ svc = Service("till")
 paid: Publisher[OrderPaid] = svc.publishes(OrderPaid)
 """
 BEFORE = {
+    "docs/testing": "from pathlib import Path\nimport pytest",
     "coming-from": """
 import collections
 import faust
@@ -133,13 +144,27 @@ async def take_money(event: OrderPlaced, ctx: Context) -> None:
     await paid.publish(OrderPaid(order_id=event.order_id), cause=ctx)
 """,
 }
-RUN_ABOVE = {"http-services": [0], "quickstart": [0, 1], "registry": [0], "state-machines": [0, 1]}
-"""Those that are programs or tests, and run as such; the registry's beside the tests of the registry."""
+RUN_ABOVE = {
+    "broker/README": [0],
+    "docs/broker/in-tests": [0],
+    "http-services": [0],
+    "quickstart": [0, 1],
+    "registry": [0],
+    "sdk/README": [0],
+    "state-machines": [0, 1],
+}
+"""Those that are programs or tests, and run as such: above, or beside the tests of the registry and of the broker."""
+PAGES = ("*.md", "docs/**/*.md", "*/README.md", "services/*/README.md")
+GUIDES = {
+    str(path.relative_to(ROOT).with_suffix("")).removeprefix("docs/sdk/"): path
+    for pattern in PAGES
+    for path in sorted(ROOT.glob(pattern))
+}
 EXAMPLES = [
-    pytest.param(guide.stem, block, id=f"{guide.stem}-{index}")
-    for guide in sorted((ROOT / "docs" / "sdk").glob("*.md"))
-    for index, block in enumerate(blocks(f"docs/sdk/{guide.name}", "python"))
-    if index not in RUN_ABOVE.get(guide.stem, []) and "not run here" not in block.partition("\n")[0]
+    pytest.param(name, block, id=f"{name}-{index}")
+    for name, guide in GUIDES.items()
+    for index, block in enumerate(blocks(str(guide.relative_to(ROOT)), "python"))
+    if index not in RUN_ABOVE.get(name, []) and "not run here" not in block.partition("\n")[0]
 ]
 
 
@@ -148,7 +173,7 @@ async def test_example_of_a_guide_runs(
     guide: str, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = {"__name__": f"example_of_{guide}"}
+    names = {"__name__": f"example_of_{re.sub(r'[^a-z]', '_', guide.lower())}"}
     for part in (SHOP, BEFORE.get(guide, ""), example):
         # Examples await at their top level, as in a notebook.
         code = compile(part, f"{guide}.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

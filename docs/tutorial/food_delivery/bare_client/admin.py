@@ -1,4 +1,4 @@
-"""The same with a bare client: `python admin.py HOST:PORT`."""
+"""Create the topics with a bare client: `python admin.py HOST:PORT`."""
 
 import sys
 
@@ -8,4 +8,4 @@ admin = AdminClient({"bootstrap.servers": sys.argv[1]})
 topics = [NewTopic(name, num_partitions=2, replication_factor=1) for name in ("order-status", "courier-location")]
 for name, created in admin.create_topics(topics).items():
     created.result()
-    print(f"{name} is there, two partitions")
+    print(f"{name} exists, two partitions")

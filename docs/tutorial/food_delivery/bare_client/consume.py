@@ -1,4 +1,4 @@
-"""Print the orders of a group's member until Ctrl-C: `python consume.py HOST:PORT GROUP`."""
+"""Print the orders that this member of a group receives, until Ctrl-C: `python consume.py HOST:PORT GROUP`."""
 
 import json
 import signal

@@ -10,7 +10,7 @@ from hailbus import ClusterAdmin
 async def main(bootstrap: str) -> None:
     async with ClusterAdmin(bootstrap) as admin:
         await admin.provision([ORDER_STATUS, COURIER_LOCATION])
-    print("order-status and courier-location are there, two partitions each")
+    print("order-status and courier-location exist, two partitions each")
 
 
 asyncio.run(main(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Ask for orders on the command line and publish them: `python produce.py HOST:PORT`. An empty order id ends it."""
+"""Ask for orders on the command line and publish them: `python produce.py HOST:PORT`. An empty id ends it."""
 
 import asyncio
 import sys
