@@ -45,7 +45,13 @@ def create_engine(
         raise ConfigurationError(message) from error
     backend = parsed.get_backend_name()
     if backend == "postgresql":
-        return create_async_engine(parsed.set(drivername="postgresql+asyncpg"), **options)
+        try:
+            return create_async_engine(parsed.set(drivername="postgresql+asyncpg"), **options)
+        except ModuleNotFoundError as error:
+            if error.name != "asyncpg":
+                raise
+            message = "a postgresql:// URL needs the driver asyncpg; install it: pip install 'hailbus[postgres]'"
+            raise ConfigurationError(message) from error
     if backend != "sqlite":
         message = f"database {backend!r} is not supported; use sqlite or postgresql"
         raise ConfigurationError(message)
