@@ -331,10 +331,18 @@ def event_info(event: type[Event] | Event) -> EventInfo:
     try:
         info = event.__event_info__
     except AttributeError:
-        message = f"{event!r} is no event class; give classes derived from Event, several as several arguments"
+        message = f"{event!r} is no event class; give a class derived from Event, several as a union: A | B"
         raise ConfigurationError(message) from None
     if info is None:
         cls = event if isinstance(event, type) else type(event)
+        generic = cls.__pydantic_generic_metadata__["origin"]
+        if is_event(generic):
+            message = (
+                f"{cls.__module__}.{cls.__qualname__} is {generic.__name__} with arguments, and all of those would "
+                f"share its type {event_info(generic).type!r}; derive an event: class Some({cls.__qualname__}, "
+                "type=...)"
+            )
+            raise ConfigurationError(message)
         message = f"{cls.__module__}.{cls.__qualname__} has no type=, so it cannot be published or handled"
         raise ConfigurationError(message)
     return info

@@ -40,7 +40,7 @@ class PaymentChanged(Changed[Annotated[Card | Cash, Field(discriminator="kind")]
 
 async def test_a_generic_event_arrives_with_its_argument_s_type() -> None:
     service = Service("shop")
-    publisher: Publisher[PriceChanged | PaymentChanged] = service.publishes(PriceChanged, PaymentChanged)
+    publisher: Publisher[PriceChanged | PaymentChanged] = service.publishes(PriceChanged | PaymentChanged)
     prices: list[PriceChanged] = []
     payments: list[PaymentChanged] = []
 
@@ -83,3 +83,11 @@ def test_a_generic_event_without_a_type_cannot_be_published() -> None:
     service = Service("shop")
     with pytest.raises(ConfigurationError, match="has no type=, so it cannot be published or handled"):
         service.publishes(Changed[int])
+
+
+def test_a_generic_event_with_a_type_is_told_that_its_arguments_share_it() -> None:
+    class Typed(Event, Generic[T], topic=SHOP, type="typed.changed"):
+        after: T
+
+    with pytest.raises(ConfigurationError, match=r"Typed\[int\] is Typed with arguments, and all of those"):
+        Service("shop").publishes(Typed[int])
