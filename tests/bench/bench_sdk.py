@@ -214,7 +214,7 @@ class Bench:
 
         if how == "batches":
 
-            @svc.on_batch(cls)
+            @svc.on_batch([cls])
             async def batch(items: Batch[Any]) -> None:
                 count(len(items))
 
@@ -243,7 +243,7 @@ class Bench:
         done = asyncio.Event()
         seen = 0
 
-        @svc.on(cls)
+        @svc.on([cls])
         async def one(event: Any, ctx: Context) -> None:
             nonlocal seen
             seen += 1

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from hailbus.parking import ParkingLot
     from hailbus.publisher import Publisher, PublisherSettings, Receipt
     from hailbus.reader import bus_reader, record_reader
+    from hailbus.router import Router
     from hailbus.service import Service
     from hailbus.subscription import SubscriberSettings
     from hailbus.upcasting import upcast
@@ -127,6 +128,7 @@ __all__ = [
     "RegistryUnreachableError",
     "Retry",
     "RetryTopics",
+    "Router",
     "Service",
     "Skip",
     "SubscriberSettings",
@@ -223,6 +225,7 @@ _MODULES = {
     "Receipt": "hailbus.publisher",
     "bus_reader": "hailbus.reader",
     "record_reader": "hailbus.reader",
+    "Router": "hailbus.router",
     "Service": "hailbus.service",
     "SubscriberSettings": "hailbus.subscription",
     "upcast": "hailbus.upcasting",

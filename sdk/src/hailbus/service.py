@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
+from hailbus._signals import on_stop_signal
+from hailbus._threads import HandlerThreads
 from hailbus._transport import Bus, Start
 from hailbus.admin import ClusterAdmin
 from hailbus.catalogue import Catalogue
 from hailbus.clock import Clock, utc_now
-from hailbus.context import Batch, Context
 from hailbus.dead_letter import dead_letter_topic, retry_topic
-from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce, ParkKey, Promise, RetryTopics, Verdict
+from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce, ParkKey, Promise, RetryTopics
 from hailbus.errors import ConfigurationError
 from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
-from hailbus.injection import injected
+from hailbus.injection import event_classes
 from hailbus.plain import adopting
 from hailbus.publish_buffer import PublishBuffer, PublisherSettings
 from hailbus.publisher import Publisher
+from hailbus.registration import EventBatchHandler, EventHandler, Registrar, Registration
 from hailbus.subscriber import Subscriber
 from hailbus.subscription import SubscriberSettings, Subscription
 from hailbus.transactional import TransactionalSubscriber
@@ -31,28 +32,18 @@ from hailbus.upcasting import newest
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
+    from typing_extensions import TypeForm
 
     from hailbus.outbox import Outbox
     from hailbus.registry.schemas import Schemas
+    from hailbus.router import Router
     from hailbus.tracing import Tracing
 
 __all__ = ["EventBatchHandler", "EventHandler", "Service"]
 
 log = logging.getLogger("hailbus.service")
 
-A = TypeVar("A", bound=Event)
-B = TypeVar("B", bound=Event)
-C = TypeVar("C", bound=Event)
-D = TypeVar("D", bound=Event)
 E = TypeVar("E", bound=Event)
-F = TypeVar("F", bound=Event)
-G = TypeVar("G", bound=Event)
-H = TypeVar("H", bound=Event)
-# After event and context, or the batch, come dependencies.
-EventHandler = Callable[Concatenate[A, Context, ...], Awaitable[Verdict | None]]
-EventBatchHandler = Callable[Concatenate[Batch[A], ...], Awaitable[Sequence[Verdict] | None]]
-Handles = Callable[[EventHandler[A]], EventHandler[A]]
-HandlesBatches = Callable[[EventBatchHandler[A]], EventBatchHandler[A]]
 
 
 @contextmanager
@@ -74,35 +65,13 @@ class HasTables(Protocol):
         ...
 
 
-class PublishesOptions(TypedDict, total=False):
-    """Keyword arguments of `Service.publishes`, for its overloads."""
-
-    content_mode: ContentMode | None
-
-
-class OnOptions(TypedDict, total=False):
-    """Keyword arguments of `Service.on`, for its overloads."""
-
-    delivery: Promise
-    group: str | None
-    start: Start | None
-
-
-class OnBatchOptions(OnOptions, total=False):
-    """Keyword arguments of `Service.on_batch`, for its overloads."""
-
-    max_items: int
-    max_wait: timedelta
-    max_bytes: int
-
-
 DEFAULT_DELIVERY = AtLeastOnce()
 _MADE: ContextVar[list[Service] | None] = ContextVar("_MADE", default=None)
 FLUSH_TIMEOUT_S = 15.0
 DEAD_LETTER_RETENTION = timedelta(days=30)
 
 
-class Service:
+class Service(Registrar):
     """One service: its publishers, its handlers, its relays.
 
     ::
@@ -110,8 +79,8 @@ class Service:
         svc = Service("recommender", source="/recommender", bus=KafkaBus(bootstrap_servers="127.0.0.1:9092"))
         pub: Publisher[RecommendationServed] = svc.publishes(RecommendationServed)
 
-        @svc.on(RideCompleted)
-        async def learn(event: RideCompleted, ctx: Context) -> None: ...
+        @svc.on
+        async def learn(event: RideCompleted) -> None: ...
 
         asyncio.run(svc.run())
 
@@ -121,7 +90,8 @@ class Service:
     Args:
         name: Consumer group unless a subscription gives its own, and client id.
         source: CloudEvents source of everything that it publishes, for example `/recommender`.
-        bus: Where it runs, unless `running(bus)` says.
+        bus: Where it runs, unless `running(bus)` says. Without either, the environment variable
+            `HAILBUS_BOOTSTRAP_SERVERS` and the others that `hailbus.environment` reads.
         catalogue: All events of the published language. Without it only the classes of this service's own handlers and
             publishers are known, and other types on the same topics count as unknown.
         clock: Gives event times that are not set explicitly.
@@ -130,6 +100,7 @@ class Service:
         tracing: Make OpenTelemetry spans `send <topic>` and `process <topic>`, by the global tracer provider.
         schemas: Put schema ids on what is published, and find events by them. See `hailbus.registry.Schemas`.
         content_mode: `structured` for CloudEvents that are whole in the value, where topic and publisher do not say.
+        handler_threads: How many handlers that are plain functions run at once, each in a thread.
     """
 
     def __init__(
@@ -146,6 +117,7 @@ class Service:
         tracing: bool = False,
         schemas: Schemas | None = None,
         content_mode: ContentMode = "binary",
+        handler_threads: int = 16,
     ) -> None:
         self.name = name
         self.source = source if source is not None else f"/{name}"
@@ -162,6 +134,10 @@ class Service:
             self._tracing = Tracing(client_id=name)
         self._schemas = schemas
         self._content_mode = checked_content_mode(content_mode)
+        if handler_threads < 1:
+            message = f"service {name}: handler_threads={handler_threads} must be at least 1"
+            raise ConfigurationError(message)
+        self._threads = HandlerThreads(handler_threads, name)
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
         """What stands in for which dependency of a handler, in tests; as in FastAPI."""
         self._published: list[type[Event]] = []
@@ -180,77 +156,30 @@ class Service:
             made.append(self)
 
     # -------------------------------------------------------------------------------------------- declaring
-    # One overload per number of events: from `*events: type[E]` alone pyright infers the union, mypy only the common
-    # base class, and then refuses the handler.
 
     @overload
-    def publishes(self, e0: type[A], /, **options: Unpack[PublishesOptions]) -> Publisher[A]: ...
-    @overload
-    def publishes(self, e0: type[A], e1: type[B], /, **options: Unpack[PublishesOptions]) -> Publisher[A | B]: ...
+    def publishes(self, events: TypeForm[E], /, *, content_mode: ContentMode | None = None) -> Publisher[E]: ...
     @overload
     def publishes(
-        self, e0: type[A], e1: type[B], e2: type[C], /, **options: Unpack[PublishesOptions]
-    ) -> Publisher[A | B | C]: ...
-    @overload
-    def publishes(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], /, **options: Unpack[PublishesOptions]
-    ) -> Publisher[A | B | C | D]: ...
-    @overload
-    def publishes(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], /, **options: Unpack[PublishesOptions]
-    ) -> Publisher[A | B | C | D | E]: ...
-    @overload
-    def publishes(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        /,
-        **options: Unpack[PublishesOptions],
-    ) -> Publisher[A | B | C | D | E | F]: ...
-    @overload
-    def publishes(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        e6: type[G],
-        /,
-        **options: Unpack[PublishesOptions],
-    ) -> Publisher[A | B | C | D | E | F | G]: ...
-    @overload
-    def publishes(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        e6: type[G],
-        e7: type[H],
-        /,
-        **options: Unpack[PublishesOptions],
-    ) -> Publisher[A | B | C | D | E | F | G | H]: ...
-    @overload
-    def publishes(self, *events: type[A], **options: Unpack[PublishesOptions]) -> Publisher[A]: ...
-    def publishes(self, *events: type[Any], content_mode: ContentMode | None = None) -> Publisher[Any]:
-        """Declare what this service publishes: `pub: Publisher[A | B] = svc.publishes(A, B)`.
+        self, events: Iterable[type[Event]], /, *, content_mode: ContentMode | None = None
+    ) -> Publisher[Event]: ...
+    def publishes(self, *events: Any, content_mode: ContentMode | None = None) -> Publisher[Any]:
+        """Declare what this service publishes: `pub: Publisher[A | B] = svc.publishes(A | B)`.
 
         Args:
-            events: Event classes.
+            events: An event class, or a union of them. A catalogue or another iterable of classes declares all of its
+                events; what is published is then checked when it is published, not by type checkers.
             content_mode: `binary` or `structured` CloudEvents; else as the topic says, else as the service does.
 
         Raises:
             ConfigurationError: Structured mode beside `Service(schemas=...)`: a schema id tells of a record's whole
                 value, and there that is not the event alone.
         """
+        if len(events) != 1:
+            union = " | ".join(getattr(cls, "__name__", repr(cls)) for cls in events) or "OrderPlaced | OrderPaid"
+            message = f"publishes(...) takes several events as a union: publishes({union})"
+            raise ConfigurationError(message)
+        classes = event_classes(events[0], call="publishes(...)")
 
         def mode_on(topic: Topic) -> ContentMode:
             mode = checked_content_mode(content_mode or topic.content_mode or self._content_mode)
@@ -265,14 +194,14 @@ class Service:
                 raise ConfigurationError(message)
             return mode
 
-        for cls in events:
+        for cls in classes:
             info = event_info(cls)
             if mode_on(info.topic) == "structured":
                 self._structured.add(cls)
             if cls not in self._published:
                 self._published.append(cls)
         return Publisher(
-            events,
+            classes,
             source=self.source,
             clock=self._clock,
             buffer=self._get_buffer,
@@ -282,189 +211,54 @@ class Service:
             content_mode=mode_on,
         )
 
-    @overload
-    def on(self, e0: type[A], /, **options: Unpack[OnOptions]) -> Handles[A]: ...
-    @overload
-    def on(self, e0: type[A], e1: type[B], /, **options: Unpack[OnOptions]) -> Handles[A | B]: ...
-    @overload
-    def on(self, e0: type[A], e1: type[B], e2: type[C], /, **options: Unpack[OnOptions]) -> Handles[A | B | C]: ...
-    @overload
-    def on(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], /, **options: Unpack[OnOptions]
-    ) -> Handles[A | B | C | D]: ...
-    @overload
-    def on(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], /, **options: Unpack[OnOptions]
-    ) -> Handles[A | B | C | D | E]: ...
-    @overload
-    def on(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        /,
-        **options: Unpack[OnOptions],
-    ) -> Handles[A | B | C | D | E | F]: ...
-    @overload
-    def on(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        e6: type[G],
-        /,
-        **options: Unpack[OnOptions],
-    ) -> Handles[A | B | C | D | E | F | G]: ...
-    @overload
-    def on(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        e6: type[G],
-        e7: type[H],
-        /,
-        **options: Unpack[OnOptions],
-    ) -> Handles[A | B | C | D | E | F | G | H]: ...
-    @overload
-    def on(self, *events: type[A], **options: Unpack[OnOptions]) -> Handles[A]: ...
-    def on(
-        self,
-        *events: type[Any],
-        delivery: Promise = DEFAULT_DELIVERY,
-        group: str | None = None,
-        start: Start | None = None,
-    ) -> Callable[[EventHandler[Any]], EventHandler[Any]]:
-        """Handle events one by one: `async def handler(event: A | B, ctx: Context) -> Verdict | None`.
+    def _register(self, registration: Registration) -> None:
+        found = registration.with_defaults(delivery=DEFAULT_DELIVERY, group=self.name, start="earliest")
+        assert found.delivery is not None
+        assert found.group is not None
+        assert found.start is not None
+        bound = found.signature.bind(self.dependency_overrides, self._threads)
+        self._subscribe(
+            Subscription(
+                name=found.signature.name,
+                events=found.events,
+                group=found.group,
+                delivery=found.delivery,
+                start=found.start,
+                handler=None if found.is_batch else bound,
+                batch_handler=bound if found.is_batch else None,
+                max_items=found.max_items,
+                max_wait=found.max_wait,
+                max_bytes=found.max_bytes,
+            )
+        )
 
-        Further parameters are dependencies, `Annotated[Session, Depends(session)]`: see `hailbus.injection`.
+    def include(
+        self,
+        router: Router,
+        *,
+        group: str | None = None,
+        delivery: Promise | None = None,
+        start: Start | None = None,
+    ) -> None:
+        """Take over the handlers and publishers of a router.
 
         Args:
-            events: Event classes. One handler per class and group.
-            delivery: The promise; at least once by default.
-            group: Consumer group; the service's name by default. Groups are independent of each other.
-            start: Where a new group begins; `earliest` by default, so that nothing is missed.
+            router: Where a module declares them.
+            group: Consumer group of those handlers for which neither they nor the router name one.
+            delivery: Their promise, by the same rule.
+            start: Where a new group begins, by the same rule.
+
+        Raises:
+            ConfigurationError: The service runs already, or a handler does not fit.
         """
-
-        def register(handler: EventHandler[Any]) -> EventHandler[Any]:
-            self._subscribe(
-                Subscription(
-                    name=_name(handler),
-                    events=events,
-                    group=group if group is not None else self.name,
-                    delivery=delivery,
-                    start=start if start is not None else "earliest",
-                    handler=injected(handler, self.dependency_overrides, given=2),
-                )
-            )
-            return handler
-
-        return register
-
-    @overload
-    def on_batch(self, e0: type[A], /, **options: Unpack[OnBatchOptions]) -> HandlesBatches[A]: ...
-    @overload
-    def on_batch(self, e0: type[A], e1: type[B], /, **options: Unpack[OnBatchOptions]) -> HandlesBatches[A | B]: ...
-    @overload
-    def on_batch(
-        self, e0: type[A], e1: type[B], e2: type[C], /, **options: Unpack[OnBatchOptions]
-    ) -> HandlesBatches[A | B | C]: ...
-    @overload
-    def on_batch(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], /, **options: Unpack[OnBatchOptions]
-    ) -> HandlesBatches[A | B | C | D]: ...
-    @overload
-    def on_batch(
-        self, e0: type[A], e1: type[B], e2: type[C], e3: type[D], e4: type[E], /, **options: Unpack[OnBatchOptions]
-    ) -> HandlesBatches[A | B | C | D | E]: ...
-    @overload
-    def on_batch(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        /,
-        **options: Unpack[OnBatchOptions],
-    ) -> HandlesBatches[A | B | C | D | E | F]: ...
-    @overload
-    def on_batch(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        e6: type[G],
-        /,
-        **options: Unpack[OnBatchOptions],
-    ) -> HandlesBatches[A | B | C | D | E | F | G]: ...
-    @overload
-    def on_batch(
-        self,
-        e0: type[A],
-        e1: type[B],
-        e2: type[C],
-        e3: type[D],
-        e4: type[E],
-        e5: type[F],
-        e6: type[G],
-        e7: type[H],
-        /,
-        **options: Unpack[OnBatchOptions],
-    ) -> HandlesBatches[A | B | C | D | E | F | G | H]: ...
-    @overload
-    def on_batch(self, *events: type[A], **options: Unpack[OnBatchOptions]) -> HandlesBatches[A]: ...
-    def on_batch(
-        self,
-        *events: type[Any],
-        delivery: Promise = DEFAULT_DELIVERY,
-        group: str | None = None,
-        start: Start | None = None,
-        max_items: int = 500,
-        max_wait: timedelta = timedelta(milliseconds=100),
-        max_bytes: int = 16 * 1024 * 1024,
-    ) -> Callable[[EventBatchHandler[Any]], EventBatchHandler[Any]]:
-        """Handle events in batches, one batch at a time: `async def handler(batch: Batch[A]) -> list[Verdict] | None`.
-
-        A batch is handed over when it has `max_items` or `max_bytes`, or `max_wait` after its first event. None settles
-        all of it; a list has one verdict per item. When the handler raises, the batch is retried as the promise says,
-        then split, so that one bad event becomes a dead letter and its neighbours do not.
-        """
-
-        def register(handler: EventBatchHandler[Any]) -> EventBatchHandler[Any]:
-            self._subscribe(
-                Subscription(
-                    name=_name(handler),
-                    events=events,
-                    group=group if group is not None else self.name,
-                    delivery=delivery,
-                    start=start if start is not None else "earliest",
-                    batch_handler=injected(handler, self.dependency_overrides, given=1),
-                    max_items=max_items,
-                    max_wait=max_wait,
-                    max_bytes=max_bytes,
-                )
-            )
-            return handler
-
-        return register
+        for registration in router.registrations(group=group, delivery=delivery, start=start):
+            self._register(registration)
+        for publisher in router.publishers:
+            publisher.bind(self)
 
     def _subscribe(self, subscription: Subscription) -> None:
         if not subscription.events:
-            message = f"{subscription.name} subscribes to no event; name the event classes in on(...)"
+            message = f"{subscription.name} subscribes to no event; name an event class in on(...)"
             raise ConfigurationError(message)
         for cls in subscription.events:
             event_info(cls)
@@ -581,12 +375,19 @@ class Service:
 
     async def start(self, bus: Bus | None = None) -> None:
         """Start; see `running`, which also stops."""
-        chosen = bus if bus is not None else self._bus
-        if chosen is None:
-            message = f"service {self.name} has no bus; give Service(bus=...) or running(bus)"
-            raise ConfigurationError(message)
         if self._running_bus is not None:
             message = f"service {self.name} runs already"
+            raise ConfigurationError(message)
+        chosen = bus if bus is not None else self._bus
+        if chosen is None:
+            from hailbus.environment import bus_from_environment
+
+            chosen = bus_from_environment()
+        if chosen is None:
+            message = (
+                f"service {self.name} has no bus: set HAILBUS_BOOTSTRAP_SERVERS=host:9092 in the environment, or give "
+                "one to Service(bus=...) or running(bus)"
+            )
             raise ConfigurationError(message)
         if self._schemas is not None:
             chosen = await self._schemas.stamping(chosen, self._published)
@@ -717,6 +518,7 @@ class Service:
         if buffer is not None and not await buffer.stop(flush_timeout_s=FLUSH_TIMEOUT_S):
             log.warning("flush_timed_out: service %s leaves unacknowledged events behind", self.name)
         self._running_bus = None
+        self._threads.stop()
         for result in results:
             if isinstance(result, Exception):
                 log.error("stop_failed: service %s", self.name, exc_info=result)
@@ -733,27 +535,23 @@ class Service:
                 task.cancel()
             stop_wanted.set()
 
-        signals = (signal.SIGTERM, signal.SIGINT)
-        for number in signals:
-            loop.add_signal_handler(number, on_signal)
-        try:
-            starting = loop.create_task(self.start(bus))
-            stopping = loop.create_task(stop_wanted.wait())
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():  # told to stop while the broker was still away
-                starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-            if not starting.cancelled() and (error := starting.exception()) is not None:
-                stopping.cancel()
-                raise error
+        with on_stop_signal(on_signal):
             try:
-                await stopping
+                starting = loop.create_task(self.start(bus))
+                stopping = loop.create_task(stop_wanted.wait())
+                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not starting.done():  # told to stop while the broker was still away
+                    starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                if not starting.cancelled() and (error := starting.exception()) is not None:
+                    stopping.cancel()
+                    raise error
+                try:
+                    await stopping
+                finally:
+                    await self.stop()
             finally:
-                await self.stop()
-        finally:
-            for number in signals:
-                loop.remove_signal_handler(number)
-            self._stop_wanted = None
+                self._stop_wanted = None
 
     async def flush(self) -> None:
         """Wait until everything that was enqueued so far is acknowledged or has failed."""
@@ -810,7 +608,3 @@ class Service:
     def subscribers(self) -> Sequence[Subscriber | TransactionalSubscriber]:
         """One per group, while running: counters, assignment, what waits."""
         return tuple(self._subscribers)
-
-
-def _name(handler: Callable[..., object]) -> str:
-    return getattr(handler, "__qualname__", repr(handler)).replace("<locals>.", "")

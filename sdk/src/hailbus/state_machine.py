@@ -304,7 +304,7 @@ class StateMachine:
         service.relays(self.outbox)
         service.needs(self)
         delivery = EffectivelyOnce(inbox=self._inbox, retry=self._retry, then=DeadLetter())
-        service.on(*self._instance_of, delivery=delivery, group=f"{service.name}-{self.name}")(self._handle)
+        service.on(tuple(self._instance_of), delivery=delivery, group=f"{service.name}-{self.name}")(self._handle)
 
     async def create_tables(self) -> None:
         """Create the table where it is missing."""

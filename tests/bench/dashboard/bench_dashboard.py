@@ -108,7 +108,7 @@ async def main() -> None:
         )
         try:
             service = Service("booking", bus=KafkaBus(bootstrap_servers=bootstrap), catalogue=CATALOGUE)
-            publisher = service.publishes(*CATALOGUE)
+            publisher = service.publishes(CATALOGUE)
             async with service.running():
                 told = [await events(random) for _ in range(options.events * options.seconds // 20 + 1)]
                 # A hundred rides at a time are under way, each a few seconds long.

@@ -66,5 +66,5 @@ def test_right_code_passes_and_wrong_code_is_refused_where_it_is_wrong(checker: 
     for name, source in SOURCES.items():
         (tmp_path / name).write_text((HERE / source).read_text())
     expected = lines_of("fails.py")
-    assert len(expected) == 18
+    assert len(expected) == 25
     assert checker(tmp_path) == {"passes.py": set(), "fails.py": expected}

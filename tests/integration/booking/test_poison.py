@@ -21,7 +21,7 @@ NOW = datetime(2014, 5, 1, 8, tzinfo=UTC)
 
 async def test_nonsense_is_parked_and_the_next_event_is_applied(start_booking: StartBooking, bus: MemoryBus) -> None:
     surge = Service("surge", bus=bus)
-    publisher = surge.publishes(SurgeUpdated, TimerElapsed)
+    publisher = surge.publishes(SurgeUpdated | TimerElapsed)
     async with start_booking(clock="event") as booking, surge.running():
         cell = (await booking.quote(at=NOW.isoformat()))["pickup_cell"]
 

@@ -160,7 +160,7 @@ class Story:
 async def story(bus: Bus) -> AsyncIterator[Story]:
     """Yield a storyteller on the bus."""
     booking = Service("booking", source="/booking", bus=bus, catalogue=CATALOGUE)
-    publisher = booking.publishes(*CATALOGUE)
+    publisher = booking.publishes(CATALOGUE)
     async with booking.running():
         yield Story(publisher=publisher)
 

@@ -168,7 +168,7 @@ async def test_every_topic_of_the_language_is_logged(database_url: str, tmp_path
     async with Opened(database_url, path) as journal:
         service = create_service(bus, journal)
         driver = Service("driver-app", bus=bus)
-        positions = driver.publishes(DriverLocationReported, TimerElapsed)
+        positions = driver.publishes(DriverLocationReported | TimerElapsed)
         async with service.running(), driver.running():
             for number in range(50):
                 await positions.publish(

@@ -104,7 +104,7 @@ async def running(path: Path, bus: MemoryBus | None = None, sources: str = "ride
     )
     app: FastAPI = create_app(settings, bus=bus)
     booking = Service("booking", bus=bus, catalogue=CATALOGUE)
-    publisher = booking.publishes(*CATALOGUE)
+    publisher = booking.publishes(CATALOGUE)
     async with app.router.lifespan_context(app), booking.running(bus):
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://recommender") as client:

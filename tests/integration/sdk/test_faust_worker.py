@@ -82,7 +82,7 @@ async def test_a_worker_reads_and_writes_typed_events(broker: Broker, tmp_path: 
         await admin.provision([RIDES, BILLS])
     rides = [RideCompleted(ride_id=f"ride-{number}", fare_cents=100 * number) for number in range(20)]
     shop = Service("shop", bus=bus)
-    published = shop.publishes(RideCompleted, RideCancelled)
+    published = shop.publishes(RideCompleted | RideCancelled)
     async with shop.running(bus):
         await published.publish(RideCancelled(ride_id="ride-0"))  # a type that the worker does not want
         producer = bus.producer(client_id="foreign")

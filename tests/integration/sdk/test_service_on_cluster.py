@@ -72,7 +72,7 @@ async def test_events_go_round_in_key_order_and_lag_ends_at_zero(cluster: Cluste
     pub = svc.publishes(order_placed)
     seen: list[tuple[str, int]] = []
 
-    @svc.on(order_placed)
+    @svc.on([order_placed])
     async def placed(event: Any, ctx: Context) -> None:
         seen.append((event.order_id, event.amount))
 
@@ -180,7 +180,7 @@ async def test_killed_broker_loses_nothing(own_cluster: OwnCluster, until: Until
     seen: list[int] = []
     tailed: list[int] = []
 
-    @svc.on(order_placed)
+    @svc.on([order_placed])
     async def placed(event: Any, ctx: Context) -> None:
         seen.append(event.amount)
 
@@ -238,7 +238,7 @@ async def test_members_join_and_leave_and_nothing_is_lost(cluster: Cluster, unti
     def member() -> Service:
         svc = Service("rebalance-" + topic.name, subscribing=FAST)
 
-        @svc.on(order_placed)
+        @svc.on([order_placed])
         async def placed(event: Any, ctx: Context) -> None:
             assert event.order_id not in running  # neither in this member nor in any other
             running.add(event.order_id)

@@ -60,7 +60,7 @@ def uses(store: Store) -> Service:
     return Service(f"till of {store.place}")
 
 def iterates(events: list[type[Event]]) -> Service:
-    Service("s").publishes(*events)
+    Service("s").publishes(events)
 
 def nothing(): ...
 

@@ -199,7 +199,7 @@ async def test_what_names_no_event_becomes_a_dead_letter_that_says_so(
 ) -> None:
     svc = Service("shop", catalogue=CATALOGUE)
 
-    @svc.on(ClickMade, OrderPlaced, PaymentMade)
+    @svc.on(ClickMade | OrderPlaced | PaymentMade)
     async def take(event: ClickMade | OrderPlaced | PaymentMade, ctx: Context) -> None: ...
 
     async with bus.run(svc) as t:
@@ -230,7 +230,7 @@ async def test_handlers_under_every_promise(bus: MemoryBus, promise: str, tmp_pa
     svc = Service("shop", catalogue=CATALOGUE)
     seen: list[tuple[Event, str]] = []
 
-    @svc.on(OrderPlaced, PaymentMade, delivery=promises(Inbox(engine, consumer="shop"))[promise])
+    @svc.on(OrderPlaced | PaymentMade, delivery=promises(Inbox(engine, consumer="shop"))[promise])
     async def take(event: OrderPlaced | PaymentMade, ctx: Context) -> None:
         seen.append((event, ctx.envelope.id))
 
@@ -360,7 +360,7 @@ async def test_parked_keys_are_handled_after_their_release(bus: MemoryBus, tmp_p
 async def test_tombstones_are_skipped(bus: MemoryBus) -> None:
     svc = Service("shop", catalogue=CATALOGUE, subscribing=SubscriberSettings(unknown_event="park"))
 
-    @svc.on(ClickMade, OrderPlaced, PaymentMade, PaymentReturned)
+    @svc.on(ClickMade | OrderPlaced | PaymentMade | PaymentReturned)
     async def take(event: Event, ctx: Context) -> None:
         raise AssertionError("a tombstone is no event")
 
@@ -433,7 +433,7 @@ class RefundOut(Event, topic=PLAIN_FIELD, type="refund.out"):
 
 async def test_plain_topics_are_written_without_cloudevents_and_read_back(bus: MemoryBus) -> None:
     svc = Service("shop")
-    out = svc.publishes(Clicked, OrderMade, OrderGone, PaidOut, RefundOut)
+    out = svc.publishes(Clicked | OrderMade | OrderGone | PaidOut | RefundOut)
     moment = datetime(2024, 5, 1, tzinfo=UTC)
     async with bus.run(svc) as t:
         await out.publish(Clicked(page="/a"))
@@ -534,9 +534,9 @@ def test_records_without_a_place_are_decoded_by_their_headers_only() -> None:
 
 def test_asyncapi_shows_how_plain_records_name_their_event() -> None:
     svc = Service("shop")
-    svc.publishes(OrderMade, PaidOut, Clicked)
+    svc.publishes(OrderMade | PaidOut | Clicked)
 
-    @svc.on(OrderPlaced, ClickMade)
+    @svc.on(OrderPlaced | ClickMade)
     async def take(event: OrderPlaced | ClickMade, ctx: Context) -> None: ...
 
     messages = asyncapi([svc], title="x", version="1")["components"]["messages"]

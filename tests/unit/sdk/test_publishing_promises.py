@@ -191,7 +191,7 @@ class Rounded(Event, topic=ORDERS, key="order_id", type="order.rounded"):
 async def test_numbers_that_the_class_writes_in_a_form_of_its_own_pass() -> None:
     bus = MemoryBus()
     svc = Service("till")
-    pub = svc.publishes(AsText, Rounded, Measured)
+    pub = svc.publishes(AsText | Rounded | Measured)
     async with svc.running(bus):
         await pub.publish(AsText(order_id="a", fare=NAN))
         await pub.publish(Rounded(order_id="a", fare=NAN))
@@ -258,7 +258,7 @@ async def test_an_outbox_that_nobody_relays_is_refused_before_a_row_is_written(t
 async def test_the_memory_bus_refuses_what_a_broker_refuses() -> None:
     bus = MemoryBus()
     svc = Service("till")
-    pub = svc.publishes(OrderPlaced, Noted)
+    pub = svc.publishes(OrderPlaced | Noted)
     async with svc.running(bus):
         with pytest.raises(RecordTooLargeError, match="the limit is 1048588"):
             await pub.publish(OrderPlaced(order_id="a", note="x" * 2_000_000))

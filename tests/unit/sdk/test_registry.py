@@ -491,7 +491,7 @@ async def test_outbox_transactions_and_batches_carry_the_id_too(tmp_path: Path) 
     async with registry_on(bus) as (registry, _):
         engine = create_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
         svc = Service("shop", schemas=Schemas(registry, place="prefix"))
-        pub = svc.publishes(Placed, Paid)
+        pub = svc.publishes(Placed | Paid)
         svc.relays(Outbox(engine))
 
         @svc.on(Placed, delivery=ExactlyOnce(), group="exact")

@@ -68,7 +68,7 @@ def shop(*, name: str = "shop", subscribing: SubscriberSettings = FAST) -> Servi
 async def test_published_events_are_handled_in_order_of_their_key_and_committed() -> None:
     bus = MemoryBus()
     svc = shop()
-    pub: Publisher[OrderPlaced | OrderPaid] = svc.publishes(OrderPlaced, OrderPaid)
+    pub: Publisher[OrderPlaced | OrderPaid] = svc.publishes(OrderPlaced | OrderPaid)
     seen: list[tuple[str, int, str]] = []
 
     @svc.on(OrderPlaced)
@@ -89,7 +89,7 @@ async def test_published_events_are_handled_in_order_of_their_key_and_committed(
 async def test_envelope_carries_time_cause_and_headers() -> None:
     bus = MemoryBus()
     svc = shop()
-    pub = svc.publishes(OrderPlaced, OrderPaid)
+    pub = svc.publishes(OrderPlaced | OrderPaid)
     noon = datetime(2014, 5, 1, 12, tzinfo=UTC)
     found: list[Context] = []
 
@@ -376,7 +376,7 @@ async def test_a_batch_ends_with_the_event_that_reaches_its_bytes() -> None:
 async def test_events_of_several_types_reach_the_batches_of_their_own_handlers_in_order() -> None:
     bus = MemoryBus()
     svc = shop()
-    pub = svc.publishes(OrderPlaced, OrderPaid, OrderCancelled)
+    pub = svc.publishes(OrderPlaced | OrderPaid | OrderCancelled)
     placed: list[int] = []
     paid: list[str] = []
 
@@ -488,7 +488,7 @@ async def test_reading_pauses_while_handlers_are_behind() -> None:
 async def test_tombstone_deletes_a_key_and_no_handler_sees_it() -> None:
     bus = MemoryBus()
     svc = shop()
-    pub = svc.publishes(StockCounted, OrderPlaced)
+    pub = svc.publishes(StockCounted | OrderPlaced)
     seen: list[str] = []
 
     @svc.on(StockCounted)
@@ -509,7 +509,7 @@ async def test_tombstone_deletes_a_key_and_no_handler_sees_it() -> None:
 async def test_reader_needs_no_group() -> None:
     bus = MemoryBus()
     svc = shop()
-    pub = svc.publishes(OrderPlaced, OrderPaid)
+    pub = svc.publishes(OrderPlaced | OrderPaid)
     async with svc.running(bus):
         await pub.publish_many([OrderPlaced(order_id=str(i), amount=i) for i in range(5)])
         await pub.publish(OrderPaid(order_id="1"))

@@ -78,7 +78,7 @@ class Checkout:
         self.engine = engine
         self.svc = Service("shop", subscribing=SLOW, clock=clock)
         self.outbox = Outbox(engine, clock=clock, poll_interval=timedelta(seconds=1))
-        self.pub: Publisher[OrderExpired | PaymentTimedOut] = self.svc.publishes(OrderExpired, PaymentTimedOut)
+        self.pub: Publisher[OrderExpired | PaymentTimedOut] = self.svc.publishes(OrderExpired | PaymentTimedOut)
         self.machine = machine = StateMachine(
             "checkout",
             inbox=Inbox(engine, "checkout", clock=clock),

@@ -284,7 +284,7 @@ def test_what_other_writers_put_into_them_is_read() -> None:
 
 def test_asyncapi_document_describes_them_and_gives_the_contract_back() -> None:
     svc = Service("shop")
-    svc.publishes(OrderPlaced, Whole)
+    svc.publishes(OrderPlaced | Whole)
     document = asyncapi([svc], title="Shop", version="1")
     message = document["components"]["messages"]["whole-kept-v1"]
     assert message["contentType"] == "application/cloudevents+json; charset=UTF-8"

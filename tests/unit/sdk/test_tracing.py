@@ -78,7 +78,7 @@ def linked(span: ReadableSpan) -> list[int]:
 async def test_process_links_to_send_and_its_own_sends_are_its_children(bus: MemoryBus) -> None:
     spans = Spans()
     svc = spans.service
-    pub = svc.publishes(OrderPlaced, TillOpened)
+    pub = svc.publishes(OrderPlaced | TillOpened)
 
     @svc.on(OrderPlaced)
     async def placed(event: OrderPlaced, ctx: Context) -> None:
@@ -141,7 +141,7 @@ async def test_enqueue_makes_a_span_that_ends_with_the_receipt(bus: MemoryBus) -
 
 async def test_publish_many_creates_each_and_sends_all(bus: MemoryBus) -> None:
     spans = Spans()
-    pub = spans.service.publishes(OrderPlaced, TillOpened)
+    pub = spans.service.publishes(OrderPlaced | TillOpened)
     async with bus.run(spans.service):
         receipts = await pub.publish_many([OrderPlaced(order_id="a"), OrderPlaced(order_id="b")])
         await pub.publish_many([OrderPlaced(order_id="c"), TillOpened(till=1)])
@@ -254,7 +254,7 @@ async def test_links_survive_the_outbox(bus: MemoryBus, tmp_path: Path) -> None:
 async def test_exactly_once_is_traced_too(bus: MemoryBus) -> None:
     spans = Spans()
     svc = spans.service
-    pub = svc.publishes(OrderPlaced, TillOpened)
+    pub = svc.publishes(OrderPlaced | TillOpened)
 
     @svc.on(OrderPlaced, delivery=ExactlyOnce())
     async def placed(event: OrderPlaced, ctx: Context) -> None:

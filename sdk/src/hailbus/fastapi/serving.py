@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import re
-import signal
 import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
 from fastapi import FastAPI
 
+from hailbus._signals import on_stop_signal
 from hailbus.errors import ConfigurationError
 
 __all__ = ["serve"]
@@ -87,29 +87,24 @@ async def serve(
 
     server = _Server(config, on_started)
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    serving = loop.create_task(_serve(app, server, listener))
-    stopping = loop.create_task(stop.wait())
-    try:
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            on_stop()
-            if server.started:
-                server.should_exit = True
-            else:
-                serving.cancel()
+    with contextlib.closing(listener), on_stop_signal(stop.set):
+        serving = loop.create_task(_serve(app, server, listener))
+        stopping = loop.create_task(stop.wait())
         try:
-            await serving
-        except asyncio.CancelledError:
-            if not stop.is_set():
-                raise
-    finally:
-        stopping.cancel()
-        for number in signals:
-            loop.remove_signal_handler(number)
-        listener.close()
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not serving.done():
+                on_stop()
+                if server.started:
+                    server.should_exit = True
+                else:
+                    serving.cancel()
+            try:
+                await serving
+            except asyncio.CancelledError:
+                if not stop.is_set():
+                    raise
+        finally:
+            stopping.cancel()
 
 
 async def _serve(app: FastAPI, server: _Server, listener: socket.socket) -> None:

@@ -39,7 +39,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
         catalogue=CATALOGUE,
         clock=clock.now,
     )
-    publisher = service.publishes(BikeReserved, BikeUnlocked, BikeReturned, BikeReservationLapsed)
+    publisher = service.publishes(BikeReserved | BikeUnlocked | BikeReturned | BikeReservationLapsed)
     service.relays(outbox)
     store = Store(
         engine,

@@ -42,7 +42,7 @@ def create_service(bus: Bus, journal: Journal) -> Service:
         GROUP, bus=bus, catalogue=CATALOGUE, subscribing=SubscriberSettings(unknown_event="park", max_buffered=20_000)
     )
 
-    @service.on_batch(*CATALOGUE, delivery=PATIENTLY, max_items=2_000, max_wait=timedelta(milliseconds=200))
+    @service.on_batch(CATALOGUE, delivery=PATIENTLY, max_items=2_000, max_wait=timedelta(milliseconds=200))
     async def write(batch: Batch[Event]) -> list[Verdict]:
         refusals = [Inbox.refusal_of(item) for item in batch.items]
         await journal.write([item.ctx for item, refusal in zip(batch.items, refusals, strict=True) if refusal is None])

@@ -16,6 +16,7 @@ from hailbus import (
     Event,
     Publisher,
     Retry,
+    Router,
     Service,
     Topic,
     Verdict,
@@ -44,8 +45,8 @@ class RideCancelled(RideEvent, type="ride.cancelled"):
 
 
 svc = Service("booking", source="/booking")
-rides: Publisher[RideRequested | RideCompleted] = svc.publishes(RideRequested, RideCompleted)
-inferred = svc.publishes(RideRequested, RideCompleted)
+rides: Publisher[RideRequested | RideCompleted] = svc.publishes(RideRequested | RideCompleted)
+inferred = svc.publishes(RideRequested | RideCompleted)
 narrower: Publisher[RideRequested] = rides  # who may publish both may publish one
 
 
@@ -61,7 +62,7 @@ async def one(event: RideRequested, ctx: Context) -> None:
     event.rider_id.upper()
 
 
-@svc.on(RideRequested, RideCompleted, group="other", delivery=AtLeastOnce(order="partition"))
+@svc.on(RideRequested | RideCompleted, group="other", delivery=AtLeastOnce(order="partition"))
 async def two(event: RideRequested | RideCompleted, ctx: Context) -> Verdict | None:
     match event:
         case RideRequested():
@@ -70,14 +71,108 @@ async def two(event: RideRequested | RideCompleted, ctx: Context) -> Verdict | N
             return Done()
 
 
-@svc.on(RideRequested, RideCompleted, group="base")
+@svc.on(RideRequested | RideCompleted, group="base")
 async def base(event: RideEvent, ctx: Context) -> None:
     event.ride_id.upper()
 
 
-@svc.on_batch(RideRequested, RideCompleted, group="batch")
+@svc.on_batch(RideRequested | RideCompleted, group="batch")
 async def batch(items: Batch[RideRequested | RideCompleted]) -> Sequence[Verdict]:
     return [Done() for item in items if item.event.ride_id]
+
+
+@svc.on(RideRequested, group="no context")
+async def no_context(event: RideRequested) -> None: ...
+
+
+@svc.on(RideRequested, group="plain")
+def plain(event: RideRequested, ctx: Context) -> Verdict | None:
+    return Done()
+
+
+@svc.on
+async def annotated(event: RideRequested | RideCompleted, ctx: Context) -> None: ...
+
+
+@svc.on(group="annotated", delivery=AtLeastOnce())
+def annotated_with_options(event: RideRequested) -> None: ...
+
+
+@svc.on_batch
+def annotated_batch(batch: Batch[RideRequested]) -> list[Verdict]:
+    return [Done() for _ in batch]
+
+
+@svc.on(Catalogue.of(RideRequested, RideCompleted), group="catalogue")
+async def whatever(event: Event) -> None: ...
+
+
+router = Router(group="audit")
+cancelled = router.publishes(RideCancelled)
+
+
+@router.on
+async def routed(event: RideRequested | RideCompleted) -> None:
+    await cancelled.publish(RideCancelled(ride_id=event.ride_id))
+
+
+svc.include(router, delivery=AtLeastOnce(order="partition"))
+
+
+async def call_a_handler_as_a_test_does(ctx: Context) -> None:
+    await no_context(RideRequested(ride_id="1", rider_id="2"))
+    verdict: Verdict | None = plain(RideRequested(ride_id="1", rider_id="2"), ctx)
+    await with_dependency(RideRequested(ride_id="1", rider_id="2"), ctx, "tenant")
+    assert verdict is not None
+
+
+class E1(RideEvent, type="e.one"):
+    pass
+
+
+class E2(RideEvent, type="e.two"):
+    pass
+
+
+class E3(RideEvent, type="e.three"):
+    pass
+
+
+class E4(RideEvent, type="e.four"):
+    pass
+
+
+class E5(RideEvent, type="e.five"):
+    pass
+
+
+class E6(RideEvent, type="e.six"):
+    pass
+
+
+class E7(RideEvent, type="e.seven"):
+    pass
+
+
+class E8(RideEvent, type="e.eight"):
+    pass
+
+
+class E9(RideEvent, type="e.nine"):
+    pass
+
+
+nine = svc.publishes(E1 | E2 | E3 | E4 | E5 | E6 | E7 | E8 | E9)
+
+
+@svc.on(E1 | E2 | E3 | E4 | E5 | E6 | E7 | E8 | E9)
+async def one_of_many(event: E1 | E2 | E3 | E4 | E5 | E6 | E7 | E8 | E9) -> None:
+    await nine.publish(event)
+
+
+@svc.on_batch(E1 | E2 | E3 | E4 | E5 | E6 | E7 | E8 | E9, group="batches of many")
+async def batch_of_many(batch: Batch[E1 | E2 | E3 | E4 | E5 | E6 | E7 | E8 | E9]) -> None:
+    await nine.publish_many(batch.events)
 
 
 def tenant(ctx: Context) -> str:

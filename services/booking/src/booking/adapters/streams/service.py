@@ -46,11 +46,11 @@ def build_service(
 ) -> tuple[Service, Publisher[DriverLocationReported]]:
     """Return the service and the publisher of positions; the facts go out through the outbox."""
     service = Service(GROUP, source=SOURCE, bus=bus, catalogue=CATALOGUE, clock=clock)
-    service.publishes(*Catalogue.of(quotes, rides, drivers, payments, timers))
+    service.publishes(Catalogue.of(quotes, rides, drivers, payments, timers))
     positions: Publisher[DriverLocationReported] = service.publishes(DriverLocationReported)
 
     @service.on_batch(
-        SurgeUpdated, TimerElapsed, delivery=PATIENTLY, max_items=500, max_wait=timedelta(milliseconds=20)
+        SurgeUpdated | TimerElapsed, delivery=PATIENTLY, max_items=500, max_wait=timedelta(milliseconds=20)
     )
     async def apply(batch: Batch[SurgeUpdated | TimerElapsed]) -> list[Verdict]:
         verdicts: list[Verdict] = []

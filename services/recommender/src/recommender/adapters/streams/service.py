@@ -26,8 +26,8 @@ def build_service(
     async def learn_batch(batch: Batch[Event]) -> None:
         await learn(batch)
 
-    service.on_batch(*events, max_items=500, max_wait=timedelta(milliseconds=100))(learn_batch)
-    return service, Announcements(service.publishes(RecommendationServed, RecommendationChosen))
+    service.on_batch(events, max_items=500, max_wait=timedelta(milliseconds=100))(learn_batch)
+    return service, Announcements(service.publishes(RecommendationServed | RecommendationChosen))
 
 
 class Announcements:

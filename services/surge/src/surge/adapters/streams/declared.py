@@ -10,5 +10,5 @@ from surge.adapters.streams.records import SOURCE
 def create_service() -> Service:
     """Return the worker's declaration, for `hailbus docs`."""
     service = Service("surge", source=SOURCE, catalogue=CATALOGUE)
-    service.publishes(SurgeUpdated, DemandForecastPublished)
+    service.publishes(SurgeUpdated | DemandForecastPublished)
     return service
