@@ -18,7 +18,7 @@ from typing import Any
 from hailbus._transport import Bus, Producer, Received
 from hailbus.clock import Clock, utc_now
 from hailbus.codec import legible_attributes
-from hailbus.dead_letter import ADDED, PREFIX, origin, original_headers
+from hailbus.dead_letter import ADDED, PREFIX, REPLAYED_FROM, origin, original_headers, uniform_name
 from hailbus.envelope import Headers, time_text
 from hailbus.errors import ConfigurationError
 from hailbus.event import Topic
@@ -72,9 +72,9 @@ class Letter:
         """
         attributes = legible_attributes(self.record.headers, self.value)
         return {f"ce_{name}": text for name, text in attributes.items()} | {
-            name.removeprefix(PREFIX): value.decode("utf-8", "replace")
+            uniform_name(name).removeprefix(PREFIX): value.decode("utf-8", "replace")
             for name, value in self.record.headers
-            if name.startswith(PREFIX) or name in ADDED
+            if name.startswith(PREFIX) or uniform_name(name) in ADDED
         }
 
     def as_json(self, *, with_value: bool = False) -> dict[str, object]:
@@ -177,7 +177,7 @@ class DeadLetterQueue:
                 record = letter.record
                 headers: Headers = [
                     *original_headers(record.headers),
-                    ("sdk-replayed-from", f"{record.topic}-{record.partition}@{record.offset}".encode()),
+                    (REPLAYED_FROM, f"{record.topic}-{record.partition}@{record.offset}".encode()),
                 ]
                 count = await producer.partition_count(letter.origin_topic)
                 body = letter.value if value is None else value

@@ -1,4 +1,4 @@
-"""What a subscription promises, and what a handler says about one event."""
+"""Delivery promises of a subscription, failure policies, and the verdicts that a handler may return."""
 
 from __future__ import annotations
 
@@ -21,14 +21,42 @@ __all__ = [
     "Done",
     "EffectivelyOnce",
     "ExactlyOnce",
-    "Park",
     "ParkKey",
     "Promise",
+    "Reject",
     "Retry",
     "RetryTopics",
     "Skip",
     "Verdict",
+    "checked_duration",
 ]
+
+
+def checked_duration(name: str, value: object, *, zero: bool = False) -> float:
+    """The seconds of a duration setting.
+
+    Raises:
+        ConfigurationError: It is not a `timedelta`, or negative, or zero where that is not allowed.
+    """
+    if not isinstance(value, timedelta):
+        message = f"{name}={value!r} is not a duration; give a timedelta, for example timedelta(seconds=1)"
+        raise ConfigurationError(message)
+    seconds = value.total_seconds()
+    if seconds < 0 or (seconds == 0 and not zero):
+        message = f"{name} is {seconds:g} s; give {'zero or ' if zero else ''}a positive duration"
+        raise ConfigurationError(message)
+    return seconds
+
+
+def checked_count(name: str, value: object) -> None:
+    """Check a setting that counts something.
+
+    Raises:
+        ConfigurationError: It is not a whole number from 1 up.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        message = f"{name}={value!r} must be a whole number of at least 1"
+        raise ConfigurationError(message)
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
@@ -36,31 +64,45 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The event is dealt with. Returning None says the same."""
+    """The event was handled. Returning None says the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Call again with this event after a while; later events of the same key wait, other keys go on."""
+    """Call the handler again with this event after a delay. Later events of the same key wait; other keys continue.
+
+    The call counts as an attempt of the subscription's policy: after `Backoff.attempts` calls the event goes to `then`.
+    A handler that polls for something outside may raise that bound with `limit`.
+
+    Args:
+        after: Delay before the next call.
+        limit: Calls of the handler with this event at most, the first one included; None for the policy's `attempts`.
+    """
 
     after: timedelta = timedelta(seconds=1)
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        checked_duration("Retry(after)", self.after, zero=True)
+        if self.limit is not None:
+            checked_count("Retry(limit)", self.limit)
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
-    """Set the event aside as a dead letter with this reason, and go on."""
+class Reject:
+    """The event cannot be handled, now or later: it becomes a dead letter with this reason, or parks its key."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """The event is of no concern here; settled, and counted with its reason."""
+    """The event does not concern this handler: it counts as skipped."""
 
     reason: str = ""
 
 
-Verdict = Done | Retry | Park | Skip
+Verdict = Done | Retry | Reject | Skip
 
 
 # ------------------------------------------------------------------------------------------------ failure
@@ -72,7 +114,7 @@ class Backoff:
 
     Args:
         first: Delay before the second attempt.
-        factor: Growth per attempt.
+        factor: Growth per attempt, at least 1.
         max: Upper bound of one delay.
         attempts: How often the handler is called at most, the first time included.
         jitter: Share of the delay that is random, 0 to 1.
@@ -87,8 +129,19 @@ class Backoff:
     on: tuple[type[Exception], ...] = (Exception,)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            message = f"Backoff needs at least one attempt, not {self.attempts}"
+        if not isinstance(self.attempts, int) or isinstance(self.attempts, bool) or self.attempts < 1:
+            message = f"Backoff needs at least one attempt, not {self.attempts!r}"
+            raise ConfigurationError(message)
+        checked_duration("Backoff(first)", self.first)
+        checked_duration("Backoff(max)", self.max)
+        if not isinstance(self.factor, (int, float)) or not self.factor >= 1:
+            message = f"Backoff(factor={self.factor!r}) would shrink the delay; give a factor of at least 1"
+            raise ConfigurationError(message)
+        if not isinstance(self.jitter, (int, float)) or not 0 <= self.jitter <= 1:
+            message = f"Backoff(jitter={self.jitter!r}) is a share of the delay; give a number from 0 to 1"
+            raise ConfigurationError(message)
+        if not isinstance(self.on, tuple) or not all(isinstance(e, type) and issubclass(e, Exception) for e in self.on):
+            message = f"Backoff(on={self.on!r}) must be a tuple of exception classes, for example on=(TimeoutError,)"
             raise ConfigurationError(message)
 
     @property
@@ -108,18 +161,18 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Write the raw record, with what went wrong as headers, to `<topic>.<group>-dlt`, and go on."""
+    """Write the raw record to `<topic>.<group>-dlt` with the failure as headers, then continue."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class RetryTopics:
     """Write the record to `<topic>.<group>-retry-<delay in ms>`, from which the group reads it after the delay.
 
-    Nothing waits meanwhile, so later events of the key overtake it: where order matters take `ParkKey`. When the
+    No other event waits meanwhile, so later events of the key overtake it: use `ParkKey` where order matters. When the
     handler fails again the next delay follows, and after the last one `then`.
 
     Args:
-        delays: Each a retry topic of its own; equal ones share one.
+        delays: Each is a retry topic; equal ones share one.
         then: After the last.
     """
 
@@ -127,8 +180,14 @@ class RetryTopics:
     then: DeadLetter
 
     def __init__(self, *delays: timedelta, then: DeadLetter | None = None) -> None:
-        if not delays or any(delay <= timedelta(0) for delay in delays):
-            message = "RetryTopics needs at least one delay, all longer than nothing"
+        if not delays:
+            message = "RetryTopics needs at least one delay, for example RetryTopics(timedelta(seconds=5))"
+            raise ConfigurationError(message)
+        for delay in delays:
+            checked_duration("a delay of RetryTopics, which needs at least one delay longer than zero,", delay)
+        last: object = then
+        if last is not None and not isinstance(last, DeadLetter):
+            message = f"RetryTopics(then={then!r}): only DeadLetter() can follow the last retry topic"
             raise ConfigurationError(message)
         object.__setattr__(self, "delays", delays)
         object.__setattr__(self, "then", then if then is not None else DeadLetter())
@@ -136,9 +195,9 @@ class RetryTopics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkKey:
-    """Set the event aside and let later events of its key wait behind it, in order, until someone releases the key.
+    """Park the event in the database; later events of its key wait behind it, in order, until the key is released.
 
-    Other keys go on. Events without a key become dead letters.
+    Other keys continue. Events without a key become dead letters.
 
     Args:
         lot: Where parked records are kept.
@@ -147,6 +206,9 @@ class ParkKey:
 
     lot: ParkingLot
     look_every: timedelta = timedelta(seconds=1)
+
+    def __post_init__(self) -> None:
+        checked_duration("ParkKey(look_every)", self.look_every)
 
 
 Order = Literal["key", "partition", "none"]
@@ -185,6 +247,7 @@ class AtLeastOnce:
 
     def __post_init__(self) -> None:
         _check(self.order, self.max_in_flight)
+        _check_retry(self.retry)
         _check_then(self.then, self.order)
 
 
@@ -194,8 +257,11 @@ class EffectivelyOnce:
 
     Before the handler is called the event is claimed in the inbox, in a transaction that the handler gets as `ctx.tx`
     (in batches `batch.tx`): write to the database and publish with `tx=ctx.tx`. An event that was applied before is
-    settled without calling the handler; in batches it is left out. When the handler raises, or asks for `Retry` or
-    `Park`, the transaction is rolled back.
+    skipped without calling the handler; in batches it is left out. When the handler raises, or returns `Retry` or
+    `Reject`, the transaction is rolled back.
+
+    While the inbox's database is unavailable the partition is paused. It resumes by itself, and no event becomes a dead
+    letter meanwhile.
 
     Args:
         inbox: In the same database as the effects.
@@ -210,7 +276,11 @@ class EffectivelyOnce:
 
     def __post_init__(self) -> None:
         _check(self.order, self.max_in_flight)
+        _check_retry(self.retry)
         _check_then(self.then, self.order)
+        if isinstance(self.inbox, type) or not hasattr(self.inbox, "claim"):
+            message = f"inbox={self.inbox!r} is not an Inbox; give Inbox(engine, consumer)"
+            raise ConfigurationError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +293,7 @@ class ExactlyOnce:
     Args:
         retry: What happens when the handler raises; then a dead letter, in the same transaction.
         max_items: Records per transaction at most.
+        order, max_in_flight: `partition` and 1; nothing else is possible inside one transaction.
     """
 
     retry: Backoff = Backoff()
@@ -231,25 +302,39 @@ class ExactlyOnce:
     max_in_flight: int = 1
 
     def __post_init__(self) -> None:
-        _check(self.order, self.max_in_flight)
-        if self.max_items < 1:
-            message = f"max_items={self.max_items} must be at least 1"
+        _check_retry(self.retry)
+        checked_count("max_items", self.max_items)
+        if self.order != "partition" or self.max_in_flight != 1:
+            message = (
+                f"ExactlyOnce(order={self.order!r}, max_in_flight={self.max_in_flight!r}): one transaction handles the "
+                "events of a partition one after the other; leave both settings out"
+            )
             raise ConfigurationError(message)
 
 
 Promise = AtMostOnce | AtLeastOnce | EffectivelyOnce | ExactlyOnce
 
 
+def _check_retry(retry: object) -> None:
+    if not isinstance(retry, Backoff):
+        message = f"retry={retry!r} is not a retry policy; give a Backoff, for example Backoff(attempts=5)"
+        raise ConfigurationError(message)
+
+
 def _check_then(then: object, order: Order) -> None:
+    if isinstance(then, type):
+        message = f"then={then.__name__} is a class; give a policy, for example then={then.__name__}()"
+        raise ConfigurationError(message)
+    if not isinstance(then, (DeadLetter, RetryTopics, ParkKey)):
+        message = f"then={then!r} is not a policy; give DeadLetter(), RetryTopics(...) or ParkKey(lot=...)"
+        raise ConfigurationError(message)
     if isinstance(then, ParkKey) and order != "key":
         message = f"ParkKey keeps the order of keys, so it needs order='key', not {order!r}"
         raise ConfigurationError(message)
 
 
-def _check(order: str, max_in_flight: int) -> None:
+def _check(order: object, max_in_flight: object) -> None:
     if order not in {"key", "partition", "none"}:
         message = f"order={order!r} is not one of 'key', 'partition' and 'none'"
         raise ConfigurationError(message)
-    if max_in_flight < 1:
-        message = f"max_in_flight={max_in_flight} must be at least 1"
-        raise ConfigurationError(message)
+    checked_count("max_in_flight", max_in_flight)

@@ -17,6 +17,7 @@ __all__ = [
     "DuplicateEventTypeError",
     "EventIdError",
     "HailbusError",
+    "HandlerDeadlineError",
     "HeaderError",
     "IncompatibleSchemaError",
     "InvalidPayloadError",
@@ -34,6 +35,7 @@ __all__ = [
     "UnknownEventError",
     "UnknownSchemaError",
     "UnsupportedVersionError",
+    "VerdictError",
 ]
 
 
@@ -312,6 +314,29 @@ class ProducerFencedError(DeliveryError):
         super().__init__(
             f"another producer took over the transactional id {transactional_id!r}; stop this one", topic=""
         )
+
+
+# ------------------------------------------------------------------------------------------------ handlers
+
+
+class VerdictError(HailbusError):
+    """A handler returned something that is not a verdict. Calling it again would not help."""
+
+    def __init__(self, *, handler: str, problem: str) -> None:
+        self.handler = handler
+        super().__init__(
+            f"{handler} {problem}; a handler returns None, Done(), Retry(), Reject() or Skip(), a handler of batches "
+            "None or a list with one of them per event"
+        )
+
+
+class HandlerDeadlineError(HailbusError):
+    """A handler ran past its deadline and was cancelled."""
+
+    def __init__(self, *, handler: str, deadline_s: float) -> None:
+        self.handler = handler
+        self.deadline_s = deadline_s
+        super().__init__(f"{handler} was cancelled after its deadline of {deadline_s:g} s")
 
 
 # ------------------------------------------------------------------------------------------------ requests

@@ -89,6 +89,7 @@ class OnOptions(TypedDict, total=False):
     delivery: Promise | None
     group: str | None
     start: Start | None
+    deadline: timedelta | None
 
 
 class OnBatchOptions(OnOptions, total=False):
@@ -112,6 +113,7 @@ class Registration:
     max_items: int = 500
     max_wait: timedelta = timedelta(milliseconds=100)
     max_bytes: int = 16 * 1024 * 1024
+    deadline: timedelta | None = None
 
     def __post_init__(self) -> None:
         checked_delivery(self.delivery, where=f"handler {self.signature.name}")
@@ -171,6 +173,7 @@ class Registrar(ABC):
         delivery: Promise | None = None,
         group: str | None = None,
         start: Start | None = None,
+        deadline: timedelta | None = None,
     ) -> Any:
         """Handle events one by one.
 
@@ -192,8 +195,10 @@ class Registrar(ABC):
             delivery: The promise; at least once by default.
             group: Consumer group; the service's name by default. Groups are independent of each other.
             start: Where a new group begins; `earliest` by default, so that nothing is missed.
+            deadline: A call that takes longer is cancelled and counts as failed; none by default. A plain function
+                cannot be cancelled: its thread runs on, and what it returns is ignored.
         """
-        return self._registering(events, Event, delivery=delivery, group=group, start=start)
+        return self._registering(events, Event, delivery=delivery, group=group, start=start, deadline=deadline)
 
     @overload
     def on_batch(self, events: TypeForm[E], /, **options: Unpack[OnBatchOptions]) -> HandlesBatches[E]: ...
@@ -211,6 +216,7 @@ class Registrar(ABC):
         delivery: Promise | None = None,
         group: str | None = None,
         start: Start | None = None,
+        deadline: timedelta | None = None,
         max_items: int = 500,
         max_wait: timedelta = timedelta(milliseconds=100),
         max_bytes: int = 16 * 1024 * 1024,
@@ -226,6 +232,7 @@ class Registrar(ABC):
             delivery: As for `on`.
             group: As for `on`.
             start: As for `on`.
+            deadline: As for `on`; of one call.
             max_items: Events of a batch at most.
             max_wait: How long the first event of a batch waits for others.
             max_bytes: A batch with so many bytes is handed over at once.
@@ -236,6 +243,7 @@ class Registrar(ABC):
             delivery=delivery,
             group=group,
             start=start,
+            deadline=deadline,
             max_items=max_items,
             max_wait=max_wait,
             max_bytes=max_bytes,

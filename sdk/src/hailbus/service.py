@@ -16,8 +16,8 @@ from hailbus._transport import Bus, Start
 from hailbus.admin import ClusterAdmin
 from hailbus.catalogue import Catalogue
 from hailbus.clock import Clock, utc_now
-from hailbus.dead_letter import dead_letter_topic, retry_topic
-from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce, ParkKey, Promise, RetryTopics
+from hailbus.dead_letter import dead_letter_topic, letter_limit, retry_topic
+from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce, Promise, RetryTopics
 from hailbus.errors import ConfigurationError
 from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
 from hailbus.injection import event_classes
@@ -28,7 +28,6 @@ from hailbus.registration import EventBatchHandler, EventHandler, Registrar, Reg
 from hailbus.subscriber import Subscriber
 from hailbus.subscription import SubscriberSettings, Subscription
 from hailbus.transactional import TransactionalSubscriber
-from hailbus.upcasting import newest
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -229,6 +228,7 @@ class Service(Registrar):
                 max_items=found.max_items,
                 max_wait=found.max_wait,
                 max_bytes=found.max_bytes,
+                deadline=found.deadline,
             )
         )
 
@@ -257,21 +257,6 @@ class Service(Registrar):
             publisher.bind(self)
 
     def _subscribe(self, subscription: Subscription) -> None:
-        if not subscription.events:
-            message = f"{subscription.name} subscribes to no event; name an event class in on(...)"
-            raise ConfigurationError(message)
-        for cls in subscription.events:
-            event_info(cls)
-            if newest(cls) is not cls:
-                message = (
-                    f"{subscription.name} subscribes to {cls.__name__}, which has an upcaster; subscribe to "
-                    f"{newest(cls).__name__}, the old records come as that"
-                )
-                raise ConfigurationError(message)
-        delivery = subscription.delivery
-        if subscription.batch_handler is not None and isinstance(getattr(delivery, "then", None), ParkKey):
-            message = f"{subscription.name} takes batches, ParkKey is for handlers of single events; use DeadLetter()"
-            raise ConfigurationError(message)
         if self._running_bus is not None:
             message = f"{subscription.name} subscribes while {self.name} runs; subscribe before it starts"
             raise ConfigurationError(message)
@@ -328,7 +313,8 @@ class Service(Registrar):
                     name,
                     partitions=topic.partitions,
                     retention=DEAD_LETTER_RETENTION,
-                    config={k: v for k, v in topic.config.items() if k == "max.message.bytes"},
+                    # A letter is the record and the failure that is described in its headers.
+                    config={"max.message.bytes": letter_limit(topic)},
                     description=f"Dead letters of {topic.name} for group {subscription.group}.",
                 )
                 then = getattr(subscription.delivery, "then", None)
@@ -602,7 +588,7 @@ class Service(Registrar):
     @property
     def unhealthy_reasons(self) -> list[str]:
         """Why this service is unhealthy; empty when it is well."""
-        return [reason for s in self._subscribers if (reason := s.unhealthy_reason) is not None]
+        return [reason for s in self._subscribers for reason in s.unhealthy_reasons]
 
     @property
     def subscribers(self) -> Sequence[Subscriber | TransactionalSubscriber]:

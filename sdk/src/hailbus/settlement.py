@@ -27,6 +27,15 @@ class SettledPrefix:
         self.closed = False
         """Set when the partition is gone; what settles later counts for nothing."""
 
+    @property
+    def position(self) -> int | None:
+        """The offset after the last record received; None before the first."""
+        return self._position
+
+    def unsettled(self) -> set[int]:
+        """The offsets of all records received and not settled."""
+        return set(self._pending) - self._settled
+
     def received(self, offset: int) -> None:
         """A record came; offsets only grow."""
         assert self._position is None or offset >= self._position, (offset, self._position)
@@ -109,11 +118,13 @@ class Lanes(Generic[ItemT]):
     ends by `leave`. Records of that name which come meanwhile wait in a lane, which `leave` makes ready.
     """
 
-    __slots__ = ("_names", "_ready", "item_count", "running_count")
+    __slots__ = ("_names", "_ready", "held", "item_count", "running_count")
 
     def __init__(self) -> None:
         self._names: dict[TopicPartition, Names[ItemT]] = {}
         self._ready: deque[Lane[ItemT]] = deque()
+        self.held: dict[TopicPartition, list[Lane[ItemT]]] = {}
+        """Ready lanes of partitions that are held."""
         self.item_count = 0
         self.running_count = 0
 
@@ -146,10 +157,26 @@ class Lanes(Generic[ItemT]):
         ready = self._ready
         while ready:
             lane = ready.popleft()
-            if not lane.dropped:
-                self.running_count += 1
-                return lane
+            if lane.dropped:
+                continue
+            if self.held and lane.partition in self.held:
+                self.held[lane.partition].append(lane)
+                continue
+            self.running_count += 1
+            return lane
         return None
+
+    def hold(self, partition: TopicPartition) -> None:
+        """Hand out no lanes of a partition until `unhold`."""
+        self.held.setdefault(partition, [])
+
+    def unhold(self, partition: TopicPartition) -> None:
+        """Hand out the lanes of a partition again."""
+        self._ready.extend(self.held.pop(partition, ()))
+
+    def is_held(self, partition: TopicPartition) -> bool:
+        """Whether the lanes of a partition are held."""
+        return partition in self.held
 
     def leave(self, names: Names[ItemT], name: object) -> None:
         """End a run without a lane: what came meanwhile may run."""
@@ -203,6 +230,8 @@ class Lanes(Generic[ItemT]):
     def drop(self, partition: TopicPartition) -> list[Lane[ItemT]]:
         """Forget all lanes of a partition; returns them. Running ones are marked, so that they settle nothing."""
         names = self._names.pop(partition, {})
+        if partition in self.held:
+            self.held[partition] = []
         gone = [lane for lane in names.values() if lane is not None]
         names.clear()
         for lane in gone:

@@ -47,7 +47,7 @@ from sqlalchemy.exc import IntegrityError
 
 from hailbus.clock import Clock, micros, utc_now
 from hailbus.context import Context
-from hailbus.delivery import Backoff, DeadLetter, EffectivelyOnce, Park, Skip, Verdict
+from hailbus.delivery import Backoff, DeadLetter, EffectivelyOnce, Reject, Skip, Verdict
 from hailbus.errors import ConfigurationError, HailbusError
 from hailbus.event import Event, event_info, key_of
 
@@ -192,7 +192,7 @@ class StateMachine:
         inbox: In the database of the table; makes each event count once.
         outbox: In the same database; holds the timeouts.
         otherwise: What happens to an event that its process has no transition for: `skip` it, as with a timeout that
-            comes late, or `park` it as a dead letter.
+            comes late, or `reject` it as a dead letter.
         retry: As for `EffectivelyOnce`.
         clock: For `after=` and `updated_at`.
     """
@@ -203,7 +203,7 @@ class StateMachine:
         *,
         inbox: Inbox,
         outbox: Outbox,
-        otherwise: Literal["skip", "park"] = "skip",
+        otherwise: Literal["skip", "reject"] = "skip",
         retry: Backoff | None = None,
         clock: Clock = utc_now,
     ) -> None:
@@ -326,7 +326,7 @@ class StateMachine:
         if transition is None:
             at = state.__state_name__ if state is not None else "no state"
             reason = f"{self.name} {instance!r} is in {at}, which {type(event).__name__} does not change"
-            return Park(reason) if self._otherwise == "park" else Skip(reason)
+            return Reject(reason) if self._otherwise == "reject" else Skip(reason)
         step = Step(self, instance, ctx, set(json.loads(row.timeouts)) if row is not None else set())
         if state is None:
             after = await transition.handler(event, step)

@@ -18,7 +18,7 @@ from hailbus import (
     Context,
     Event,
     KafkaBus,
-    Park,
+    Reject,
     Service,
     SubscriberSettings,
     Topic,
@@ -84,7 +84,7 @@ def member(group: str, task: type[Any], observed: Observed) -> Service:
                 raise ValueError("always")
             if event.behaviour == "park":
                 observed.given_up.add((ctx.partition, ctx.offset))
-                return Park("as told")
+                return Reject("as told")
             observed.settled.add((ctx.partition, ctx.offset))
             observed.order.setdefault(event.key, []).append(event.number)
             return None

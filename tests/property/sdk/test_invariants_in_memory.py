@@ -13,7 +13,7 @@ from hailbus import (
     Context,
     DeliveryError,
     Event,
-    Park,
+    Reject,
     Retry,
     Service,
     SubscriberSettings,
@@ -89,7 +89,7 @@ def member(observed: Observed, *, batch: bool) -> Service:
         elif event.behaviour == "fails once" and ctx.attempt == 1:
             raise ValueError("once")
         elif event.behaviour == "park":
-            return Park("as told")
+            return Reject("as told")
         elif event.behaviour == "retry" and ctx.attempt < 3:
             return Retry(timedelta(milliseconds=20))
         return None

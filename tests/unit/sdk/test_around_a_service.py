@@ -87,7 +87,7 @@ def test_unhealthy_when_events_wait_and_nothing_settles() -> None:
             await asyncio.sleep(20)
             assert svc.unhealthy_reasons == []
             await asyncio.sleep(20)
-            assert "has 1 events waiting and settled none" in svc.unhealthy_reasons[0]
+            assert "has made no progress on orders.v1-" in svc.unhealthy_reasons[0]
             await t.settle(timeout_s=100)
             assert svc.unhealthy_reasons == []
 

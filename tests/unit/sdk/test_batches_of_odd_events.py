@@ -16,7 +16,7 @@ from hailbus import (
     EffectivelyOnce,
     Event,
     Inbox,
-    Park,
+    Reject,
     Retry,
     Service,
     Skip,
@@ -74,7 +74,7 @@ def letters(bus: MemoryBus, topic: Topic = ORDERS) -> list[tuple[str, str, str]]
     """Id, who set the record aside, and the reason, of each dead letter of the group `till`."""
     found = [dict(letter.headers) for letter in bus.records(dead_letter_topic(topic, "till"))]
     return [
-        (one["ce_id"].decode(), one["sdk-parked-by"].decode(), one["kafka_dlt-exception-message"].decode())
+        (one["ce_id"].decode(), one["hailbus-failed-by"].decode(), one["kafka_dlt-exception-message"].decode())
         for one in found
     ]
 
@@ -102,7 +102,7 @@ async def test_what_cannot_be_decoded_is_taken_out_of_its_batch(bus: MemoryBus) 
     ((event_id, by, _),) = letters(bus)
     assert (event_id, by) == ("bad", "decoder")
     (letter,) = bus.records(dead_letter_topic(ORDERS, "till"))
-    assert dict(letter.headers)["sdk-attempt"] == b"0"
+    assert dict(letter.headers)["hailbus-attempt"] == b"0"
 
 
 async def test_older_versions_reach_a_batch_as_the_newest(bus: MemoryBus) -> None:
@@ -167,7 +167,7 @@ async def test_a_wrong_number_of_verdicts_settles_nothing_by_itself(bus: MemoryB
     bus.create(ORDERS)
     bus.append("orders.v1", 0, [paid(1, "e1"), paid(2, "e2")])
     await handled(bus, svc, ORDERS)
-    assert calls == [[1, 2], [1, 2], [1], [2]]
+    assert calls == [[1, 2], [1], [2]]
     ((event_id, _, reason),) = letters(bus)
     assert event_id == "e2"
     assert "gave 0 verdicts for 1 events" in reason
@@ -182,7 +182,7 @@ async def test_verdicts_of_a_batch_reach_their_own_events(bus: MemoryBus) -> Non
         calls.append([(item.event.cents, item.ctx.attempt) for item in batch])
         verdicts: dict[int, Verdict] = {
             1: Skip("not mine"),
-            2: Park("odd amount"),
+            2: Reject("odd amount"),
             3: Retry(timedelta(milliseconds=5)) if calls[-1][-1] == (3, 1) else Done(),
         }
         return [verdicts.get(item.event.cents, Done()) for item in batch]
@@ -217,7 +217,7 @@ async def test_later_events_of_a_key_wait_behind_a_retry_and_others_do_not(bus: 
     assert order == [("a", 0), ("b", 3), ("a", 0), ("a", 1), ("a", 2)]
 
 
-@pytest.mark.parametrize("odd", ["park", "long id", "twice"])
+@pytest.mark.parametrize("odd", ["rejected", "long id", "twice"])
 async def test_effectively_once_applies_a_batch_as_a_whole(bus: MemoryBus, tmp_path: Path, odd: str) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/till.db")
     async with engine.begin() as tx:
@@ -233,10 +233,10 @@ async def test_effectively_once_applies_a_batch_as_a_whole(bus: MemoryBus, tmp_p
         assert batch.tx is not None
         for event in batch.events:
             await batch.tx.execute(text("INSERT INTO ledger VALUES (:cents)"), {"cents": event.cents})
-        return [Park("no account") if event.cents == 2 and odd == "park" else Done() for event in batch.events]
+        return [Reject("no account") if event.cents == 2 and odd == "rejected" else Done() for event in batch.events]
 
     bus.create(ORDERS)
-    second = {"park": "e2", "long id": "x" * 256, "twice": "e1"}[odd]
+    second = {"rejected": "e2", "long id": "x" * 256, "twice": "e1"}[odd]
     bus.append("orders.v1", 0, [paid(1, "e1"), paid(2, second), paid(3, "e3")])
     await handled(bus, svc, ORDERS)
     async with engine.connect() as connection:
@@ -244,12 +244,12 @@ async def test_effectively_once_applies_a_batch_as_a_whole(bus: MemoryBus, tmp_p
     counts = await inbox.counts()
     await engine.dispose()
     match odd:
-        case "park":
-            assert calls == [[1, 2, 3], [1, 2, 3], [1], [2], [3]]
+        case "rejected":
+            assert calls == [[1, 2, 3], [1], [2], [3]]
             assert (applied, counts) == ([1, 3], (2, 2))
             ((event_id, _, reason),) = letters(bus)
             assert event_id == "e2"
-            assert "gave Retry or Park under EffectivelyOnce" in reason
+            assert "gave Retry or Reject under EffectivelyOnce" in reason
         case "long id":
             assert calls == [[1, 3]]
             assert (applied, counts) == ([1, 3], (2, 2))

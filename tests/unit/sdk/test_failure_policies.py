@@ -139,7 +139,7 @@ def foreign(kind: str, version: int) -> list[tuple[str, bytes]]:
     ]
 
 
-@pytest.mark.parametrize("policy", ["skip", "park", "fail"])
+@pytest.mark.parametrize("policy", ["skip", "dead-letter", "fail"])
 @pytest.mark.parametrize(("kind", "version"), [("order.lost", 1), ("order.paid", 9)])
 async def test_policies_for_unknown_types_and_versions(bus: MemoryBus, policy: Any, kind: str, version: int) -> None:
     settings = SubscriberSettings(
@@ -161,8 +161,8 @@ async def test_policies_for_unknown_types_and_versions(bus: MemoryBus, policy: A
         else:
             await t.settle()
             letters = t.dead_letters(ORDERS, group="shop")
-            assert len(letters) == (1 if policy == "park" else 0)
-            assert subscriber.stats.skipped == (0 if policy == "park" else 1)
+            assert len(letters) == (1 if policy == "dead-letter" else 0)
+            assert subscriber.stats.skipped == (0 if policy == "dead-letter" else 1)
 
 
 def test_retry_topics_wait_their_delay_and_end_in_the_dead_letter_topic() -> None:
@@ -196,7 +196,7 @@ def test_retry_topics_wait_their_delay_and_end_in_the_dead_letter_topic() -> Non
         assert headers["kafka_dlt-original-topic"] == b"orders.v1"
         assert headers["kafka_dlt-original-partition"] == str(source.partition).encode()
         assert headers["kafka_dlt-original-offset"] == str(source.offset).encode()
-        assert headers["sdk-attempt"] == b"3"
+        assert headers["hailbus-attempt"] == b"3"
         assert "retry_topic-attempts" not in headers
 
     run_virtual(main())

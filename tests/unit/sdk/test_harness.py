@@ -18,7 +18,7 @@ from hailbus import (
     ExactlyOnce,
     Inbox,
     Outbox,
-    Park,
+    Reject,
     RetryTopics,
     Service,
     SubscriberSettings,
@@ -163,7 +163,7 @@ async def test_settle_says_why_when_a_handler_hangs(bus: MemoryBus) -> None:
 
     async with bus.run(svc) as t:
         await t.given(OrderPlaced(order_id="a"))
-        with pytest.raises(AssertionError, match=r"within 600 s of virtual time.*till.*settled none"):
+        with pytest.raises(AssertionError, match=r"within 600 s of virtual time.*till.*no progress"):
             await t.settle(timeout_s=600)
 
 
@@ -238,7 +238,7 @@ async def test_dead_letters_are_typed_and_say_why(bus: MemoryBus) -> None:
     @svc.on(OrderPlaced, delivery=AtLeastOnce(retry=Backoff(attempts=3)))
     async def take(event: OrderPlaced, ctx: Context) -> Verdict | None:
         if event.amount == 7:
-            return Park("seven is not sold here")
+            return Reject("seven is not sold here")
         raise LookupError(f"no {event.order_id}")
 
     async with bus.run(svc) as t:

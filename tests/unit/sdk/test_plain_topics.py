@@ -26,9 +26,9 @@ from hailbus import (
     FromField,
     FromHeader,
     Inbox,
-    Park,
     ParkingLot,
     ParkKey,
+    Reject,
     RetryTopics,
     Service,
     SubscriberSettings,
@@ -264,7 +264,7 @@ async def test_batches_with_verdicts_and_an_inbox(bus: MemoryBus, tmp_path: Path
     @svc.on_batch(ClickMade, group="verdicts", max_items=7)
     async def judge(batch: Batch[ClickMade]) -> Sequence[Verdict]:
         judged.extend(item.ctx.envelope.id for item in batch)
-        return [Park("three") if event.user == "3" else Done() for event in batch.events]
+        return [Reject("three") if event.user == "3" else Done() for event in batch.events]
 
     async with bus.run(svc) as t:
         for number in range(20):
@@ -358,7 +358,7 @@ async def test_parked_keys_are_handled_after_their_release(bus: MemoryBus, tmp_p
 
 
 async def test_tombstones_are_skipped(bus: MemoryBus) -> None:
-    svc = Service("shop", catalogue=CATALOGUE, subscribing=SubscriberSettings(unknown_event="park"))
+    svc = Service("shop", catalogue=CATALOGUE, subscribing=SubscriberSettings(unknown_event="dead-letter"))
 
     @svc.on(ClickMade | OrderPlaced | PaymentMade | PaymentReturned)
     async def take(event: Event, ctx: Context) -> None:

@@ -18,8 +18,8 @@ from hailbus import (
     Event,
     MissingKeyError,
     NotInContractError,
-    Park,
     Publisher,
+    Reject,
     Retry,
     Service,
     Skip,
@@ -185,7 +185,7 @@ async def test_failing_handler_is_retried_with_its_key_waiting_then_dead_lettere
     assert headers["kafka_dlt-original-consumer-group"] == b"shop"
     assert headers["kafka_dlt-exception-fqcn"] == b"builtins.ValueError"
     assert headers["kafka_dlt-exception-message"] == b"cannot book this"
-    assert headers["sdk-attempt"] == b"3"
+    assert headers["hailbus-attempt"] == b"3"
     assert headers["ce_id"] == b"bad"
 
 
@@ -224,7 +224,7 @@ async def test_undecodable_records_become_dead_letters_with_their_bytes() -> Non
     assert good == ["ok"]
     letters = bus.records(dead_letter_topic(ORDERS, "shop"))
     assert [letter.value for letter in letters] == [value for _, value, _ in bad]
-    assert {dict(letter.headers)["sdk-parked-by"] for letter in letters} == {b"decoder"}
+    assert {dict(letter.headers)["hailbus-failed-by"] for letter in letters} == {b"decoder"}
 
 
 async def test_verdicts() -> None:
@@ -242,7 +242,7 @@ async def test_verdicts() -> None:
             case 1:
                 return Skip("not mine")
             case 2:
-                return Park("odd amount")
+                return Reject("odd amount")
             case _:
                 return Retry(timedelta(milliseconds=1)) if ctx.attempt < 4 else None
 

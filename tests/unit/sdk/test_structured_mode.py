@@ -194,10 +194,10 @@ async def test_dead_letters_say_what_they_are_by_the_attributes_in_their_values(
         facts = {letter.value: letter.facts for letter in letters}
         (whole,) = facts.keys() - {broken, b"[1]", None}
         assert (facts[whole]["ce_type"], facts[whole]["ce_id"]) == ("order.placed", "e1")
-        assert (facts[whole]["ce_dataschema"], facts[whole]["sdk-attempt"]) == ("hailbus:order.placed/v2", "1")
+        assert (facts[whole]["ce_dataschema"], facts[whole]["hailbus-attempt"]) == ("hailbus:order.placed/v2", "1")
         for value in (broken, b"[1]", None):
             assert "ce_type" not in facts[value], value
-            assert facts[value]["sdk-parked-by"] == "decoder"
+            assert facts[value]["hailbus-failed-by"] == "decoder"
         assert listed.count("<td>order.placed</td>") == 1
         assert listed.count("<td>?</td>") == 3
         assert "<td>ce_type</td><td>order.placed</td>" in shown

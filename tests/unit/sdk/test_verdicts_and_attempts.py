@@ -14,7 +14,7 @@ from hailbus import (
     EffectivelyOnce,
     Event,
     Inbox,
-    Park,
+    Reject,
     Retry,
     Service,
     SubscriberSettings,
@@ -73,7 +73,9 @@ async def test_a_batch_of_one_event_is_handled_as_often_as_attempts_says(bus: Me
     assert len(bus.records(dead_letter_topic(ORDERS, "shop"))) == 1
 
 
-@pytest.mark.parametrize("verdict", [Park("no such account"), Retry(timedelta(milliseconds=1))], ids=["park", "retry"])
+@pytest.mark.parametrize(
+    "verdict", [Reject("no such account"), Retry(timedelta(milliseconds=1))], ids=["reject", "retry"]
+)
 async def test_a_verdict_against_an_event_takes_its_effects_back(
     bus: MemoryBus, tmp_path: Path, verdict: Verdict
 ) -> None:
@@ -96,7 +98,7 @@ async def test_a_verdict_against_an_event_takes_its_effects_back(
     async with engine.connect() as connection:
         applied = list((await connection.execute(text("SELECT attempt FROM ledger"))).scalars())
     letters = bus.records(dead_letter_topic(ORDERS, "till"))
-    if isinstance(verdict, Park):
+    if isinstance(verdict, Reject):
         assert (applied, await inbox.counts(), len(letters)) == ([], (0, 0), 1)
     else:
         assert (applied, await inbox.counts(), len(letters)) == ([2], (1, 1), 0)

@@ -72,7 +72,7 @@ def dlq_list(
                         letter.place,
                         letter.status,
                         facts.get("ce_type", "?"),
-                        facts.get("sdk-attempt", "?"),
+                        facts.get("hailbus-attempt", "?"),
                         facts.get("exception-message", "")[:80],
                     ]
                 )

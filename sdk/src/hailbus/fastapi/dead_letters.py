@@ -68,7 +68,7 @@ def dead_letter_router(bus: Bus, *, who: Who = _by_address) -> APIRouter:
                 _link(f"{here}/{letter.place}", letter.place),
                 f'<span class="status">{letter.status}</span>',
                 _text(letter.facts.get("ce_type", "?")),
-                _text(letter.facts.get("sdk-attempt", "?")),
+                _text(letter.facts.get("hailbus-attempt", "?")),
                 _text(letter.facts.get("exception-message", "")[:200]),
             ]
             for letter in found

@@ -94,7 +94,7 @@ class FoundDeadLetter(Generic[E]):
         self.reason = said.get(PREFIX + "exception-message", "")
         self.stacktrace = said.get(PREFIX + "exception-stacktrace", "")
         self.attempts = int(_either(said, "attempt") or 0)
-        self.by = _either(said, "parked-by") or ""
+        self.by = said.get("hailbus-failed-by", said.get("sdk-parked-by", ""))
         shown: Received = adopted_by(record, catalogue)
         self.type = legible_attributes(shown.headers, record.value).get("type", "")
         """The event's type, as far as the record says so."""

@@ -13,7 +13,7 @@ from hailbus import (
     Event,
     Inbox,
     KafkaBus,
-    Park,
+    Reject,
     Service,
     SubscriberSettings,
     Verdict,
@@ -39,14 +39,17 @@ def create_service(bus: Bus, journal: Journal) -> Service:
     What the language does not know, or what cannot be decoded, goes to the group's dead letter topic.
     """
     service = Service(
-        GROUP, bus=bus, catalogue=CATALOGUE, subscribing=SubscriberSettings(unknown_event="park", max_buffered=20_000)
+        GROUP,
+        bus=bus,
+        catalogue=CATALOGUE,
+        subscribing=SubscriberSettings(unknown_event="dead-letter", max_buffered=20_000),
     )
 
     @service.on_batch(CATALOGUE, delivery=PATIENTLY, max_items=2_000, max_wait=timedelta(milliseconds=200))
     async def write(batch: Batch[Event]) -> list[Verdict]:
         refusals = [Inbox.refusal_of(item) for item in batch.items]
         await journal.write([item.ctx for item, refusal in zip(batch.items, refusals, strict=True) if refusal is None])
-        return [Park(str(refusal)) if refusal else Done() for refusal in refusals]
+        return [Reject(str(refusal)) if refusal else Done() for refusal in refusals]
 
     return service
 

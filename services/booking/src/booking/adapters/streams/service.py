@@ -13,8 +13,8 @@ from hailbus import (
     Delivery,
     Done,
     Inbox,
-    Park,
     Publisher,
+    Reject,
     Service,
     Verdict,
 )
@@ -57,7 +57,7 @@ def build_service(
         good: list[Delivery[SurgeUpdated | TimerElapsed]] = []
         for item in batch.items:
             fault = str(Inbox.refusal_of(item) or fault_of(item) or "")
-            verdicts.append(Park(fault) if fault else Done())
+            verdicts.append(Reject(fault) if fault else Done())
             if not fault:
                 good.append(item)
         broken = await writer().consume(
@@ -68,7 +68,7 @@ def build_service(
         if broken:
             ids = [item.ctx.envelope.id for item in batch.items]
             verdicts = [
-                Park(broken[id_]) if id_ in broken else verdict for id_, verdict in zip(ids, verdicts, strict=True)
+                Reject(broken[id_]) if id_ in broken else verdict for id_, verdict in zip(ids, verdicts, strict=True)
             ]
         return verdicts
 

@@ -1,27 +1,39 @@
-"""What records are between reading and settling: chunks of a read, single items, parts of batches, and their routes."""
+"""Records between reading and settling: chunks of a read, single items, parts of batches, and their routes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from enum import Enum
+from typing import NamedTuple, Protocol
 
 from hailbus._transport import Received, TopicPartition
 from hailbus.delivery import EffectivelyOnce
-from hailbus.errors import ContractError
 from hailbus.event import Event
 from hailbus.settlement import Names, SettledPrefix
 from hailbus.subscription import Subscription
 from hailbus.upcasting import newest
 
-if TYPE_CHECKING:
-    from hailbus._batches import BatchRunner
+__all__ = ["BatchSink", "Chunk", "Ending", "Item", "Outcome", "Part", "ReleaseMark", "Route", "Usual"]
 
-__all__ = ["Chunk", "Item", "Part", "ReleaseMark", "Route", "Usual"]
+
+class Ending(Enum):
+    """How a record ended; the value is the name of its counter in `SubscriberStats`."""
+
+    SETTLED = "settled"
+    SKIPPED = "skipped"
+    DROPPED = "dropped"
+    DEAD_LETTERED = "dead_lettered"
+    PARKED = "parked"
+    RETRIED_LATER = "retried_later"
+
+
+Outcome = Ending | float
+"""What became of a record: how it ended, or the seconds after which it must be tried again."""
 
 
 class Chunk:
-    """Records of one read of one partition that no handler has met yet, newest first: the next one is popped."""
+    """Records of one read of one partition that no handler has seen, newest first: the next one is popped."""
 
     __slots__ = ("names", "partition", "prefix", "records")
 
@@ -45,7 +57,7 @@ class Usual(NamedTuple):
 class Item:
     """A record between reading and settling, where it must wait or be retried."""
 
-    __slots__ = ("attempt", "before", "is_release", "partition", "prefix", "record", "route", "was_resolved")
+    __slots__ = ("attempt", "before", "defects", "is_release", "partition", "prefix", "record", "route", "was_resolved")
 
     def __init__(self, partition: TopicPartition, prefix: SettledPrefix, record: Received, route: Route) -> None:
         self.partition = partition
@@ -55,10 +67,20 @@ class Item:
         self.attempt = 0
         self.before = 0
         """Attempts before the record came to a retry topic."""
+        self.defects = 0
+        """How often a defect of hailbus was met while it was handled."""
         self.was_resolved = False
-        """Its type was not among its headers: it is in structured mode."""
+        """Its type was not among its headers: it is in structured mode, or named by its schema."""
         self.is_release = False
         """No record: from here on the parked records of this lane's key are handled."""
+
+
+class BatchSink(Protocol):
+    """Takes the records of a batch subscription."""
+
+    def push(self, part: Part) -> None:
+        """Queue records behind those that wait."""
+        ...
 
 
 class Part:
@@ -104,11 +126,15 @@ class Part:
 
 
 class Route:
-    """Where records of one type and version go; `cls` is None when they must be decoded to find out."""
+    """Where records of one type and version go; `cls` is None when they must be decoded to find out.
+
+    `error` is why every record of this type is refused.
+    """
 
     __slots__ = (
         "batch",
         "cls",
+        "deadline_s",
         "error",
         "handler",
         "inbox",
@@ -124,14 +150,16 @@ class Route:
         subscription: Subscription | None,
         cls: type[Event] | None,
         *,
-        batch: BatchRunner | None = None,
-        error: ContractError | None = None,
+        batch: BatchSink | None = None,
+        error: BaseException | None = None,
     ) -> None:
         self.subscription = subscription
         self.cls = cls
         self.batch = batch
         self.error = error
         self.handler = subscription.handler if subscription else None
+        deadline = subscription.deadline if subscription else None
+        self.deadline_s = deadline.total_seconds() if deadline is not None else None
         self.order = subscription.delivery.order if subscription else "none"
         self.is_newest = cls is None or newest(cls) is cls
         self.inbox = (

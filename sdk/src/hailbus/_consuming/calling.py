@@ -1,0 +1,215 @@
+"""Calls of handlers: with their deadline, their span, and the inbox transaction around them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hailbus._consuming.deadlines import Deadlines
+from hailbus._consuming.failure import Stage, StageError
+from hailbus._consuming.outages import Outages
+from hailbus._consuming.path import STORE_TIMEOUT_S, checked_verdict
+from hailbus._consuming.work import Route
+from hailbus._transport import TopicPartition
+from hailbus.context import Batch, Context, Delivery
+from hailbus.delivery import Reject, Retry, Skip, Verdict
+from hailbus.errors import VerdictError
+from hailbus.event import Event
+from hailbus.subscription import Subscription
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from hailbus.inbox import Inbox
+    from hailbus.tracing import Tracing
+
+__all__ = ["ALREADY_APPLIED", "Caller"]
+
+T = TypeVar("T")
+ALREADY_APPLIED = Skip("applied before")
+
+
+class _RollBackError(Exception):
+    """Ends an inbox transaction without its effects; carries the verdict that asks for that."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__()
+
+
+class Caller:
+    """Calls the handlers of one group."""
+
+    def __init__(self, group: str, *, tracing: Tracing | None, outages: Outages) -> None:
+        self.tracing = tracing
+        self.deadlines = Deadlines()
+        self._group = group
+        self._outages = outages
+
+    async def single(self, route: Route, partition: TopicPartition, event: Event, ctx: Context) -> Verdict | None:
+        """Call a handler of single events.
+
+        Raises:
+            StageError: The inbox refused the event, or could not commit.
+            BaseException: What the handler raised, `VerdictError` for a value that is no verdict.
+        """
+        if route.inbox is None:
+            return await self._handle(route, event, ctx)
+        inbox = route.inbox
+        _check_storable(inbox, ctx)
+
+        async def once() -> Verdict | None:
+            async with self._transaction(inbox, [ctx]) as (tx, fresh):
+                if not fresh:
+                    return ALREADY_APPLIED
+                ctx.tx = tx
+                verdict = await self._handle(route, event, ctx)
+                if isinstance(verdict, (Retry, Reject)):
+                    raise _RollBackError(verdict)
+                return verdict
+
+        try:
+            return await self._outages.reach(_resource(inbox), [partition], once)
+        except _RollBackError as order:
+            return order.verdict
+
+    def within(self, route: Route, call: Awaitable[T]) -> Awaitable[T]:
+        """A handler's call, cancelled at its deadline."""
+        assert route.deadline_s is not None
+        assert route.subscription is not None
+        return self.deadlines.within(route.subscription.name, route.deadline_s, call)
+
+    async def _handle(self, route: Route, event: Event, ctx: Context) -> Verdict | None:
+        assert route.handler is not None
+        assert route.subscription is not None
+        name = route.subscription.name
+        with self.tracing.processing(ctx) if self.tracing is not None else contextlib.nullcontext():
+            call = route.handler(event, ctx)
+            verdict = await (call if route.deadline_s is None else self.within(route, call))
+            return verdict if verdict is None else checked_verdict(verdict, name)
+
+    async def batch(
+        self,
+        subscription: Subscription,
+        inbox: Inbox | None,
+        partitions: Collection[TopicPartition],
+        deliveries: Sequence[Delivery[Event]],
+    ) -> Sequence[Verdict] | None:
+        """Call a handler of batches; the verdicts, one per delivery, or None for all done.
+
+        Raises:
+            StageError: The inbox could not claim or commit.
+            BaseException: What the handler raised, `VerdictError` for values that are no verdicts.
+        """
+        if inbox is None:
+            return await self._handle_batch(subscription, Batch(deliveries))
+
+        async def once() -> None:
+            async with self._transaction(inbox, deliveries) as (tx, fresh):
+                new = _first_of_each(deliveries, fresh)
+                if new:
+                    verdicts = await self._handle_batch(subscription, Batch(new, tx=tx))
+                    if verdicts is not None and any(isinstance(v, (Retry, Reject)) for v in verdicts):
+                        raise VerdictError(
+                            handler=subscription.name,
+                            problem="gave Retry or Reject under EffectivelyOnce, where a batch is applied as a whole",
+                        )
+
+        await self._outages.reach(_resource(inbox), partitions, once)
+        return None
+
+    async def _handle_batch(self, subscription: Subscription, batch: Batch[Event]) -> Sequence[Verdict] | None:
+        handler, name, deadline = subscription.batch_handler, subscription.name, subscription.deadline
+        assert handler is not None
+        with (
+            self.tracing.processing_batch([item.ctx for item in batch.items], group=self._group)
+            if self.tracing is not None
+            else contextlib.nullcontext()
+        ):
+            call = handler(batch)
+            verdicts: Any = await (  # Any: whatever the handler returns
+                call if deadline is None else self.deadlines.within(name, deadline.total_seconds(), call)
+            )
+            return None if verdicts is None else _checked_verdicts(verdicts, len(batch), name)
+
+    @asynccontextmanager
+    async def _transaction(
+        self, inbox: Inbox, deliveries: Sequence[Delivery[Event] | Context]
+    ) -> AsyncIterator[tuple[AsyncConnection, set[str]]]:
+        """A transaction in which events are claimed; committed at the end, rolled back when the block raises."""
+        tx = inbox.engine.connect()
+        try:
+            try:
+                async with asyncio.timeout(STORE_TIMEOUT_S):
+                    await tx.start()
+                    transaction = await tx.begin()
+                    fresh = await inbox.claim(tx, deliveries)
+            except Exception as error:
+                raise StageError(Stage.CLAIM, error) from error
+            try:
+                yield tx, fresh
+            except BaseException as error:
+                is_lost = tx.invalidated
+                with contextlib.suppress(Exception):
+                    await transaction.rollback()
+                if is_lost and isinstance(error, Exception):
+                    # The connection that we lent the handler has died under it.
+                    raise StageError(Stage.INBOX_COMMIT, ConnectionError(str(error))) from error
+                raise
+            try:
+                async with asyncio.timeout(STORE_TIMEOUT_S):
+                    await transaction.commit()
+            except Exception as error:
+                raise StageError(Stage.INBOX_COMMIT, error) from error
+        finally:
+            with contextlib.suppress(Exception):
+                await _uncancelled(tx.close())
+
+
+async def _uncancelled(work: Awaitable[None]) -> None:
+    """Finish, even when the caller is being cancelled: a connection that is not returned is lost to its pool."""
+    await asyncio.shield(asyncio.ensure_future(work))
+
+
+def _resource(inbox: Inbox) -> str:
+    return f"the database of inbox {inbox.consumer!r}"
+
+
+def _check_storable(inbox: Inbox, ctx: Context) -> None:
+    try:
+        refusal: Exception | None = inbox.refusal_of(ctx)
+    except Exception as error:  # noqa: BLE001 an envelope that cannot be read
+        refusal = error
+    if refusal is not None:
+        raise StageError(Stage.CLAIM, refusal)
+
+
+def _checked_verdicts(verdicts: object, count: int, name: str) -> Sequence[Verdict]:
+    if not isinstance(verdicts, Sequence) or isinstance(verdicts, (str, bytes)):
+        raise VerdictError(handler=name, problem=f"returned {_kind(verdicts)} for {count} events")
+    if len(verdicts) != count:
+        raise VerdictError(handler=name, problem=f"gave {len(verdicts)} verdicts for {count} events")
+    for verdict in verdicts:
+        if verdict is None:
+            raise VerdictError(handler=name, problem="gave None as one verdict of a list, where Done() is meant")
+        checked_verdict(verdict, name)
+    return verdicts
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__qualname__}"
+
+
+def _first_of_each(deliveries: Sequence[Delivery[Event]], fresh: set[str]) -> list[Delivery[Event]]:
+    """The deliveries with fresh ids, each id once."""
+    left = set(fresh)
+    found: list[Delivery[Event]] = []
+    for delivery in deliveries:
+        event_id = delivery.ctx.envelope.id
+        if event_id in left:
+            left.remove(event_id)
+            found.append(delivery)
+    return found
