@@ -6,6 +6,7 @@ WORKDIR /workspace
 COPY pyproject.toml ./
 COPY broker/pyproject.toml broker/
 COPY sdk/pyproject.toml sdk/
+COPY registry/pyproject.toml registry/
 COPY services/events/pyproject.toml services/events/
 COPY services/booking/pyproject.toml services/booking/
 COPY services/surge/pyproject.toml services/surge/

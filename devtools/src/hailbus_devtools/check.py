@@ -22,6 +22,7 @@ __all__ = ["MEMBERS", "ROOT", "Result", "Step", "environment", "main", "report_o
 MEMBERS = (
     "broker",
     "sdk",
+    "registry",
     "services/events",
     "services/booking",
     "services/surge",

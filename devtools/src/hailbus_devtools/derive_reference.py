@@ -4,10 +4,11 @@ import inspect
 import re
 import sys
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import hailbus
+hailbus: Any = import_module("hailbus")  # type checkers see its stub, which names neither `__all__` nor modules
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "sdk" / "reference.md"
 HEAD = """# API reference

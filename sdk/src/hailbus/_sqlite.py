@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import aiosqlite
+from hailbus._extras import extra
+
+with extra("sql"):
+    import aiosqlite
 
 __all__ = ["SqliteConnection", "SqliteCursor"]
 

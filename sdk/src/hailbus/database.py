@@ -6,10 +6,13 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import event
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from hailbus._extras import extra
+
+with extra("sql"):
+    from sqlalchemy import event
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+    from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from hailbus._sqlite import SqliteConnection
 from hailbus.errors import ConfigurationError

@@ -22,6 +22,7 @@ __all__ = [
     "IncompatibleSchemaError",
     "InvalidPayloadError",
     "KeyReusedError",
+    "MissingExtraError",
     "MissingHeaderError",
     "MissingKeyError",
     "NotInContractError",
@@ -48,6 +49,15 @@ class HailbusError(Exception):
 
 class ConfigurationError(HailbusError):
     """The program is put together wrongly: an event class, a subscription or a setting. Raised at import or start."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """A package is not installed that an extra of hailbus brings."""
+
+    def __init__(self, *, package: str, extra: str) -> None:
+        self.package = package
+        self.extra = extra
+        super().__init__(f"{package} is not installed; install it: pip install 'hailbus[{extra}]'")
 
 
 class DuplicateEventTypeError(ConfigurationError):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from hailbus._extras import extra
+
+with extra("fastapi"):
+    from fastapi import APIRouter
+    from fastapi.responses import JSONResponse, Response
 
 if TYPE_CHECKING:
     from hailbus.service import Service

@@ -10,21 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Index,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    String,
-    Table,
-    bindparam,
-    delete,
-    insert,
-    select,
-)
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from hailbus._extras import extra
+
+with extra("sql"):
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Index,
+        LargeBinary,
+        MetaData,
+        SmallInteger,
+        String,
+        Table,
+        bindparam,
+        delete,
+        insert,
+        select,
+    )
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from hailbus.clock import Clock, micros, utc_now
 from hailbus.errors import KeyReusedError

@@ -8,21 +8,24 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    delete,
-    func,
-    select,
-    text,
-)
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from hailbus._extras import extra
+
+with extra("sql"):
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Connection,
+        Index,
+        Integer,
+        MetaData,
+        String,
+        Table,
+        delete,
+        func,
+        select,
+        text,
+    )
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from hailbus.clock import Clock, micros, utc_now
 from hailbus.context import Context, Delivery

@@ -14,27 +14,30 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    bindparam,
-    delete,
-    event,
-    func,
-    insert,
-    select,
-    text,
-    update,
-)
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from hailbus._extras import extra
+
+with extra("sql"):
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Connection,
+        Index,
+        Integer,
+        MetaData,
+        String,
+        Table,
+        Text,
+        bindparam,
+        delete,
+        event,
+        func,
+        insert,
+        select,
+        text,
+        update,
+    )
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from hailbus._transport import Outgoing, Producer
 from hailbus.clock import Clock, micros, utc_now

@@ -9,24 +9,27 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
-from sqlalchemy.ext.asyncio import AsyncEngine
+from hailbus._extras import extra
+
+with extra("sql"):
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Connection,
+        Index,
+        Integer,
+        LargeBinary,
+        MetaData,
+        String,
+        Table,
+        Text,
+        delete,
+        func,
+        insert,
+        select,
+        update,
+    )
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 from hailbus._transport import Received, TopicPartition
 from hailbus.clock import EPOCH, Clock, micros, utc_now

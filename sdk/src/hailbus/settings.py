@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings
+
+from hailbus._extras import extra
+
+with extra("service"):
+    from pydantic_settings import BaseSettings
 
 from hailbus.errors import ConfigurationError
 

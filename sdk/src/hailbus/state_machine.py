@@ -42,8 +42,24 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, Text, insert, select, update
-from sqlalchemy.exc import IntegrityError
+
+from hailbus._extras import extra
+
+with extra("sql"):
+    from sqlalchemy import (
+        BigInteger,
+        Column,
+        Connection,
+        Integer,
+        MetaData,
+        String,
+        Table,
+        Text,
+        insert,
+        select,
+        update,
+    )
+    from sqlalchemy.exc import IntegrityError
 
 from hailbus.clock import Clock, micros, utc_now
 from hailbus.context import Context

@@ -12,8 +12,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, Tracer, TraceState
+from hailbus._extras import extra
+
+with extra("otel"):
+    from opentelemetry import trace
+    from opentelemetry.trace import (
+        Link,
+        Span,
+        SpanContext,
+        SpanKind,
+        Status,
+        StatusCode,
+        TraceFlags,
+        Tracer,
+        TraceState,
+    )
 
 from hailbus.context import Context
 from hailbus.envelope import Envelope

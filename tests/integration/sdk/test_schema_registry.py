@@ -38,10 +38,10 @@ class OwnCluster(Cluster, Protocol):
 
 
 class Server:
-    """`hailbus registry serve` in a process of its own."""
+    """`hailbus-registry serve` in a process of its own."""
 
     def __init__(self, bootstrap: str, topic: str, log: Path) -> None:
-        command = [str(Path(sys.executable).with_name("hailbus")), "registry", "serve", "--listen"]
+        command = [str(Path(sys.executable).with_name("hailbus-registry")), "serve", "--listen"]
         # Into a file: a pipe that nobody reads would hold up the server as soon as it is full.
         with log.open("a") as stderr:
             self._process = subprocess.Popen(

@@ -1,7 +1,6 @@
 """The API reference is what the docstrings say."""
 
-import hailbus
-from hailbus_devtools.derive_reference import PAGE, page
+from hailbus_devtools.derive_reference import PAGE, hailbus, page
 
 
 def test_the_page_is_what_the_docstrings_say() -> None:

@@ -41,9 +41,9 @@ from hailbus.registry import (
     subject_of,
 )
 from hailbus.registry.schemas import contract_from
-from hailbus.registry.server import create_app
-from hailbus.registry.state import RefusedError, RegistryState, Submission
 from hailbus.testing import MemoryBus
+from hailbus_registry.server import create_app
+from hailbus_registry.state import RefusedError, RegistryState, Submission
 
 ORDERS = Topic("orders.v1", partitions=1)
 

@@ -145,13 +145,11 @@ class AiokafkaConsumer:
     def unreachable_since_s(self) -> float | None:
         if self._started is None:
             return None
-        return self._reachability.observe(
-            is_connected=aiokafka_private.is_connected(self._started), now_s=asyncio.get_running_loop().time()
-        )
+        return self._reachability.observe(is_connected=aiokafka_private.is_connected(self._started))
 
     async def poll(self, *, timeout_s: float, max_records: int) -> Mapping[TopicPartition, Sequence[Received]]:
         client = self._client
-        _ = self.unreachable_since_s  # noted in each poll, so that the moment is exact
+        self._reachability.observe(is_connected=aiokafka_private.is_connected(client))
         self._learn_topics()
         partitions: list[Any] = []
         if self._paused:

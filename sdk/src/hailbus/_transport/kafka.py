@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hailbus._extras import extra
 from hailbus._transport import Consumer, Producer, RebalanceListener, Start
-from hailbus._transport.aiokafka_consumer import AiokafkaConsumer
-from hailbus._transport.aiokafka_producer import AiokafkaProducer
 from hailbus._transport.cluster import ClusterSettings
-from hailbus._transport.kafka_admin import KafkaAdmin
+
+with extra("kafka"):
+    from hailbus._transport.aiokafka_consumer import AiokafkaConsumer
+    from hailbus._transport.aiokafka_producer import AiokafkaProducer
+    from hailbus._transport.kafka_admin import KafkaAdmin
 
 __all__ = ["KafkaBus"]
 
@@ -54,10 +57,6 @@ class KafkaBus(ClusterSettings):
 
     def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:
         """See `Bus`."""
-        if self.client == "librdkafka":
-            from hailbus._transport.librdkafka_producer import LibrdkafkaProducer  # an extra
-
-            return LibrdkafkaProducer(self, client_id=client_id, transactional_id=transactional_id)
         return AiokafkaProducer(self, client_id=client_id, transactional_id=transactional_id)
 
     def consumer(
@@ -71,19 +70,6 @@ class KafkaBus(ClusterSettings):
         read_committed: bool = True,
     ) -> Consumer:
         """See `Bus`."""
-        read_committed = read_committed and self.isolation == "read_committed"
-        if self.client == "librdkafka":
-            from hailbus._transport.librdkafka_consumer import LibrdkafkaConsumer  # an extra
-
-            return LibrdkafkaConsumer(
-                self,
-                client_id=client_id,
-                group=group,
-                topics=topics,
-                start=start,
-                listener=listener,
-                read_committed=read_committed,
-            )
         return AiokafkaConsumer(
             self,
             client_id=client_id,
@@ -91,7 +77,7 @@ class KafkaBus(ClusterSettings):
             topics=topics,
             start=start,
             listener=listener,
-            read_committed=read_committed,
+            read_committed=read_committed and self.isolation == "read_committed",
         )
 
     def admin(self, *, client_id: str) -> KafkaAdmin:

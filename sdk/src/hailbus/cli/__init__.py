@@ -1,5 +1,8 @@
 """The command `hailbus`."""
 
-from hailbus.cli.main import app, main
+from hailbus._extras import extra
+
+with extra("cli"):
+    from hailbus.cli.main import app, main
 
 __all__ = ["app", "main"]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, TypeGuard
 
-from pydantic_settings import BaseSettings
-
 from hailbus._transport import Bus
 from hailbus.errors import ConfigurationError
 from hailbus.service import Service, services_made
-from hailbus.settings import read_settings
 from hailbus.testing import MemoryBus
 
 __all__ = ["is_factory", "services_made_by"]
@@ -68,7 +66,10 @@ def services_made_by(factory: Callable[..., object], name: str) -> list[Service]
 
 def _argument(parameter: inspect.Parameter, factory: str) -> object:
     wanted = parameter.annotation
-    if isinstance(wanted, type) and issubclass(wanted, BaseSettings):
+    settings = sys.modules.get("pydantic_settings")  # a factory that takes settings has imported it
+    if settings is not None and isinstance(wanted, type) and issubclass(wanted, settings.BaseSettings):
+        from hailbus.settings import read_settings
+
         return read_settings(wanted)
     if wanted is Bus:
         return MemoryBus()

@@ -16,10 +16,8 @@ import typer
 
 from hailbus.admin import ClusterAdmin
 from hailbus.cli.common import Bootstrap, Json, bus_at, done, out, run, table
-from hailbus.database import create_engine
 from hailbus.dead_letter_queue import DeadLetterQueue, with_fields
 from hailbus.errors import ConfigurationError
-from hailbus.parking import ParkingLot
 
 __all__ = ["dlq", "parked"]
 
@@ -219,6 +217,9 @@ def parked_list(database: Database, group: Consumer, json: Json = False) -> None
     """List parked keys, oldest first."""
 
     async def main() -> None:
+        from hailbus.database import create_engine
+        from hailbus.parking import ParkingLot
+
         engine = create_engine(database)
         lot = ParkingLot(engine)
         await lot.create_tables()
@@ -250,6 +251,9 @@ def parked_show(database: Database, group: Consumer, topic: str, key: str) -> No
     """Show the waiting records of a key, as JSON, oldest first."""
 
     async def main() -> None:
+        from hailbus.database import create_engine
+        from hailbus.parking import ParkingLot
+
         engine = create_engine(database)
         for record in await ParkingLot(engine).records(group, topic, key.encode()):
             out(
@@ -280,6 +284,9 @@ def parked_edit(
         if not value_file.is_file():
             message = f"there is no file {value_file}"
             raise ConfigurationError(message)
+        from hailbus.database import create_engine
+        from hailbus.parking import ParkingLot
+
         engine = create_engine(database)
         found = await ParkingLot(engine).edit(position, value_file.read_bytes())
         await engine.dispose()
@@ -296,6 +303,9 @@ def parked_release(database: Database, group: Consumer, topic: str, key: str, js
     """Let the running service handle the waiting records of a key, in order."""
 
     async def main() -> None:
+        from hailbus.database import create_engine
+        from hailbus.parking import ParkingLot
+
         engine = create_engine(database)
         count = await ParkingLot(engine).release(group, topic, key.encode())
         await engine.dispose()
@@ -312,6 +322,9 @@ def parked_drop(database: Database, positions: Annotated[list[int], typer.Argume
     """Drop waiting records by position; later ones of the key stay parked until released."""
 
     async def main() -> None:
+        from hailbus.database import create_engine
+        from hailbus.parking import ParkingLot
+
         engine = create_engine(database)
         count = await ParkingLot(engine).remove(positions)
         await engine.dispose()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as encoder
 import logging
 import platform
 from datetime import datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal
 
 import typer
@@ -192,8 +193,9 @@ def doctor(
         def note(what: str, answer: object, *, ok: bool = True) -> None:
             rows.append(["ok" if ok else "WRONG", what, answer])
 
-        for package in ("hailbus", "aiokafka", "pydantic", "sqlalchemy"):
-            note(package, version(package))
+        for package in ("hailbus", "aiokafka", "confluent-kafka", "pydantic", "sqlalchemy"):
+            with contextlib.suppress(PackageNotFoundError):  # of an extra that is not installed
+                note(package, version(package))
         note("python", platform.python_version())
         async with ClusterAdmin(bus_at(bootstrap_server)) as admin:
             topics = await admin.topics()

@@ -1,58 +1,20 @@
-"""`hailbus registry`: serve a schema registry, look into one, and put the events of a catalogue there."""
+"""`hailbus registry`: look into a schema registry, and register the events of a catalogue there."""
 
 from __future__ import annotations
 
 import json as encoder
-import logging
 from typing import Annotated
 
 import typer
 
-from hailbus.cli.common import Bootstrap, Json, bus_at, catalogue_named, out, run, table
-from hailbus.compatibility import Level, Policy
-from hailbus.errors import ConfigurationError
+from hailbus.cli.common import Json, catalogue_named, out, run, table
 
 __all__ = ["registry"]
 
-registry = typer.Typer(
-    name="registry", help="Serve a schema registry, look into one, register events.", no_args_is_help=True
-)
+registry = typer.Typer(name="registry", help="Look into a schema registry, register events.", no_args_is_help=True)
 Url = Annotated[
     str, typer.Option("--url", "-u", envvar=["HAILBUS_REGISTRY_URL"], help="Of the registry; several joined by commas.")
 ]
-
-
-@registry.command()
-def serve(
-    bootstrap_server: Bootstrap,
-    listen: Annotated[str, typer.Option("--listen", help="host:port; port 0 takes any.")] = "127.0.0.1:8081",
-    level: Annotated[Level, typer.Option("--level", case_sensitive=False, help="Where nothing is configured.")] = (
-        Level.BACKWARD
-    ),
-    policy: Annotated[
-        Policy, typer.Option("--policy", case_sensitive=False, help="About fields that open models do not name.")
-    ] = Policy.STRICT,
-    topic: Annotated[str, typer.Option("--topic", help="Where it keeps everything.")] = "_schemas",
-) -> None:
-    """Serve Confluent's REST interface; all state is in a topic. Start as many as you like on one topic."""
-    try:
-        from hailbus.fastapi import serve as serve_app
-    except ImportError as error:
-        typer.echo(f"hailbus: {error}; a server needs the packages of hailbus[service]", err=True)
-        raise typer.Exit(2) from error
-    from hailbus.registry.server import create_app
-
-    async def main() -> None:
-        bus = bus_at(bootstrap_server, connect_timeout_s=60.0)
-        try:
-            await serve_app(create_app(bus, level=level, policy=policy, topic=topic), listen)
-        except OSError as error:
-            message = f"--listen {listen}: {error.strerror or error}; choose another address"
-            raise ConfigurationError(message) from error
-
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("aiokafka").setLevel(logging.ERROR)
-    run(main())
 
 
 @registry.command("ls")

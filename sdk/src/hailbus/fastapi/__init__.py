@@ -1,7 +1,12 @@
 """What an HTTP service needs around its routes: serving, problem responses, body checks, idempotency keys, event times.
 
-Importing it needs FastAPI only; `serve` needs uvicorn and httptools as well: install `hailbus[service]`.
+Install `hailbus[fastapi]`.
 """
+
+from hailbus._extras import extra
+
+with extra("fastapi"):
+    import fastapi as _fastapi  # noqa: F401 says which extra is missing before a module below fails
 
 from hailbus.fastapi.bodies import BodyGate
 from hailbus.fastapi.dead_letters import dead_letter_router

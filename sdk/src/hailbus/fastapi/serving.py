@@ -9,8 +9,11 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 
-import uvicorn
-from fastapi import FastAPI
+from hailbus._extras import extra
+
+with extra("fastapi"):
+    import uvicorn
+    from fastapi import FastAPI
 
 from hailbus._signals import on_stop_signal
 from hailbus.errors import ConfigurationError

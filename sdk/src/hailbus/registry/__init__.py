@@ -1,8 +1,11 @@
-"""Schema registry: a client, ids on records, and a server that keeps its state in a compacted topic."""
+"""Schema registry: a client of any registry with Confluent's interface, and schema ids on records.
+
+The server is a distribution of its own, `hailbus-registry`.
+"""
 
 from hailbus.registry.client import RegisteredSchema, SchemaRegistry
+from hailbus.registry.references import Reference
 from hailbus.registry.schemas import Schemas, registered_form, subject_of
-from hailbus.registry.state import Reference
 from hailbus.schema_id import SchemaId, header_of, payload_of, prefix_of, schema_id_of
 
 __all__ = [

@@ -11,7 +11,10 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
-import httpx
+from hailbus._extras import extra
+
+with extra("registry"):
+    import httpx
 
 from hailbus.compatibility import Level, Policy
 from hailbus.errors import (
@@ -20,7 +23,7 @@ from hailbus.errors import (
     RegistryRefusedError,
     RegistryUnreachableError,
 )
-from hailbus.registry.state import Reference, guid_of
+from hailbus.registry.references import Reference, guid_of
 
 __all__ = ["RegisteredSchema", "SchemaRegistry"]
 

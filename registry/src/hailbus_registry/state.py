@@ -5,7 +5,6 @@ Records are Confluent's, so that either registry can take over the other's topic
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,12 +12,12 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
+from hailbus.compatibility import Difference, Level, Policy, breaks, bundled
+from hailbus.registry.references import Reference, guid_of
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
-from hailbus.compatibility import Difference, Level, Policy, breaks, bundled
-
-__all__ = ["Decision", "Mode", "Reference", "RefusedError", "RegistryState", "StoredSchema", "Submission", "guid_of"]
+__all__ = ["Decision", "Mode", "RefusedError", "RegistryState", "StoredSchema", "Submission"]
 
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 Log = tuple[bytes, bytes | None]
@@ -43,15 +42,6 @@ class RefusedError(Exception):
         self.code = code
         self.message = message
         super().__init__(message)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Reference:
-    """What a `$ref` of a schema names: a version of another subject."""
-
-    name: str
-    subject: str
-    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +82,6 @@ class Submission:
     def guid(self) -> str:
         """See `guid_of`."""
         return guid_of(self.document, self.references)
-
-
-def guid_of(document: Schema, references: Iterable[Reference] = ()) -> str:
-    """The same for the same schema anywhere: a digest of its content, whatever the order of its keys."""
-    content = json.dumps(
-        [document, [[r.name, r.subject, r.version] for r in sorted(references)]], sort_keys=True, separators=(",", ":")
-    )
-    return str(UUID(bytes=hashlib.md5(content.encode(), usedforsecurity=False).digest()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

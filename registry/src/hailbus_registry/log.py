@@ -17,11 +17,12 @@ from typing import TypeVar
 from hailbus._transport import Admin, Bus, Consumer, Producer, TopicPartition, TransportBrokenError
 from hailbus.errors import DeliveryError, HailbusError, ProducerFencedError
 from hailbus.event import Topic
-from hailbus.registry.state import Decision, RefusedError, RegistryState
+
+from hailbus_registry.state import Decision, RefusedError, RegistryState
 
 __all__ = ["SCHEMAS_TOPIC", "SchemaLog"]
 
-log = logging.getLogger("hailbus.registry")
+log = logging.getLogger("hailbus.registry.server")
 AnswerT = TypeVar("AnswerT")
 
 SCHEMAS_TOPIC = "_schemas"

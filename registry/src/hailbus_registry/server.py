@@ -10,13 +10,14 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from hailbus._transport import Bus
+from hailbus.compatibility import Level, Policy
+from hailbus.registry import Reference
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
-from hailbus._transport import Bus
-from hailbus.compatibility import Level, Policy
-from hailbus.registry.log import SCHEMAS_TOPIC, SchemaLog
-from hailbus.registry.state import Reference, RefusedError, RegistryState, StoredSchema, Submission
+from hailbus_registry.log import SCHEMAS_TOPIC, SchemaLog
+from hailbus_registry.state import RefusedError, RegistryState, StoredSchema, Submission
 
 __all__ = ["MEDIA_TYPE", "create_app"]
 
