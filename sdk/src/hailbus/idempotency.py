@@ -18,7 +18,6 @@ with extra("sql"):
         Column,
         Index,
         LargeBinary,
-        MetaData,
         SmallInteger,
         String,
         Table,
@@ -30,13 +29,13 @@ with extra("sql"):
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from hailbus.clock import Clock, micros, utc_now
+from hailbus.database import ensure_tables, metadata
 from hailbus.errors import KeyReusedError
 
 __all__ = ["Answer", "AnswerBook", "StoredAnswer", "answers_table", "fingerprint"]
 
 PRUNE_EVERY = timedelta(seconds=10)
 
-metadata = MetaData()
 answers_table = Table(
     "hailbus_answers",
     metadata,
@@ -108,9 +107,8 @@ class AnswerBook:
         self._prune_at: datetime | None = None
 
     async def create_tables(self) -> None:
-        """Create table and index where they are missing."""
-        async with self._engine.begin() as connection:
-            await connection.run_sync(metadata.create_all)
+        """Create table and index where they are missing; see `hailbus.database.ensure_tables`."""
+        await ensure_tables(self._engine, answers_table)
 
     async def find(self, tx: AsyncSession | AsyncConnection, keys: Iterable[str]) -> Mapping[str, StoredAnswer]:
         """The answers that are stored under these keys."""

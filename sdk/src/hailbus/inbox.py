@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from hailbus._extras import extra
@@ -14,12 +14,11 @@ with extra("sql"):
     from sqlalchemy import (
         BigInteger,
         Column,
-        Connection,
         Index,
         Integer,
-        MetaData,
         String,
         Table,
+        TextClause,
         delete,
         func,
         select,
@@ -29,12 +28,11 @@ with extra("sql"):
 
 from hailbus.clock import Clock, micros, utc_now
 from hailbus.context import Context, Delivery
-from hailbus.database import READ_ONLY
+from hailbus.database import READ_ONLY, ensure_tables, metadata
 from hailbus.errors import ConfigurationError, EventIdError
 
 __all__ = ["Inbox", "inbox_table"]
 
-metadata = MetaData()
 inbox_table = Table(
     "hailbus_inbox",
     metadata,
@@ -79,6 +77,48 @@ _CLAIM = {
 }
 
 
+class Claims:
+    """The rows of one call of `claim`, each event once, with how often it came.
+
+    Raises:
+        EventIdError: See `Inbox.claim`.
+    """
+
+    def __init__(self, deliveries: Iterable[Delivery[Any] | Context]) -> None:
+        self.rows: dict[tuple[str, str], list[Any]] = {}
+        for delivery in deliveries:
+            ctx = delivery if isinstance(delivery, Context) else delivery.ctx
+            source, event_id = ctx.envelope.source, ctx.envelope.id
+            row = self.rows.get((source, event_id))
+            if row is not None:
+                row[5] += 1
+                continue
+            if (refusal := Inbox.refusal_of(ctx)) is not None:
+                raise refusal
+            self.rows[source, event_id] = [source, event_id, ctx.topic, ctx.partition, ctx.offset, 1]
+
+    def parameters(self, consumer: str, now: datetime) -> dict[str, Any]:
+        """The parameters of the statement that claims."""
+        return {"consumer": consumer, "now": micros(now), "rows": json.dumps(list(self.rows.values()))}
+
+    def fresh(self, answer: Iterable[Any]) -> set[str]:  # Any: SQLAlchemy's rows
+        """The ids that were never applied before, by what the statement returned."""
+        # A row that existed before has counted higher than what this call added.
+        return {event_id for source, event_id, seen in answer if seen == self.rows[source, event_id][5]}
+
+
+def claim_statement(dialect: str) -> TextClause:
+    """The statement that claims, for a database.
+
+    Raises:
+        ConfigurationError: The database is neither sqlite nor postgresql.
+    """
+    if dialect not in _CLAIM:
+        message = f"the inbox supports sqlite and postgresql, not {dialect!r}"
+        raise ConfigurationError(message)
+    return _CLAIM[dialect]
+
+
 class Inbox:
     """What one consumer has applied, one row per event: the row and the effect are committed together or not at all.
 
@@ -96,18 +136,14 @@ class Inbox:
     """
 
     def __init__(self, engine: AsyncEngine, consumer: str, *, clock: Clock = utc_now) -> None:
-        if engine.dialect.name not in _CLAIM:
-            message = f"the inbox supports sqlite and postgresql, not {engine.dialect.name!r}"
-            raise ConfigurationError(message)
         self.engine = engine
         self.consumer = consumer
         self._clock = clock
-        self._claim = _CLAIM[engine.dialect.name]
+        self._claim = claim_statement(engine.dialect.name)
 
     async def create_tables(self) -> None:
-        """Create table and index where they are missing."""
-        async with self.engine.begin() as connection:
-            await connection.run_sync(_create)
+        """Create table and index where they are missing; see `hailbus.database.ensure_tables`."""
+        await ensure_tables(self.engine, inbox_table)
 
     @staticmethod
     def refusal_of(delivery: Delivery[Any] | Context) -> EventIdError | None:
@@ -134,32 +170,11 @@ class Inbox:
         Raises:
             EventIdError: An id or source is too long for the table or holds control characters; nothing was claimed.
         """
-        counts: dict[tuple[str, str], list[Any]] = {}
-        for delivery in deliveries:
-            ctx = delivery if isinstance(delivery, Context) else delivery.ctx
-            envelope = ctx.envelope
-            row = counts.get((envelope.source, envelope.id))
-            if row is None:
-                if (refusal := self.refusal_of(ctx)) is not None:
-                    raise refusal
-                counts[envelope.source, envelope.id] = [
-                    envelope.source,
-                    envelope.id,
-                    ctx.topic,
-                    ctx.partition,
-                    ctx.offset,
-                    1,
-                ]
-            else:
-                row[5] += 1
-        if not counts:
+        claims = Claims(deliveries)
+        if not claims.rows:
             return set()
-        result = await tx.execute(
-            self._claim,
-            {"consumer": self.consumer, "now": micros(self._clock()), "rows": json.dumps(list(counts.values()))},
-        )
-        # A row that existed before has counted higher than what this call added.
-        return {event_id for source, event_id, seen in result.all() if seen == counts[source, event_id][5]}
+        result = await tx.execute(self._claim, claims.parameters(self.consumer, self._clock()))
+        return claims.fresh(result.all())
 
     async def release(self, tx: AsyncSession | AsyncConnection, contexts: Iterable[Context]) -> None:
         """Forget that events were applied, in the caller's transaction, so that their dead letters can be replayed."""
@@ -194,7 +209,3 @@ class Inbox:
                 )
             )
         return int(result.rowcount)
-
-
-def _create(connection: Connection) -> None:
-    metadata.create_all(connection, checkfirst=True)

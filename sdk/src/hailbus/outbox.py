@@ -23,7 +23,6 @@ with extra("sql"):
         Connection,
         Index,
         Integer,
-        MetaData,
         String,
         Table,
         Text,
@@ -38,11 +37,12 @@ with extra("sql"):
     )
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+    from sqlalchemy.orm import Session
 
 from hailbus._transport import Outgoing, Producer
 from hailbus.clock import Clock, micros, utc_now
 from hailbus.codec import encode
-from hailbus.database import READ_ONLY
+from hailbus.database import READ_ONLY, ensure_tables, metadata
 from hailbus.envelope import Envelope, Headers
 from hailbus.errors import ConfigurationError, DeliveryError
 from hailbus.event import Event, event_info
@@ -52,7 +52,6 @@ __all__ = ["Outbox", "OutboxEntry", "OutboxLag", "outbox_table"]
 
 log = logging.getLogger("hailbus.outbox")
 
-metadata = MetaData()
 # Times are microseconds since the epoch: both databases compare them alike, and SQLite keeps no time zones.
 outbox_table = Table(
     "hailbus_outbox",
@@ -165,7 +164,31 @@ class OutboxLag:
 
 async def store(tx: AsyncSession | AsyncConnection, rows: Sequence[OutboxRow], *, outbox: Outbox | None) -> None:
     """Insert rows in the caller's transaction; wake the relays after its commit."""
-    values = [
+    await _insert(tx, values_of(rows))
+    if outbox is not None:
+        _wake_after_commit(tx, outbox)
+
+
+def store_sync(tx: Session | Connection, rows: Sequence[OutboxRow]) -> None:
+    """Insert rows in the caller's synchronous transaction. On PostgreSQL its commit wakes the relays; others poll."""
+    connection = tx.connection() if isinstance(tx, Session) else tx
+    connection.execute(_INSERT, values_of(rows))
+    if connection.dialect.name == "postgresql":
+        connection.execute(_NOTIFY)
+
+
+def cancel_sync(tx: Session | Connection, schedule_ids: Sequence[str], *, now: datetime) -> int:
+    """Withdraw the unpublished rows of schedules in the caller's synchronous transaction; how many there were."""
+    if not schedule_ids:
+        return 0
+    connection = tx.connection() if isinstance(tx, Session) else tx
+    found = connection.execute(_CANCEL, {"schedule_ids": list(schedule_ids), "now": micros(now)})
+    return int(found.rowcount)
+
+
+def values_of(rows: Sequence[OutboxRow]) -> list[dict[str, Any]]:
+    """The columns of rows, as the insert takes them."""
+    return [
         {
             "id": row.id,
             "aggregatetype": row.topic,
@@ -180,9 +203,6 @@ async def store(tx: AsyncSession | AsyncConnection, rows: Sequence[OutboxRow], *
         }
         for row in rows
     ]
-    await _insert(tx, values)
-    if outbox is not None:
-        _wake_after_commit(tx, outbox)
 
 
 async def _insert(tx: AsyncSession | AsyncConnection, values: Sequence[Mapping[str, Any]]) -> None:
@@ -267,9 +287,8 @@ class Outbox:
         """Whether PostgreSQL tells this relay of commits; without, it polls."""
 
     async def create_tables(self) -> None:
-        """Create table and indexes where they are missing."""
-        async with self.engine.begin() as connection:
-            await connection.run_sync(_create)
+        """Create table and indexes where they are missing; see `hailbus.database.ensure_tables`."""
+        await ensure_tables(self.engine, outbox_table)
 
     def wake(self) -> None:
         """Look for rows now."""
@@ -338,6 +357,12 @@ class Outbox:
             await connection.execution_options(**READ_ONLY)
             found = await connection.scalar(select(func.count()).select_from(outbox_table).where(_waiting))
         return int(found or 0)
+
+    async def until_empty(self) -> None:
+        """Wait until no row is due. Raises `asyncio.CancelledError` only: a broker that is away is waited for."""
+        while await self.due_count():
+            self.wake()
+            await asyncio.sleep(self._poll_interval_s)
 
     async def due_count(self) -> int:
         """Rows that should be published now."""
@@ -552,7 +577,3 @@ class Outbox:
             await connection.execute(
                 update(outbox_table).where(outbox_table.c.position == position).values(failed_at=now, error=reason)
             )
-
-
-def _create(connection: Connection) -> None:
-    metadata.create_all(connection, checkfirst=True)

@@ -15,11 +15,9 @@ with extra("sql"):
     from sqlalchemy import (
         BigInteger,
         Column,
-        Connection,
         Index,
         Integer,
         LargeBinary,
-        MetaData,
         String,
         Table,
         Text,
@@ -33,11 +31,10 @@ with extra("sql"):
 
 from hailbus._transport import Received, TopicPartition
 from hailbus.clock import EPOCH, Clock, micros, utc_now
-from hailbus.database import READ_ONLY
+from hailbus.database import READ_ONLY, ensure_tables, metadata
 
 __all__ = ["ParkedKey", "ParkedRecord", "ParkingLot", "parked_table"]
 
-metadata = MetaData()
 parked_table = Table(
     "hailbus_parked",
     metadata,
@@ -118,9 +115,8 @@ class ParkingLot:
         self._clock = clock
 
     async def create_tables(self) -> None:
-        """Create table and indexes where they are missing."""
-        async with self.engine.begin() as connection:
-            await connection.run_sync(_create)
+        """Create table and indexes where they are missing; see `hailbus.database.ensure_tables`."""
+        await ensure_tables(self.engine, parked_table)
 
     async def add(self, consumer: str, record: Received, *, reason: str, attempts: int) -> None:
         """Keep a record behind those of the same key; a record that is there already stays as it is."""
@@ -259,10 +255,6 @@ class ParkingLot:
         async with self.engine.begin() as connection:
             result = await connection.execute(delete(parked_table).where(parked_table.c.position.in_(positions)))
         return int(result.rowcount)
-
-
-def _create(connection: Connection) -> None:
-    metadata.create_all(connection, checkfirst=True)
 
 
 def _moment(value: Any) -> datetime:  # Any: what the driver gives for a BIGINT

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
     from hailbus.event import Topic
-    from hailbus.outbox import Outbox
+    from hailbus.outbox import Outbox, OutboxRow
     from hailbus.tracing import Tracing
 
 __all__ = ["Publisher", "PublisherSettings", "Receipt"]
@@ -98,6 +98,11 @@ class Publisher(Generic[E_contra]):
                 checks_numbers=may_hold_numbers_beyond_json(cls),
                 mode=content_mode(info.topic),
             )
+
+    @property
+    def content_modes(self) -> set[ContentMode]:
+        """The content modes in which it writes its events."""
+        return {fixed.mode for fixed in self._fixed.values()}
 
     def __call__(self) -> Publisher[E_contra]:
         """Itself, so that FastAPI's `Depends(pub)` works."""
@@ -374,7 +379,7 @@ class Publisher(Generic[E_contra]):
         schedule_id: str | None = None,
     ) -> list[Receipt]:
         """Insert events into the outbox in the caller's transaction."""
-        from hailbus.outbox import OutboxRow, store
+        from hailbus.outbox import store
 
         outbox = self._outbox()
         if outbox is None:
@@ -384,6 +389,35 @@ class Publisher(Generic[E_contra]):
                 "relay, svc.relays(outbox, elsewhere=True)"
             )
             raise ConfigurationError(message)
+        rows = self.outbox_rows(
+            events,
+            marks=marks,
+            time=time,
+            cause=cause,
+            headers=headers,
+            partition=partition,
+            not_before=not_before,
+            schedule_id=schedule_id,
+        )
+        if rows:
+            await store(tx, rows, outbox=outbox)
+        return [Receipt(row.id, row.topic, None, None) for row in rows]
+
+    def outbox_rows(
+        self,
+        events: Iterable[Event],
+        *,
+        marks: Iterable[_Mark] = repeat((None, None)),
+        time: datetime | None = None,
+        cause: Context | Envelope | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        not_before: datetime | None = None,
+        schedule_id: str | None = None,
+    ) -> list[OutboxRow]:
+        """Build the outbox rows of events; `hailbus.outbox` stores them. Arguments and errors as for `publish`."""
+        from hailbus.outbox import OutboxRow
+
         if not_before is not None and not_before.utcoffset() is None:
             message = f"not_before={not_before.isoformat()} has no time zone; give an aware datetime, as in UTC"
             raise ConfigurationError(message)
@@ -416,9 +450,7 @@ class Publisher(Generic[E_contra]):
                     created_at=now,
                 )
             )
-        if rows:
-            await store(tx, rows, outbox=outbox)
-        return [Receipt(row.id, row.topic, None, None) for row in rows]
+        return rows
 
     async def flush(self) -> None:
         """Wait until everything that this service has enqueued so far is acknowledged or has failed."""

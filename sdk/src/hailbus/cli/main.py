@@ -28,10 +28,12 @@ from hailbus.cli.common import (
     table,
 )
 from hailbus.cli.configs import configs
+from hailbus.cli.database import db
 from hailbus.cli.groups import groups
 from hailbus.cli.letters import dlq, parked
 from hailbus.cli.needs import needs
 from hailbus.cli.registry import registry
+from hailbus.cli.relay import relay
 from hailbus.cli.transactions import transactions
 from hailbus.errors import ConfigurationError, HailbusError, InvalidPayloadError
 from hailbus.event import event_info
@@ -51,6 +53,8 @@ app.add_typer(parked, name="parked")
 app.add_typer(transactions, name="transactions")
 app.add_typer(registry, name="registry")
 app.add_typer(needs, name="needs")
+app.add_typer(db, name="db")
+app.command("relay")(relay)
 app.command("topics")(kafka.topics)
 app.command("produce")(kafka.produce)
 app.command("consume")(kafka.consume)
