@@ -38,7 +38,10 @@ def _all(folder: str) -> tuple[str, ...]:
 TARGETS = (
     Target(
         name="sdk",
-        files=_files("sdk/src/hailbus", "settlement", "_batches", "subscriber", "inbox", "outbox"),
+        files=(
+            *_files("sdk/src/hailbus", "settlement", "inbox", "outbox", "publish_buffer"),
+            *_all("sdk/src/hailbus/_consuming"),
+        ),
         tests=("tests/unit/sdk", "tests/property/sdk", "tests/integration/sdk/test_databases.py"),
         deselected=("tests/unit/sdk/test_public_surface.py",),
     ),
