@@ -53,3 +53,11 @@ def test_a_message_that_nobody_writes_is_found() -> None:
     assert len(MESSAGES) > 20
     assert not is_in_the_code("no Kafka broker answered at …")
     assert is_in_the_code("no Kafka broker answers at …")
+
+
+def test_the_log_lines_of_the_observability_page_are_written() -> None:
+    page = (ROOT / "docs" / "observability.md").read_text()
+    table = page[page.index("| Message begins with |") :].split("\n\n")[0]
+    words = [word for row in table.splitlines()[2:] for word in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert len(words) > 6
+    assert [word for word in words if not any(text.startswith(f"{word}:") for text in templates())] == []
