@@ -66,8 +66,13 @@ def commands(script: str) -> Iterator[list[str]]:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         words: list[str] = []
+        is_file = False
         for word in [*lexer, ";"]:
-            if set(word) <= set("();<>|&"):
+            if is_file:
+                is_file = False
+            elif set(word) <= set("<>&|") and set(word) & set("<>"):
+                is_file = True
+            elif set(word) <= set("();|&"):
                 if words:
                     yield words
                 words = []
