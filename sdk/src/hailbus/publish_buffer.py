@@ -12,14 +12,13 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from hailbus._transport import Bus, Outgoing, Producer
+from hailbus.durations import BOUNDS_S as DURATION_BOUNDS_S
 from hailbus.errors import ConfigurationError, DeliveryError, DeliveryTimeoutError
 
-__all__ = ["DURATION_BOUNDS_S", "PublishBuffer", "PublishStats", "PublisherSettings", "Receipt"]
+__all__ = ["PublishBuffer", "PublishStats", "PublisherSettings", "Receipt"]
 
 log = logging.getLogger("hailbus.publisher")
 YIELD_EVERY = 500  # events built in a row before the event loop gets its turn
-DURATION_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Upper bounds of the duration buckets: those of OpenTelemetry's messaging conventions."""
 
 
 class Receipt(NamedTuple):

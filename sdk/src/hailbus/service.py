@@ -18,11 +18,12 @@ from hailbus.catalogue import Catalogue
 from hailbus.clock import Clock, utc_now
 from hailbus.dead_letter import dead_letter_topic, letter_limit, retry_topic
 from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce, Promise, RetryTopics
+from hailbus.durations import Durations
 from hailbus.errors import ConfigurationError
 from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
 from hailbus.injection import event_classes
 from hailbus.plain import adopting
-from hailbus.publish_buffer import PublishBuffer, PublisherSettings
+from hailbus.publish_buffer import PublishBuffer, PublisherSettings, PublishStats
 from hailbus.publisher import Publisher
 from hailbus.registration import EventBatchHandler, EventHandler, Registrar, Registration
 from hailbus.subscriber import Subscriber
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fastapi import APIRouter
     from typing_extensions import TypeForm
 
+    from hailbus.metering import Metering
     from hailbus.outbox import Outbox
     from hailbus.registry.schemas import Schemas
     from hailbus.router import Router
@@ -97,6 +99,7 @@ class Service(Registrar):
         provision: Create missing topics, those for dead letters included, at start.
         publishing, subscribing: Bounds.
         tracing: Make OpenTelemetry spans `send <topic>` and `process <topic>`, by the global tracer provider.
+        metering: Record OpenTelemetry metrics, as `messaging.process.duration`, with the global meter provider.
         schemas: Put schema ids on what is published, and find events by them. See `hailbus.registry.Schemas`.
         content_mode: `structured` for CloudEvents that are whole in the value, where topic and publisher do not say.
         handler_threads: How many handlers that are plain functions run at once, each in a thread.
@@ -114,6 +117,7 @@ class Service(Registrar):
         publishing: PublisherSettings | None = None,
         subscribing: SubscriberSettings | None = None,
         tracing: bool = False,
+        metering: bool = False,
         schemas: Schemas | None = None,
         content_mode: ContentMode = "binary",
         handler_threads: int = 16,
@@ -131,6 +135,12 @@ class Service(Registrar):
             from hailbus.tracing import Tracing
 
             self._tracing = Tracing(client_id=name)
+        self._measures = metering
+        self._metering: Metering | None = None
+        if metering:
+            from hailbus.metering import Metering
+
+            self._metering = Metering(self)
         self._schemas = schemas
         self._content_mode = checked_content_mode(content_mode)
         if handler_threads < 1:
@@ -380,7 +390,8 @@ class Service(Registrar):
         catalogue = self.catalogue
         chosen = adopting(chosen, catalogue)
         self._check_time_limits(chosen)
-        buffer = PublishBuffer(chosen, self._publishing, client_id=self.name)
+        sent = self._metering.sent if self._metering is not None else None
+        buffer = PublishBuffer(chosen, self._publishing, client_id=self.name, sent=sent)
         groups: dict[str, list[Subscription]] = {}
         for subscription in self._subscriptions:
             groups.setdefault(subscription.group, []).append(subscription)
@@ -423,6 +434,9 @@ class Service(Registrar):
             for group, subscriptions in groups.items()
             if not isinstance(subscriptions[0].delivery, ExactlyOnce)
         ]
+        if self._measures:
+            for subscriber in subscribers:
+                self._measure(subscriber)
         self._running_bus = chosen
         try:
             if self._provision and self.topics:
@@ -550,6 +564,22 @@ class Service(Registrar):
         return self._buffer.buffered_count if self._buffer is not None else 0
 
     @property
+    def publish_stats(self) -> PublishStats:
+        """Counters of publishing since the service started."""
+        return self._buffer.stats if self._buffer is not None else PublishStats()
+
+    def measure_durations(self) -> None:
+        """Measure how long handlers take, from now on; the metrics of the service call it."""
+        self._measures = True
+        for subscriber in self._subscribers:
+            self._measure(subscriber)
+
+    def _measure(self, subscriber: Subscriber | TransactionalSubscriber) -> None:
+        if subscriber.stats.durations is None:
+            listener = self._metering.processed(subscriber.group) if self._metering is not None else None
+            subscriber.stats.durations = Durations(listener)
+
+    @property
     def outboxes(self) -> tuple[Outbox, ...]:
         """The outboxes whose relays run with this service."""
         return tuple(self._outboxes)
@@ -578,6 +608,7 @@ class Service(Registrar):
         """Routes `/livez`, `/readyz` and `/metrics` for `app.include_router(svc.health())`; see `health_router`."""
         from hailbus.health import health_router
 
+        self.measure_durations()  # for `/metrics`
         return health_router(self, reasons=reasons, failures=failures)
 
     @property

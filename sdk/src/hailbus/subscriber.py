@@ -477,6 +477,11 @@ class Subscriber(Member):
         return frozenset(self._partitions.prefixes)
 
     @property
+    def lanes_in_use(self) -> int:
+        """Handlers of single events that run now, each in a lane of its own."""
+        return self._lanes.in_use
+
+    @property
     def parked_keys(self) -> int:
         """Parked keys on the partitions that this member holds."""
         return len(self._parked.places) if self._parked is not None else 0

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from hailbus._transport import Start
 from hailbus.context import Batch, Context
 from hailbus.delivery import ExactlyOnce, ParkKey, Promise, Verdict, checked_count, checked_duration
+from hailbus.durations import Durations
 from hailbus.errors import ConfigurationError
 from hailbus.event import Event, event_info
 from hailbus.upcasting import newest
@@ -148,6 +149,8 @@ class SubscriberStats:
     committed: int = 0
     rebalances: int = 0
     reconnects: int = 0
+    durations: Durations | None = None
+    """How long handlers took, by topic and error; None when nobody reads it."""
 
     @property
     def done(self) -> int:

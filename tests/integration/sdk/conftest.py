@@ -109,6 +109,13 @@ class InHouse:
             self._process.stdout.close()
 
 
+@pytest.fixture(params=["aiokafka", "librdkafka"])
+def client(request: pytest.FixtureRequest) -> str:
+    """Each client library that `KafkaBus` can use."""
+    name: str = request.param
+    return name
+
+
 Cluster = SharedApacheKafka | InHouse
 OwnCluster = ApacheKafka | InHouse
 

@@ -25,6 +25,7 @@ from hailbus import (
     Verdict,
     record_reader,
 )
+from hailbus._transport.cluster import ClientName
 from hailbus.dead_letter import dead_letter_topic, origin
 from hailbus.dead_letter_queue import DeadLetterQueue
 
@@ -95,13 +96,14 @@ def member(group: str, task: type[Any], observed: Observed) -> Service:
 
 
 async def test_kills_and_rebalances_break_no_promise(
-    own_cluster: OwnCluster, until: Until, open_connections: Callable[[], list[object]]
+    own_cluster: OwnCluster, client: ClientName, until: Until, open_connections: Callable[[], list[object]]
 ) -> None:
     chance = random.Random(7)
     name = f"work-{random.randrange(10**9)}"
     task, group, observed = language(name), f"workers-{name}", Observed()
     bus = KafkaBus(
         bootstrap_servers=own_cluster.bootstrap,
+        client=client,
         session_timeout_ms=6000,
         heartbeat_interval_ms=500,
         rebalance_timeout_ms=6000,

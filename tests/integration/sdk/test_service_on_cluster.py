@@ -34,6 +34,7 @@ from hailbus import (
     bus_reader,
     record_reader,
 )
+from hailbus._transport.cluster import ClientName
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
 from sqlalchemy import text
@@ -62,11 +63,15 @@ def language(suffix: str, *, partitions: int = 3) -> tuple[Topic, type[Any]]:
     return topic, OrderPlaced
 
 
-def bus_of(cluster: Cluster, **changes: Any) -> KafkaBus:
-    return KafkaBus(bootstrap_servers=cluster.bootstrap, session_timeout_ms=6000, heartbeat_interval_ms=500, **changes)
+def bus_of(cluster: Cluster, client: ClientName) -> KafkaBus:
+    return KafkaBus(
+        bootstrap_servers=cluster.bootstrap, client=client, session_timeout_ms=6000, heartbeat_interval_ms=500
+    )
 
 
-async def test_events_go_round_in_key_order_and_lag_ends_at_zero(cluster: Cluster, until: Until) -> None:
+async def test_events_go_round_in_key_order_and_lag_ends_at_zero(
+    cluster: Cluster, client: ClientName, until: Until
+) -> None:
     topic, order_placed = language("round")
     svc = Service("round-" + topic.name, subscribing=FAST)
     pub = svc.publishes(order_placed)
@@ -76,7 +81,7 @@ async def test_events_go_round_in_key_order_and_lag_ends_at_zero(cluster: Cluste
     async def placed(event: Any, ctx: Context) -> None:
         seen.append((event.order_id, event.amount))
 
-    async with svc.running(bus_of(cluster)), ClusterAdmin(cluster.bootstrap) as admin:
+    async with svc.running(bus_of(cluster, client)), ClusterAdmin(cluster.bootstrap) as admin:
         receipts = await pub.publish_many([order_placed(order_id=str(i % 50), amount=i) for i in range(2000)])
         await until(lambda: len(seen) == 2000)
 
@@ -97,7 +102,7 @@ async def test_events_go_round_in_key_order_and_lag_ends_at_zero(cluster: Cluste
         assert [amount for order_id, amount in seen if order_id == str(key)] == list(range(key, 2000, 50))
 
 
-async def test_start_when_topics_exist_and_mismatch_is_said(cluster: Cluster) -> None:
+async def test_start_when_topics_exist_and_mismatch_is_said(cluster: Cluster, client: ClientName) -> None:
     topic, order_placed = language("exists")
     async with ClusterAdmin(cluster.bootstrap) as admin:
         assert await admin.provision([topic]) == {topic.name}
@@ -106,18 +111,20 @@ async def test_start_when_topics_exist_and_mismatch_is_said(cluster: Cluster) ->
             await admin.provision([Topic(topic.name, partitions=5)])
     svc = Service("exists")
     svc.publishes(order_placed)
-    async with svc.running(bus_of(cluster)):
+    async with svc.running(bus_of(cluster, client)):
         assert svc.is_running
 
 
-async def test_unreachable_bootstrap_is_named() -> None:
+async def test_unreachable_bootstrap_is_named(client: ClientName) -> None:
     svc = Service("nowhere")
     svc.publishes(language("nowhere")[1])
     with pytest.raises(BrokerUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:9 "):
-        await svc.start(KafkaBus(bootstrap_servers="127.0.0.1:9", connect_timeout_s=1.0))
+        await svc.start(KafkaBus(bootstrap_servers="127.0.0.1:9", client=client, connect_timeout_s=1.0))
 
 
-async def test_poison_becomes_a_dead_letter_and_too_large_is_refused(cluster: Cluster, until: Until) -> None:
+async def test_poison_becomes_a_dead_letter_and_too_large_is_refused(
+    cluster: Cluster, client: ClientName, until: Until
+) -> None:
     topic, order_placed = language("poison", partitions=1)
     svc = Service("poison-" + topic.name, subscribing=FAST)
     pub = svc.publishes(order_placed)
@@ -129,7 +136,7 @@ async def test_poison_becomes_a_dead_letter_and_too_large_is_refused(cluster: Cl
             raise ValueError("seven")
         seen.append(event.amount)
 
-    bus = bus_of(cluster)
+    bus = bus_of(cluster, client)
     async with svc.running(bus):
         with pytest.raises(RecordTooLargeError):
             await pub.publish(order_placed(order_id="x" * 2_000_000))
@@ -144,7 +151,7 @@ async def test_poison_becomes_a_dead_letter_and_too_large_is_refused(cluster: Cl
 
 @pytest.mark.parametrize("broker_decides", [False, True])
 async def test_a_record_that_is_too_large_does_not_repeat_its_neighbours(
-    cluster: Cluster, *, broker_decides: bool
+    cluster: Cluster, client: ClientName, *, broker_decides: bool
 ) -> None:
     limit = 100_000 if broker_decides else 1_048_576
     topic = Topic(f"limited-{random.randrange(10**9)}", partitions=1, config={"max.message.bytes": str(limit)})
@@ -155,7 +162,7 @@ async def test_a_record_that_is_too_large_does_not_repeat_its_neighbours(
 
     svc = Service("limited")
     pub = svc.publishes(Limited)
-    bus = bus_of(cluster)
+    bus = bus_of(cluster, client)
     async with svc.running(bus):
         futures = [
             await pub.enqueue(Limited(order_id="a", note="x" * (limit if number == 4 else 1)), id=str(number))
@@ -169,7 +176,9 @@ async def test_a_record_that_is_too_large_does_not_repeat_its_neighbours(
     assert outcomes[4].size_bytes > limit
 
 
-async def test_killed_broker_loses_nothing(own_cluster: OwnCluster, until: Until, tmp_path: Path) -> None:
+async def test_killed_broker_loses_nothing(
+    own_cluster: OwnCluster, client: ClientName, until: Until, tmp_path: Path
+) -> None:
     """Publisher, outbox relay, consumer and reader live through a broker that is killed and started again."""
     topic, order_placed = language("kill")
     engine = create_engine(f"sqlite:///{tmp_path}/deep/er/out.db")
@@ -188,7 +197,7 @@ async def test_killed_broker_loses_nothing(own_cluster: OwnCluster, until: Until
         async for delivery in bus_reader(bus, order_placed, start="earliest"):
             tailed.append(delivery.event.amount)  # noqa: PERF401 looked at while the tail runs
 
-    bus = bus_of(own_cluster)
+    bus = bus_of(own_cluster, client)
     async with svc.running(bus):
         tailing = asyncio.get_running_loop().create_task(tail())
         await pub.publish_many([order_placed(order_id=str(i), amount=i) for i in range(100)])
@@ -217,12 +226,14 @@ async def test_killed_broker_loses_nothing(own_cluster: OwnCluster, until: Until
     await engine.dispose()
 
 
-async def test_service_waits_for_a_broker_that_is_coming_up(own_cluster: OwnCluster, until: Until) -> None:
+async def test_service_waits_for_a_broker_that_is_coming_up(
+    own_cluster: OwnCluster, client: ClientName, until: Until
+) -> None:
     _, order_placed = language("late")
     svc = Service("late")
     pub = svc.publishes(order_placed)
     await asyncio.to_thread(own_cluster.kill)
-    starting = asyncio.get_running_loop().create_task(svc.start(bus_of(own_cluster)))
+    starting = asyncio.get_running_loop().create_task(svc.start(bus_of(own_cluster, client)))
     await asyncio.to_thread(own_cluster.start)
     await starting
     receipt = await pub.publish(order_placed(order_id="1"))
@@ -230,7 +241,7 @@ async def test_service_waits_for_a_broker_that_is_coming_up(own_cluster: OwnClus
     await svc.stop()
 
 
-async def test_members_join_and_leave_and_nothing_is_lost(cluster: Cluster, until: Until) -> None:
+async def test_members_join_and_leave_and_nothing_is_lost(cluster: Cluster, client: ClientName, until: Until) -> None:
     topic, order_placed = language("rebalance", partitions=6)
     seen: list[int] = []
     running: set[str] = set()
@@ -250,7 +261,7 @@ async def test_members_join_and_leave_and_nothing_is_lost(cluster: Cluster, unti
 
     source = Service("source")
     pub = source.publishes(order_placed)
-    bus = bus_of(cluster)
+    bus = bus_of(cluster, client)
     first, second = member(), member()
     async with source.running(bus), first.running(bus):
         for i in range(1000):
@@ -267,7 +278,7 @@ async def test_members_join_and_leave_and_nothing_is_lost(cluster: Cluster, unti
 
 
 async def test_inbox_applies_each_event_once_although_delivered_twice(
-    cluster: Cluster, until: Until, tmp_path: Path
+    cluster: Cluster, client: ClientName, until: Until, tmp_path: Path
 ) -> None:
     topic, order_placed = language("inbox")
     engine = create_engine(f"sqlite:///{tmp_path}/in.db")
@@ -286,7 +297,7 @@ async def test_inbox_applies_each_event_once_although_delivered_twice(
             amount = sum({i.ctx.envelope.id: i.event.amount for i in batch if i.ctx.envelope.id in fresh}.values())
             await tx.execute(text("UPDATE total SET amount = amount + :amount"), {"amount": amount})
 
-    async with svc.running(bus_of(cluster)):
+    async with svc.running(bus_of(cluster, client)):
         for _ in range(2):
             futures = [await pub.enqueue(order_placed(order_id=str(i), amount=i), id=f"order-{i}") for i in range(1000)]
             await asyncio.gather(*futures)
@@ -301,7 +312,7 @@ async def test_inbox_applies_each_event_once_although_delivered_twice(
     await engine.dispose()
 
 
-async def test_sigterm_drains_and_exits_with_zero(cluster: Cluster, tmp_path: Path) -> None:
+async def test_sigterm_drains_and_exits_with_zero(cluster: Cluster, client: ClientName, tmp_path: Path) -> None:
     topic, order_placed = language("drain", partitions=1)
     program = tmp_path / "program.py"
     program.write_text(
@@ -311,7 +322,7 @@ from hailbus import *
 class OrderPlaced(Event, topic=Topic({topic.name!r}, partitions=1), key="order_id", type="order.drain"):
     order_id: str
     amount: int = 0
-svc = Service("drain-{topic.name}", bus=KafkaBus(bootstrap_servers={cluster.bootstrap!r}))
+svc = Service("drain-{topic.name}", bus=KafkaBus(bootstrap_servers={cluster.bootstrap!r}, client={client!r}))
 @svc.on(OrderPlaced)
 async def placed(event: OrderPlaced, ctx: Context) -> None:
     print("begin", event.amount, flush=True)
@@ -322,7 +333,7 @@ asyncio.run(svc.run())
     )
     source = Service("source")
     pub = source.publishes(order_placed)
-    async with source.running(bus_of(cluster)):
+    async with source.running(bus_of(cluster, client)):
         await pub.publish_many([order_placed(order_id="a", amount=i) for i in range(5)])
     process = await asyncio.create_subprocess_exec(sys.executable, str(program), stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -341,7 +352,9 @@ asyncio.run(svc.run())
         assert [entry.committed_offset for entry in await admin.lag(f"drain-{topic.name}")] == [1]
 
 
-async def test_delayed_outbox_rows_wait_and_can_be_withdrawn(cluster: Cluster, until: Until, tmp_path: Path) -> None:
+async def test_delayed_outbox_rows_wait_and_can_be_withdrawn(
+    cluster: Cluster, client: ClientName, until: Until, tmp_path: Path
+) -> None:
     topic, order_placed = language("later", partitions=1)
     engine = create_engine(f"sqlite:///{tmp_path}/out.db")
     now = datetime(2014, 5, 1, tzinfo=UTC)
@@ -349,7 +362,7 @@ async def test_delayed_outbox_rows_wait_and_can_be_withdrawn(cluster: Cluster, u
     svc = Service("later-" + topic.name)
     pub = svc.publishes(order_placed)
     svc.relays(outbox)
-    bus = bus_of(cluster)
+    bus = bus_of(cluster, client)
     async with svc.running(bus):
         async with engine.begin() as tx:
             await pub.publish(order_placed(order_id="a", amount=1), tx=tx, not_before=now + timedelta(minutes=5))
@@ -369,7 +382,7 @@ async def test_delayed_outbox_rows_wait_and_can_be_withdrawn(cluster: Cluster, u
     await engine.dispose()
 
 
-async def test_exactly_once_over_a_rebalance(cluster: Cluster, until: Until) -> None:
+async def test_exactly_once_over_a_rebalance(cluster: Cluster, client: ClientName, until: Until) -> None:
     topic, order_placed = language("exactly")
     out, total_changed = language("totals")
 
@@ -387,7 +400,7 @@ async def test_exactly_once_over_a_rebalance(cluster: Cluster, until: Until) -> 
 
     source = Service("source")
     pub = source.publishes(order_placed)
-    bus = bus_of(cluster)
+    bus = bus_of(cluster, client)
     first, second = member(), member()
     async with source.running(bus), first.running(bus):
         await pub.publish_many([order_placed(order_id=str(i % 40), amount=i) for i in range(300)])

@@ -241,6 +241,23 @@ def test_the_oldest_of_several_transactions_whose_markers_are_not_safe_counts() 
     assert state.first_unstable_offset() is None
 
 
+def test_a_transaction_whose_marker_is_safe_holds_nothing_back_beside_one_whose_marker_is_not() -> None:
+    state = ProducerState()
+    note(state, 1, 0, 10, transactional=True)
+    note(state, 2, 0, 11, transactional=True)
+    end(state, 1, 12)
+    end(state, 2, 13)
+    state.high_watermark_moved(13)
+    assert state.first_unstable_offset() == 11
+
+
+def test_a_producer_that_must_begin_at_zero_does() -> None:
+    state = ProducerState()
+    with pytest.raises(OutOfOrderSequenceError, match="begins with sequence 1 instead of 0"):
+        state.check(1, 0, 1, is_transactional=True, is_verified=True, must_begin_at_zero=True)
+    state.check(1, 0, 0, is_transactional=True, is_verified=True, must_begin_at_zero=True)
+
+
 def test_the_last_stable_offset_of_an_aborted_transaction_is_where_the_next_one_began() -> None:
     state = ProducerState()
     note(state, 1, 0, 10, transactional=True)

@@ -84,11 +84,16 @@ class Bench:
         return ErrorCode(response.error_code), response.producer_id, response.producer_epoch
 
     def add(
-        self, producer_id: int, producer_epoch: int, *partitions: tuple[str, int], is_v2: bool = False
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        *partitions: tuple[str, int],
+        is_v2: bool = False,
+        name: str = "t",
     ) -> ErrorCode:
         response = self.run(
             self.shard.add_partitions(
-                "t",
+                name,
                 producer_id,
                 producer_epoch,
                 partitions,
@@ -101,11 +106,11 @@ class Bench:
         return ErrorCode(response.error_code)
 
     def end(
-        self, producer_id: int, producer_epoch: int, *, commit: bool = True, is_v2: bool = False
+        self, producer_id: int, producer_epoch: int, *, commit: bool = True, is_v2: bool = False, name: str = "t"
     ) -> tuple[ErrorCode, int, int]:
         response = self.run(
             self.shard.end(
-                "t",
+                name,
                 producer_id,
                 producer_epoch,
                 commit,
@@ -321,6 +326,49 @@ def test_an_abort_that_cannot_be_recorded_is_tried_again(bench: Bench) -> None:
     bench.now += ABORT_RETRY_MS
     bench.tick()
     assert bench.is_in(State.COMPLETE_ABORT)
+
+
+def test_a_timer_that_is_early_schedules_the_next_and_holds_up_no_other(bench: Bench) -> None:
+    bench.init(name="ended")
+    bench.init(name="again")
+    bench.init(name="late")
+    bench.add(1000, 0, A, name="ended")
+    bench.add(1001, 0, A, name="again")
+    bench.end(1001, 0, name="again")
+    bench.end(1000, 0, name="ended")
+    bench.add(1002, 0, B, name="late")
+    bench.now += MINUTE // 2
+    bench.add(1001, 0, A, name="again")  # its timer is that of the first transaction
+    bench.now += MINUTE // 2
+    bench.tick()
+    states = {name: transaction.state for name, transaction in bench.shard.transactions.items()}
+    assert states == {"ended": State.COMPLETE_COMMIT, "again": State.ONGOING, "late": State.COMPLETE_ABORT}
+    bench.now += MINUTE // 2
+    bench.tick()
+    assert bench.shard.transactions["again"].state is State.COMPLETE_ABORT
+
+
+def test_a_removal_that_cannot_be_recorded_holds_up_no_other(bench: Bench) -> None:
+    bench.init(name="first")
+    bench.init(name="second")
+    bench.now += 1000 * MINUTE
+    assert len(list(bench.shard.tick(bench.now))) == 2  # and written nowhere
+    assert list(bench.shard.tick(bench.now)) == []
+    bench.now += 1000 * MINUTE
+    bench.tick()
+    assert bench.shard.transactions == {}
+
+
+def test_markers_are_tried_again_once_at_a_time_and_said_to_be_resumed(bench: Bench) -> None:
+    bench.broken = {A}
+    bench.init()
+    bench.add(1000, 0, A)
+    bench.end(1000, 0)
+    assert [markers.is_resumed for markers in bench.written] == [False]
+    bench.now += MARKER_RETRY_MS
+    retried = list(bench.shard.tick(bench.now))
+    assert [markers.is_resumed for outcome in retried for markers in outcome.markers] == [True]
+    assert list(bench.shard.tick(bench.now)) == []  # they are being written
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
@@ -621,6 +669,9 @@ def test_a_state_is_the_same_after_its_record_was_read() -> None:
     value = written.to_record().value
     assert isinstance(value, TransactionLogValue)
     assert value.client_transaction_version == 2
+    old = replace(written, is_v2=False).to_record().value
+    assert isinstance(old, TransactionLogValue)
+    assert old.client_transaction_version == 0
     value.client_transaction_version = 1
     assert not Transaction.from_value("t", value).is_v2
     value.client_transaction_version = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hailbus._consuming.deadlines import Deadlines
@@ -18,7 +18,7 @@ from hailbus.context import Batch, Context, Delivery
 from hailbus.delivery import Reject, Retry, Skip, Verdict
 from hailbus.errors import VerdictError
 from hailbus.event import Event
-from hailbus.subscription import Subscription
+from hailbus.subscription import SubscriberStats, Subscription
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -43,8 +43,9 @@ class _RollBackError(Exception):
 class Caller:
     """Calls the handlers of one group."""
 
-    def __init__(self, group: str, *, tracing: Tracing | None, outages: Outages) -> None:
+    def __init__(self, group: str, *, tracing: Tracing | None, outages: Outages, stats: SubscriberStats) -> None:
         self.tracing = tracing
+        self._stats = stats
         self.deadlines = Deadlines()
         self._group = group
         self._outages = outages
@@ -86,7 +87,10 @@ class Caller:
         assert route.handler is not None
         assert route.subscription is not None
         name = route.subscription.name
-        with self.tracing.processing(ctx) if self.tracing is not None else contextlib.nullcontext():
+        with (
+            self.tracing.processing(ctx) if self.tracing is not None else contextlib.nullcontext(),
+            self._measured(ctx.topic),
+        ):
             call = route.handler(event, ctx)
             verdict = await (call if route.deadline_s is None else self.within(route, call))
             return verdict if verdict is None else checked_verdict(verdict, name)
@@ -127,13 +131,31 @@ class Caller:
         with (
             self.tracing.processing_batch([item.ctx for item in batch.items], group=self._group)
             if self.tracing is not None
-            else contextlib.nullcontext()
+            else contextlib.nullcontext(),
+            self._measured(batch.items[0].ctx.topic),
         ):
             call = handler(batch)
             verdicts: Any = await (  # Any: whatever the handler returns
                 call if deadline is None else self.deadlines.within(name, deadline.total_seconds(), call)
             )
             return None if verdicts is None else _checked_verdicts(verdicts, len(batch), name)
+
+    @contextmanager
+    def _measured(self, topic: str) -> Iterator[None]:
+        """Count how long a handler's call takes, if somebody reads that."""
+        durations = self._stats.durations
+        if durations is None:
+            yield
+            return
+        now = asyncio.get_running_loop().time
+        began_s, failure = now(), ""
+        try:
+            yield
+        except BaseException as error:
+            failure = type(error).__name__
+            raise
+        finally:
+            durations.observe(now() - began_s, topic, failure)
 
     @asynccontextmanager
     async def _transaction(

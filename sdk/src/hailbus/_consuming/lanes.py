@@ -141,6 +141,11 @@ class LaneRunner:
         """Workers that handle records of these partitions, or of any."""
         return [task for task, owner in self._running.items() if partitions is None or owner in partitions]
 
+    @property
+    def in_use(self) -> int:
+        """Workers inside of a handler."""
+        return len(self._running)
+
     async def stop(self) -> None:
         """Cancel all workers."""
         for worker in tuple(self._workers):
@@ -273,7 +278,15 @@ class LaneRunner:
         """Handle a chunk's records in order, each right here unless its key is busy or something must come first."""
         lanes, router, partitions = self._lanes, self._router, self._partitions
         records, names, prefix, partition = chunk.records, chunk.names, chunk.prefix, chunk.partition
-        is_plain = partition.topic not in self._retries and self._caller.tracing is None
+        durations = self._stats.durations
+        is_plain = (
+            partition.topic not in self._retries
+            and self._caller.tracing is None
+            and (durations is None or durations.listener is None)
+        )
+        succeeded = None if durations is None else durations.of(partition.topic)
+        now = self._loop.time
+        began_s = 0.0
         stats, group, usual, places, within = self._stats, self._group, router.usual, self._places, self._caller.within
         held = lanes.held
         self._running[task] = partition
@@ -319,15 +332,21 @@ class LaneRunner:
                 names[name] = None
                 if not self._worker_pending and (records or lanes.ready_count or len(self._chunks) > 1):
                     self._wake_worker()
+                if succeeded is not None:
+                    began_s = now()
                 try:
                     call = route.handler(event, Context(record, group=group))
                     verdict = await (call if route.deadline_s is None else within(route, call))
                 except BaseException as error:  # noqa: BLE001 whatever a handler raises is judged by one path
+                    if durations is not None:
+                        durations.observe(now() - began_s, partition.topic, type(error).__name__)
                     item = Item(partition, prefix, record, route)
                     item.attempt = 1
                     lane = lanes.adopt(partition, names, name, item)
                     await self._end_run(lane, item, self._after_failure(lane, item, error))
                 else:
+                    if succeeded is not None:
+                        succeeded.observe(now() - began_s)
                     if verdict is None:
                         lanes.leave(names, name)
                         if not prefix.closed:

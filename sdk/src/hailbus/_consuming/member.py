@@ -66,7 +66,7 @@ class Member(ABC):
         self._rng = random.Random(seed)
         self._is_stopping = False
         self._outages = Outages(group, stats=self.stats, rng=self._rng, hold=self._hold, release=self._release)
-        self._caller = Caller(group, tracing=tracing, outages=self._outages)
+        self._caller = Caller(group, tracing=tracing, outages=self._outages, stats=self.stats)
         self._supervisor = Supervisor(group, fail=self._fail)
         self._by_class: dict[type[Event], Route] = {}
         self._router = Router(self._by_class, catalogue=catalogue, settings=settings, schemas=schemas)
@@ -200,6 +200,11 @@ class Member(ABC):
     @abstractmethod
     def assignment(self) -> frozenset[TopicPartition]:
         """The partitions that this member holds."""
+
+    @property
+    def lanes_in_use(self) -> int:
+        """Handlers of single events that run now, each in a lane of its own."""
+        return 0
 
     @property
     def parked_keys(self) -> int:

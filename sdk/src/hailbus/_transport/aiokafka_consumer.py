@@ -145,11 +145,13 @@ class AiokafkaConsumer:
     def unreachable_since_s(self) -> float | None:
         if self._started is None:
             return None
-        return self._reachability.observe(is_connected=aiokafka_private.is_connected(self._started))
+        return self._reachability.observe(
+            is_connected=aiokafka_private.is_connected(self._started), now_s=asyncio.get_running_loop().time()
+        )
 
     async def poll(self, *, timeout_s: float, max_records: int) -> Mapping[TopicPartition, Sequence[Received]]:
         client = self._client
-        self._reachability.observe(is_connected=aiokafka_private.is_connected(client))
+        _ = self.unreachable_since_s  # noted in each poll, so that the moment is exact
         self._learn_topics()
         partitions: list[Any] = []
         if self._paused:

@@ -113,11 +113,12 @@ class AiokafkaProducer:
         client = self._started
         if client is None or self._stopped:
             return None
+        now_s = asyncio.get_running_loop().time()
         if aiokafka_private.is_connected(client):
-            return self._reachability.observe(is_connected=True)
+            return self._reachability.observe(is_connected=True, now_s=now_s)
         # An idle producer has no connection until its first send, which says nothing about the broker.
         if self._sending or aiokafka_private.has_connections(client):
-            return self._reachability.observe(is_connected=False)
+            return self._reachability.observe(is_connected=False, now_s=now_s)
         return self._reachability.since_s
 
     def known_partition_count(self, topic: str) -> int | None:

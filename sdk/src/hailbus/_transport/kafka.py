@@ -57,6 +57,10 @@ class KafkaBus(ClusterSettings):
 
     def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:
         """See `Bus`."""
+        if self.client == "librdkafka":
+            from hailbus._transport.librdkafka_producer import LibrdkafkaProducer  # an extra
+
+            return LibrdkafkaProducer(self, client_id=client_id, transactional_id=transactional_id)
         return AiokafkaProducer(self, client_id=client_id, transactional_id=transactional_id)
 
     def consumer(
@@ -70,6 +74,19 @@ class KafkaBus(ClusterSettings):
         read_committed: bool = True,
     ) -> Consumer:
         """See `Bus`."""
+        read_committed = read_committed and self.isolation == "read_committed"
+        if self.client == "librdkafka":
+            from hailbus._transport.librdkafka_consumer import LibrdkafkaConsumer  # an extra
+
+            return LibrdkafkaConsumer(
+                self,
+                client_id=client_id,
+                group=group,
+                topics=topics,
+                start=start,
+                listener=listener,
+                read_committed=read_committed,
+            )
         return AiokafkaConsumer(
             self,
             client_id=client_id,
@@ -77,7 +94,7 @@ class KafkaBus(ClusterSettings):
             topics=topics,
             start=start,
             listener=listener,
-            read_committed=read_committed and self.isolation == "read_committed",
+            read_committed=read_committed,
         )
 
     def admin(self, *, client_id: str) -> KafkaAdmin:

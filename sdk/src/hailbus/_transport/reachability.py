@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 __all__ = ["Reachability"]
 
 
@@ -13,10 +11,10 @@ class Reachability:
     def __init__(self) -> None:
         self.since_s: float | None = None
 
-    def observe(self, *, is_connected: bool) -> float | None:
+    def observe(self, *, is_connected: bool, now_s: float) -> float | None:
         """Note whether a broker is connected; since when none is."""
         if is_connected:
             self.since_s = None
         elif self.since_s is None:
-            self.since_s = asyncio.get_running_loop().time()
+            self.since_s = now_s
         return self.since_s

@@ -80,7 +80,7 @@ class MarkersToWrite:
     is_commit: bool
     partitions: tuple[TopicPartition, ...]
     must_be_newer: bool
-    is_resumed: bool = False
+    is_resumed: bool
 
 
 @dataclass(slots=True)
