@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
+from hailbus._consuming.supervision import Supervisor
 from hailbus._signals import on_stop_signal
 from hailbus._threads import HandlerThreads
 from hailbus._transport import Bus, Start
@@ -157,7 +159,8 @@ class Service(Registrar):
         self._tables: list[HasTables] = []
         self._buffer: PublishBuffer | None = None
         self._subscribers: list[Subscriber | TransactionalSubscriber] = []
-        self._relays: list[asyncio.Task[None]] = []
+        self._supervisor = Supervisor(name, fail=self._fail)
+        self._failures: list[str] = []
         self._running_bus: Bus | None = None
         self._stop_wanted: asyncio.Event | None = None
         self._started = asyncio.Event()
@@ -455,10 +458,7 @@ class Service(Registrar):
                 await outbox.create_tables()
                 if id(outbox) in self._relayed_elsewhere:
                     continue
-                task = asyncio.get_running_loop().create_task(
-                    outbox.relay(buffer.producer, chosen.partitioner), name=f"hailbus-relay-{self.name}"
-                )
-                self._relays.append(task)
+                self._supervisor.run("relay", partial(outbox.relay, buffer.producer, chosen.partitioner))
             for subscriber in subscribers:
                 self._subscribers.append(subscriber)
                 await subscriber.start()
@@ -510,10 +510,7 @@ class Service(Registrar):
         self._started.clear()
         subscribers, self._subscribers = self._subscribers, []
         results = await asyncio.gather(*(subscriber.stop() for subscriber in subscribers), return_exceptions=True)
-        relays, self._relays = self._relays, []
-        for relay in relays:
-            relay.cancel()
-        results += await asyncio.gather(*relays, return_exceptions=True)
+        await self._supervisor.stop()
         buffer, self._buffer = self._buffer, None
         if buffer is not None and not await buffer.stop(flush_timeout_s=FLUSH_TIMEOUT_S):
             log.warning("flush_timed_out: service %s leaves unacknowledged events behind", self.name)
@@ -618,8 +615,39 @@ class Service(Registrar):
 
     @property
     def unhealthy_reasons(self) -> list[str]:
-        """Why this service is unhealthy; empty when it is well."""
-        return [reason for s in self._subscribers for reason in s.unhealthy_reasons]
+        """Why this service cannot do its work now; empty when it is well."""
+        found = [*self._failures, *(reason for s in self._subscribers for reason in s.unhealthy_reasons)]
+        since_s = self._buffer.producer.unreachable_since_s if self._buffer is not None else None
+        if since_s is not None and self._running_bus is not None:
+            lasted_s = asyncio.get_running_loop().time() - since_s
+            if lasted_s >= self._subscribing.outage_after.total_seconds():
+                found.append(
+                    f"the producer has not reached the broker at {self._running_bus.address} for {lasted_s:.0f} s"
+                )
+        return found
+
+    @property
+    def failures(self) -> list[str]:
+        """What ended in this service and only a restart begins anew; empty when all of it runs."""
+        groups = [f"group {s.group} reads no more: {s.failure}" for s in self._subscribers if s.failure is not None]
+        return [*self._failures, *groups]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should look at, and no restart would change: parked keys."""
+        return [
+            f"group {s.group} has {s.parked_keys} parked keys; `hailbus parked ls` lists them"
+            for s in self._subscribers
+            if s.parked_keys
+        ]
+
+    @property
+    def settings(self) -> SubscriberSettings:
+        """The bounds of its group members."""
+        return self._subscribing
+
+    def _fail(self, error: BaseException) -> None:
+        self._failures.append(f"the outbox relay of service {self.name} has died: {error!r}")
 
     @property
     def subscribers(self) -> Sequence[Subscriber | TransactionalSubscriber]:

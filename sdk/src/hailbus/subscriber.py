@@ -209,7 +209,7 @@ class Subscriber(Member):
                 prefix.closed = True
             await self._reader.stop()
         await self._lanes.stop()
-        self._caller.deadlines.stop()
+        await self._caller.stop()
 
     async def _quiesce(self, grace_s: float, partitions: frozenset[TopicPartition] | None) -> bool:
         """Stop what runs on some partitions (None: on all): no new calls, a grace for running ones, then cancel."""

@@ -67,7 +67,14 @@ class TransactionalSubscriber(Member):
         pass
 
     def _tasks(self) -> Sequence[tuple[str, Callable[[], Awaitable[None]]]]:
-        return ()
+        return [("look", self._look_regularly)]
+
+    async def _look_regularly(self) -> None:
+        """Note the progress of each partition, also while nobody asks."""
+        while True:
+            await asyncio.sleep(self._settings.commit_interval.total_seconds())
+            for line in self._lines.values():
+                line.look()
 
     async def stop(self) -> None:
         """Finish the transactions in progress within the drain timeout, leave the group."""
@@ -76,7 +83,7 @@ class TransactionalSubscriber(Member):
         await self._end(tuple(self._lines), self._settings.drain_timeout.total_seconds())
         await self._supervisor.stop()
         await self._reader.stop()
-        self._caller.deadlines.stop()
+        await self._caller.stop()
 
     # -------------------------------------------------------------------------------------------- rebalance
 

@@ -22,7 +22,7 @@ from hailbus import (
     SubscriberSettings,
     Topic,
 )
-from hailbus import transactional as transactional_module
+from hailbus._consuming import transactions
 from hailbus._transport import cluster
 from hailbus.delivery import Promise
 from hailbus_broker.testing import ApiKey, Fault, RunningBroker, running_broker
@@ -120,7 +120,7 @@ async def test_nothing_is_left_by_a_stop_beside_a_broker_that_does_not_answer(
 async def test_an_open_transaction_keeps_nobody_from_stopping_without_broker(
     api: ApiKey, open_connections: Connections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional_module, "ABORT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(transactions, "ABORT_TIMEOUT_S", 0.2)
     async with running_shop(ExactlyOnce(), Fault(api=api, drops_request=True, times=1_000)) as shop:
         await shop.send_away.aclose()
         async with asyncio.timeout(60):

@@ -49,6 +49,7 @@ class Caller:
         self.deadlines = Deadlines()
         self._group = group
         self._outages = outages
+        self._closing: set[asyncio.Future[None]] = set()
 
     async def single(self, route: Route, partition: TopicPartition, event: Event, ctx: Context) -> Verdict | None:
         """Call a handler of single events.
@@ -188,12 +189,19 @@ class Caller:
                 raise StageError(Stage.INBOX_COMMIT, error) from error
         finally:
             with contextlib.suppress(Exception):
-                await _uncancelled(tx.close())
+                await self._uncancelled(tx.close())
 
+    async def _uncancelled(self, work: Awaitable[None]) -> None:
+        """Finish, even when the caller is cancelled: a connection that is not returned is lost to its pool."""
+        task = asyncio.ensure_future(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        await asyncio.shield(task)
 
-async def _uncancelled(work: Awaitable[None]) -> None:
-    """Finish, even when the caller is being cancelled: a connection that is not returned is lost to its pool."""
-    await asyncio.shield(asyncio.ensure_future(work))
+    async def stop(self) -> None:
+        """Wait until every connection has been returned."""
+        self.deadlines.stop()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
 
 def _resource(inbox: Inbox) -> str:

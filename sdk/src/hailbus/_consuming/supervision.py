@@ -1,4 +1,4 @@
-"""Tasks of a group member: restarted with backoff when they die; the member fails when that does not help."""
+"""Tasks that should run for ever: restarted with backoff when they die; their owner fails when that does not help."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ STEADY_AFTER_S = 60.0
 
 
 class Supervisor:
-    """Runs tasks that should run for as long as the member does.
+    """Runs tasks that should run for as long as their owner does.
 
     Args:
-        group: For log lines.
+        owner: Whose tasks they are, for log lines: a group or a service.
         fail: Called with the reason when a task cannot be kept running.
     """
 
-    def __init__(self, group: str, *, fail: Callable[[BaseException], None]) -> None:
-        self._group = group
+    def __init__(self, owner: str, *, fail: Callable[[BaseException], None]) -> None:
+        self._owner = owner
         self._fail = fail
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """Start a task and keep it running until it returns or is cancelled."""
-        task = asyncio.get_running_loop().create_task(self._keep(name, work), name=f"hailbus-{name}-{self._group}")
+        task = asyncio.get_running_loop().create_task(self._keep(name, work), name=f"hailbus-{name}-{self._owner}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -61,9 +61,9 @@ class Supervisor:
                 delay_s = min(RESTART_FIRST_S * 2**restarts, RESTART_MAX_S)
                 restarts += 1
                 log.error(
-                    "task_restarted: %s of group %s died, restart %d of %d in %.1f s",
+                    "task_restarted: %s of %s died, restart %d of %d in %.1f s",
                     name,
-                    self._group,
+                    self._owner,
                     restarts,
                     MOST_RESTARTS,
                     delay_s,

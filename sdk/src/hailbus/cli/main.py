@@ -37,6 +37,7 @@ from hailbus.cli.relay import relay
 from hailbus.cli.transactions import transactions
 from hailbus.errors import ConfigurationError, HailbusError, InvalidPayloadError
 from hailbus.event import event_info
+from hailbus.health import service_checks
 from hailbus.reader import bus_reader
 from hailbus.service import Service
 
@@ -227,6 +228,8 @@ def doctor(
                             ends = sum((await admin.end_offsets([topic])).values())
                             starts = sum((await admin.start_offsets([topic])).values())
                             note(f"dead letters in {topic.name}", ends - starts)
+                for check in await service_checks(found, admin):
+                    note(check.what, check.answer, ok=check.ok)
         if json:
             for state, what, answer in rows:
                 out({"what": what, "found": answer, "ok": state == "ok"})
