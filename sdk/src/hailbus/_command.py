@@ -17,3 +17,7 @@ def main() -> None:
         print(f"hailbus: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     command()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Coroutine
+from dataclasses import replace
 from types import ModuleType
 from typing import Annotated, Any, TypeVar
 
@@ -18,6 +19,7 @@ from typer.core import TyperCommand
 
 from hailbus._transport.kafka import KafkaBus
 from hailbus.catalogue import Catalogue
+from hailbus.environment import bus_from_environment
 from hailbus.errors import ConfigurationError, HailbusError
 from hailbus.event import Event, is_event
 
@@ -70,8 +72,10 @@ class OptionalValues(TyperCommand):
 
 
 def bus_at(bootstrap: str, *, connect_timeout_s: float = 5.0) -> KafkaBus:
-    """The bus of a command: it does not wait long for a broker."""
-    return KafkaBus(bootstrap_servers=bootstrap, connect_timeout_s=connect_timeout_s)
+    """The bus of a command: it does not wait long for a broker. Its other settings come from the environment."""
+    bus = bus_from_environment(bootstrap_servers=bootstrap)
+    assert bus is not None
+    return bus if "HAILBUS_CONNECT_TIMEOUT_S" in os.environ else replace(bus, connect_timeout_s=connect_timeout_s)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

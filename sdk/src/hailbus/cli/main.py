@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json as encoder
-import logging
 import platform
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -32,8 +31,10 @@ from hailbus.cli.database import db
 from hailbus.cli.groups import groups
 from hailbus.cli.letters import dlq, parked
 from hailbus.cli.needs import needs
+from hailbus.cli.new import new
 from hailbus.cli.registry import registry
 from hailbus.cli.relay import relay
+from hailbus.cli.running import run_service
 from hailbus.cli.transactions import transactions
 from hailbus.errors import ConfigurationError, HailbusError, InvalidPayloadError
 from hailbus.event import event_info
@@ -56,6 +57,8 @@ app.add_typer(registry, name="registry")
 app.add_typer(needs, name="needs")
 app.add_typer(db, name="db")
 app.command("relay")(relay)
+app.command("new")(new)
+app.command("run")(run_service)
 app.command("topics")(kafka.topics)
 app.command("produce")(kafka.produce)
 app.command("consume")(kafka.consume)
@@ -64,37 +67,6 @@ app.command("configs")(configs)
 app.command("check")(contracts.check)
 app.command("docs")(contracts.docs)
 app.command("codegen")(contracts.codegen)
-
-
-@app.command("run")
-def run_service(
-    service: Annotated[str, typer.Argument(help="package.module:service")],
-    bootstrap: Annotated[
-        str | None,
-        typer.Option("--bootstrap-server", "--bootstrap", "-b", envvar=["HAILBUS_BOOTSTRAP_SERVERS"]),
-    ] = None,
-    log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")] = "info",
-) -> None:
-    """Run a service until SIGTERM or Ctrl-C, then drain it."""
-
-    async def start() -> None:
-        found = load(service)
-        if not isinstance(found, Service):
-            message = f"{service!r} is no hailbus.Service"
-            raise ConfigurationError(message)
-        bus = bus_at(bootstrap, connect_timeout_s=60.0) if bootstrap else None
-        for subscription in found.subscriptions:
-            names = ", ".join(event_info(cls).type for cls in subscription.events)
-            promise = type(subscription.delivery).__name__
-            typer.echo(f"{subscription.group}: {subscription.name} <- {names} ({promise})", err=True)
-        await found.run(bus)
-
-    if log_level not in {"debug", "info", "warning", "error"}:
-        typer.echo(f"hailbus: --log-level {log_level!r} is not debug, info, warning or error", err=True)
-        raise typer.Exit(2)
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("aiokafka").setLevel(logging.ERROR)
-    run(start())
 
 
 @app.command()

@@ -21,7 +21,7 @@ from hailbus.fastapi.problems import (
     Problems,
 )
 from hailbus.fastapi.replies import reply_to
-from hailbus.fastapi.serving import serve
+from hailbus.fastapi.serving import listener_at, serve
 
 __all__ = [
     "COMMON_PROBLEMS",
@@ -36,6 +36,7 @@ __all__ = [
     "Problems",
     "dead_letter_router",
     "in_range",
+    "listener_at",
     "moment_of",
     "reply_to",
     "serve",

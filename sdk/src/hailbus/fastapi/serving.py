@@ -18,7 +18,7 @@ with extra("fastapi"):
 from hailbus._signals import on_stop_signal
 from hailbus.errors import ConfigurationError
 
-__all__ = ["serve"]
+__all__ = ["listener_at", "serve"]
 
 log = logging.getLogger("hailbus.fastapi")
 
@@ -50,6 +50,7 @@ async def serve(
     on_stop: Callable[[], None] = lambda: None,
     stop: asyncio.Event | None = None,
     grace_s: int = 10,
+    listener: socket.socket | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`, then finish the requests that run and leave the application's lifespan.
 
@@ -63,12 +64,13 @@ async def serve(
         on_stop: Called once when stopping begins: ends streams, which would otherwise last until their clients go.
         stop: Set it to stop as by a signal.
         grace_s: How long running requests may take after the signal.
+        listener: A socket that listens already, in place of one at `listen`; closed at the end.
 
     Raises:
         ConfigurationError: `listen` is no address.
         OSError: The address is taken, or not of this machine.
     """
-    listener = _listener(listen)
+    listener = listener if listener is not None else listener_at(listen)
     stop = stop if stop is not None else asyncio.Event()
     config = uvicorn.Config(
         app,
@@ -115,7 +117,13 @@ async def _serve(app: FastAPI, server: _Server, listener: socket.socket) -> None
         await server.serve(sockets=[listener])
 
 
-def _listener(listen: str) -> socket.socket:
+def listener_at(listen: str) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ConfigurationError: `listen` is no address.
+        OSError: The address is taken, or not of this machine.
+    """
     found = _ADDRESS.match(listen)
     if found is None or int(found["port"]) > 65_535:
         message = f"{listen!r} is no address to listen on; give HOST:PORT, as in 127.0.0.1:8000 or [::1]:8000"
