@@ -16,7 +16,7 @@ import json
 import sqlite3
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from confluent_kafka.cimpl import NewTopic
 from hailbus.record_sum import MODULUS, record_hash
 from hailbus_broker.testing import ThreadedBroker
 from hailbus_demo.ledger.gather import SURGE_GROUP, Sources
-from hailbus_demo.ledger.kafka import KafkaLog
+from hailbus_demo.ledger.kafka import LETTERS_SHOWN, KafkaLog, origin_of
 from hailbus_demo.ledger.lines.pricing import changelogs
 from hailbus_demo.ledger.log import TOPIC_NAMES, LogReader, LogRecord
 from hailbus_demo.replay.book import Book, positions_path
@@ -227,6 +227,41 @@ class RecordedRun:
             assert aborting.flush(30) == 0
             aborting.abort_transaction(30)
             offset += 2
+
+
+class RecordedLog:
+    """Stands for `KafkaLog` over a run that no broker has: what a client would read of it, with the same methods."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self._run = run
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def bounds(self, topics: Collection[str]) -> tuple[dict[Place, int], dict[Place, int]]:
+        """Return the first offset and the end of each partition."""
+        ends = {place: len(held) for place, held in sorted(self._run.records.items()) if place[0] in topics}
+        return dict.fromkeys(ends, 0), ends
+
+    def committed(self, groups: Sequence[str]) -> dict[str, dict[Place, int]]:
+        """Return group → partition → committed offset."""
+        return {group: dict(self._run.committed.get(group, {})) for group in groups}
+
+    def read(self, reader: LogReader, ends: Mapping[Place, int]) -> None:
+        """Feed the reader every visible record that it does not have yet."""
+        for place, end in ends.items():
+            for record in self._run.records[place][reader.partitions[place].next_offset : end]:
+                if record is not None:
+                    reader.feed(record)
+            reader.reach(place, end)
+
+    def letters(self, suffix: str) -> tuple[dict[str, int], list[tuple[str, int, int, str]]]:
+        """Return dead-letter topic → records, and of each its place and its origin."""
+        found = {topic: held for topic, held in self._run.letters.items() if topic.endswith(suffix)}
+        shown = [
+            (topic, 0, offset, origin_of(letter)) for topic, held in found.items() for offset, letter in enumerate(held)
+        ]
+        return {topic: len(held) for topic, held in found.items()}, shown[:LETTERS_SHOWN]
 
 
 def _produce(producer: Producer, record: LogRecord) -> None:

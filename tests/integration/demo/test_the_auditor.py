@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hailbus_broker.testing import ThreadedBroker
 from hailbus_demo import audit
 from hailbus_demo.audit import AuditPlan
 from hailbus_demo.figures import Figures, Timings
-from hailbus_demo.ledger import kafka
+from hailbus_demo.ledger import gather, kafka
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.gather import Gatherer
 from hailbus_demo.ledger.lines import LINES
@@ -26,9 +26,10 @@ from hailbus_demo.replay.sure import Traffic
 from hailbus_demo.watch import Watch
 
 from tests.integration.demo.faults import FAULTS, NEW_ID, Fault, table
-from tests.integration.demo.recorded import RecordedRun, copy, lake_report_of, unpack, with_header
+from tests.integration.demo.recorded import RecordedLog, RecordedRun, copy, lake_report_of, unpack, with_header
 
 README = Path(__file__).parents[3] / "demo" / "README.md"
+ON_THE_BROKER = {"the log", "the dead-letter topics", "the groups' offsets"}
 DEMO = str(Path(sys.executable).parent / "demo")
 
 
@@ -52,21 +53,9 @@ def run(clean: RecordedRun, tmp_path: Path) -> RecordedRun:
 
 
 @pytest.fixture
-def cluster(clean: RecordedRun, clean_broker: str, run: RecordedRun) -> Iterator[Callable[[], str]]:
-    """Return a cluster with the run's log: that of the clean run where the run does not differ."""
-    brokers: list[ThreadedBroker] = []
-
-    def ready() -> str:
-        if run.records == clean.records and run.committed == clean.committed and not run.letters:
-            return clean_broker
-        broker = ThreadedBroker().__enter__()
-        brokers.append(broker)
-        run.load(broker.bootstrap)
-        return broker.bootstrap
-
-    yield ready
-    for broker in brokers:
-        broker.__exit__(None, None, None)
+def no_broker(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the run's records from memory: a broker for each of a hundred runs would take minutes."""
+    monkeypatch.setattr(gather, "KafkaLog", lambda _: RecordedLog(run))
 
 
 @pytest.fixture(autouse=True)
@@ -119,9 +108,10 @@ async def test_the_recorded_run_is_balanced(run: RecordedRun, clean_broker: str)
 
 
 @pytest.mark.parametrize("fault", [pytest.param(one, id=one.name) for one in FAULTS if one.line != "still"])
-async def test_each_fault_is_found_by_its_line(fault: Fault, run: RecordedRun, cluster: Callable[[], str]) -> None:
+@pytest.mark.usefixtures("no_broker")
+async def test_each_fault_is_found_by_its_line(fault: Fault, run: RecordedRun) -> None:
     expected = fault.inject(run)
-    ledger, summary = await audited(run, cluster())
+    ledger, summary = await audited(run, "memory:1")
     assert summary["balanced"] is False
     assert ledger.exit_code == 1
     line = line_of(ledger, fault.line)
@@ -134,6 +124,19 @@ async def test_each_fault_is_found_by_its_line(fault: Fault, run: RecordedRun, c
     shown = next(one for one in summary["lines"] if one["id"] == fault.line)
     assert shown["verdict"] == "disagrees"
     assert shown["findings"][0].keys() == {"what", "topic", "partition", "offset", "id"}
+
+
+@pytest.mark.parametrize("fault", [pytest.param(one, id=one.name) for one in FAULTS if one.place in ON_THE_BROKER])
+async def test_a_fault_is_found_alike_with_and_without_a_broker(
+    fault: Fault, run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault.inject(run)
+    with ThreadedBroker() as broker:
+        run.load(broker.bootstrap)
+        over_broker, _ = await audited(run, broker.bootstrap)
+    monkeypatch.setattr(gather, "KafkaLog", lambda _: RecordedLog(run))
+    in_memory, _ = await audited(run, "memory:1")
+    assert in_memory.lines == over_broker.lines
 
 
 def test_every_line_has_a_fault_that_it_must_find() -> None:
@@ -150,11 +153,11 @@ async def test_accounts_of_different_moments_are_not_checked(
     run: RecordedRun, clean: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = 0
-    gather = Gatherer.gather_log
+    gather_log = Gatherer.gather_log
 
     async def while_somebody_publishes(self: Gatherer) -> Any:
         nonlocal attempts
-        found = await gather(self)
+        found = await gather_log(self)
         position = with_header(run.find("driver.location_reported"), "ce_id", f"{NEW_ID[:-1]}{attempts}")
         attempts += 1
         producer = Producer({"bootstrap.servers": self.sources.bootstrap})
@@ -237,13 +240,12 @@ async def test_a_compacted_log_that_holds_the_newest_of_each_key_is_balanced(run
     assert [(line.id, line.detail) for line in ledger.lines if line.verdict != "agrees"] == []
 
 
-async def test_an_event_that_was_published_again_after_a_restart_is_no_fault(
-    run: RecordedRun, cluster: Callable[[], str]
-) -> None:
+@pytest.mark.usefixtures("no_broker")
+async def test_an_event_that_was_published_again_after_a_restart_is_no_fault(run: RecordedRun) -> None:
     run.restarted = frozenset({"booking"})
     run.append(run.find("ride.matched"))
     run.lake = lake_report_of(run.records)
-    ledger, _ = await audited(run, cluster())
+    ledger, _ = await audited(run, "memory:1")
     assert [(line.id, line.detail) for line in ledger.lines if line.verdict != "agrees"] == []
     assert line_of(ledger, "log-repeats").detail == "1 by booking, after a restart, each word for word"
 

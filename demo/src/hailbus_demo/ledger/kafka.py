@@ -106,11 +106,7 @@ class KafkaLog:
         shown: list[tuple[str, int, int, str]] = []
         wanted = {place: end for place, end in ends.items() if end > starts[place]}
         for record in self._records(starts, wanted):
-            said = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers}
-            origin = ", ".join(
-                f"{name}={value}" for name, value in said.items() if "original" in name or "ce_id" in name
-            )
-            shown.append((record.topic, record.partition, record.offset, origin))
+            shown.append((record.topic, record.partition, record.offset, origin_of(record)))
             if len(shown) >= LETTERS_SHOWN:
                 break
         return counts, shown
@@ -157,6 +153,12 @@ class KafkaLog:
             yield
         except (KafkaException, TimeoutError) as error:
             raise RunFailedError(f"{self.bootstrap} does not tell {what}: {error}") from error
+
+
+def origin_of(letter: LogRecord) -> str:
+    """Return what a dead letter's headers say of the record that it stands for."""
+    said = {name: (value or b"").decode("utf-8", "replace") for name, value in letter.headers}
+    return ", ".join(f"{name}={value}" for name, value in said.items() if "original" in name or "ce_id" in name)
 
 
 def _record(message: Any) -> LogRecord:  # Any: the library's stubs call all of this optional
