@@ -647,6 +647,42 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what=what, topic="recommendations.v1", id=NEW_ID)
 
 
+@fault("the recommender's database", "an answer names another rider", "advice-recommender-log")
+def _(run: RecordedRun) -> Finding:
+    served = run.find("recommendation.served")
+    name = data(served)["recommendation_id"]
+    run.sql("recommender", "UPDATE recommender_answer SET rider_id = 'other' WHERE recommendation_id = ?", name)
+    return at(served, f"recommendation {name} was published otherwise than the recommender's database has it")
+
+
+@fault("the recommender", "two options are served at the same rank", "advice-recommender-log")
+def _(run: RecordedRun) -> Finding:
+    served = run.find("recommendation.served")
+    options = data(served)["options"]
+    kind = options[0]["kind"]
+    same = [one for one in options if one["kind"] == kind]
+    _everywhere(run, with_data(served, options=[*options, {**same[-1], "option_id": "other"}]))
+    ranks = [*(one["rank"] for one in same), same[-1]["rank"]]
+    return at(served, f"recommendation {data(served)['recommendation_id']} ranks its {kind}s {ranks}")
+
+
+@fault("the recommender", "an option is taken at a rank at which it was not served", "advice-recommender-log")
+def _(run: RecordedRun) -> Finding:
+    served = run.find("recommendation.served")
+    told = data(served)
+    option = told["options"][0]
+    made = with_header(with_header(served, "ce_type", "recommendation.chosen"), "ce_id", NEW_ID)
+    made = with_header(made, "ce_dataschema", "hailbus:recommendation.chosen/v1")
+    content = {
+        "recommendation_id": told["recommendation_id"],
+        "rider_id": told["rider_id"],
+        "option_id": option["option_id"],
+        "rank": 99,
+    }
+    made = run.append(made._replace(value=json.dumps(content).encode()))
+    return at(made, f"recommendation {told['recommendation_id']}: {option['option_id']} at rank 99 was not served")
+
+
 @fault("the event logger's file", "a line is lost", "journal-log")
 def _(run: RecordedRun) -> Finding:
     ride = run.find("ride.matched")
