@@ -93,8 +93,8 @@ class Schemas:
     event by its schema: from `$id`, or from a `title` that is the name of one of the topic's events. When its id is
     unknown it becomes a dead letter with `UnknownSchemaError`.
 
-    While no registry answers and the cache does not know, a start waits, and so does the key of a record that needs it,
-    others go on; after `patience` the start fails, and the record becomes a dead letter.
+    While no registry answers and the cache does not have the schema, a start waits, and fails after `patience`. A
+    record that needs the schema pauses its partition until a registry answers.
 
     Args:
         registry: The client. Give it a cache to start without the registry.
