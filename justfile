@@ -22,6 +22,10 @@ fix:
 pin *args:
     uv run pin {{args}}
 
+# build the wheels, and try them in empty environments on Python 3.11, 3.12 and 3.13, with the quickstart word by word
+release *args:
+    uv run release {{args}}
+
 # long simulations and kill loops
 slow *args:
     uv run pytest -m slow {{args}}

@@ -12,10 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
@@ -140,24 +140,19 @@ class Environment:
         folder: Empty; the environment and the working directory are made below it.
         wheels: Where the wheels under test are.
         python: An interpreter.
-        has_pip: Whether pip is in it, for pages that say `pip install`.
     """
 
-    def __init__(self, folder: Path, wheels: Path, *, python: str = sys.executable, has_pip: bool = False) -> None:
+    def __init__(self, folder: Path, wheels: Path, *, python: str = sys.executable) -> None:
         self.folder = folder
         self.work = folder / "work"
         self._wheels = wheels
         self._constraints = folder / "constraints.txt"
         self.work.mkdir(parents=True)
-        # A release is installed by whatever index is configured; here its own name must mean the wheel under test.
-        local = [f"{wheel.name} @ {wheel.path.resolve().as_uri()}\n" for wheel in map(Wheel.read, wheels.glob("*.whl"))]
+        self._built = [Wheel.read(path) for path in sorted(wheels.glob("*.whl"))]
+        # Whatever an index may have under the same name: here it means the wheel under test.
+        local = [f"{wheel.name}=={wheel.metadata['Version']}\n" for wheel in self._built]
         self._constraints.write_text(pins() + "".join(local))
-        command = ["uv", "venv", "--quiet", "--python", python, str(folder / "venv")]
-        if has_pip:
-            command.append("--seed")
-            _run([*command, "--offline"], fallback=command)
-        else:
-            _run(command)
+        _run(["uv", "venv", "--quiet", "--python", python, str(folder / "venv")])
 
     @property
     def bin(self) -> Path:
@@ -173,20 +168,20 @@ class Environment:
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "VIRTUAL_ENV": str(self.folder / "venv"),
             "PIP_CONSTRAINT": str(self._constraints),
+            "PIP_FIND_LINKS": str(self._wheels.resolve()),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "UV_CONSTRAINT": str(self._constraints),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     def install(self, *requirements: str) -> None:
         """Install requirements; `hailbus[...]` and its companions are the wheels under test."""
-        names = {wheel.name: wheel.path.resolve().as_uri() for wheel in map(Wheel.read, self._wheels.glob("*.whl"))}
+        names = {wheel.name: wheel.path.resolve().as_uri() for wheel in self._built}
         found = []
         for requirement in requirements:
             name = requirement.partition("[")[0]
             found.append(f"{requirement} @ {names[name]}" if name in names else requirement)
         command = ["uv", "pip", "install", "--quiet", "--python", str(self.bin / "python")]
-        command += ["--constraints", str(self._constraints), *found]
+        command += ["--constraints", str(self._constraints), "--find-links", str(self._wheels), *found]
         _run([*command, "--offline"], fallback=command)
 
     def installed(self) -> list[str]:
@@ -248,17 +243,6 @@ def follow_quickstart(environment: Environment, *, page: Path = QUICKSTART) -> s
     return done.stdout
 
 
-@contextmanager
-def fresh(folder: Path) -> Iterator[Path]:
-    """An empty folder, removed at the end."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> None:
     """Build the wheels into `build/release` and try them."""
     parser = argparse.ArgumentParser(prog="release", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -285,13 +269,13 @@ def main() -> None:
 
 
 def _try_on(version: str, python: str, folder: Path) -> None:
-    with fresh(folder / f"events-{version}") as place:
-        events = Environment(place, folder / "wheels", python=python)
+    # Outside the repository, whose pytest settings and packages would be found from a folder below it.
+    with tempfile.TemporaryDirectory(prefix="hailbus-release-") as place:
+        events = Environment(Path(place) / "events", folder / "wheels", python=python)
         events.install("hailbus")
         done = events.python("from hailbus import Event, Topic")
         if done.returncode:
             raise ReleaseError(f"events cannot be imported on Python {version} without extras:\n{done.stderr}")
         print(f"Python {version}: events need {', '.join(events.installed())}")
-    with fresh(folder / f"quickstart-{version}") as place:
-        follow_quickstart(Environment(place, folder / "wheels", python=python, has_pip=True))
-        print(f"Python {version}: the quickstart works")
+        follow_quickstart(Environment(Path(place) / "quickstart", folder / "wheels", python=python))
+        print(f"Python {version}: the quickstart works", flush=True)

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from hailbus._extras import extra
+
+with extra("otel"):
+    from opentelemetry import metrics
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from hailbus.durations import BOUNDS_S
 

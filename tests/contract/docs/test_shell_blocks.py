@@ -16,6 +16,7 @@ from hailbus.cli.main import app
 from tests.contract.docs.pages import PAGES, ROOT, Fence, fences
 
 STANDARD = {
+    ".",
     "cd",
     "chromium",
     "curl",

@@ -148,7 +148,7 @@ RUN_ABOVE = {
     "broker/README": [0],
     "docs/broker/in-tests": [0],
     "http-services": [0],
-    "quickstart": [0, 1],
+    "quickstart": [0, 1, 2],
     "registry": [0],
     "sdk/README": [0],
     "state-machines": [0, 1],

@@ -77,6 +77,7 @@ def tail(
     until_end: Annotated[bool, typer.Option("--until-end", help="Stop at what is there now.")] = False,
     type_: Annotated[list[str] | None, typer.Option("--type", help="Only these event types.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Only this key.")] = None,
+    max_messages: Annotated[int | None, typer.Option("--max-messages", min=1, help="Stop after so many.")] = None,
     json: Json = False,
 ) -> None:
     """Print events as they come, decoded by their classes."""
@@ -98,6 +99,7 @@ def tail(
             if name not in catalogue.types:
                 message = f"--type {name!r} is not in {events}; there are {', '.join(catalogue.types)}"
                 raise ConfigurationError(message)
+        printed = 0
         async for delivery in bus_reader(bus_at(bootstrap_server), catalogue, start=begin, until_end=until_end):
             envelope, ctx = delivery.ctx.envelope, delivery.ctx
             if (type_ and envelope.type not in type_) or (key is not None and ctx.key != key.encode()):
@@ -122,6 +124,9 @@ def tail(
                     f"{envelope.time:%Y-%m-%d %H:%M:%S} {ctx.topic}-{ctx.partition}@{ctx.offset} {envelope.type} "
                     f"{encoder.dumps(data, ensure_ascii=False)}"
                 )
+            printed += 1
+            if printed == max_messages:
+                return
 
     run(main())
 
