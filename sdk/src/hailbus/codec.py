@@ -43,6 +43,7 @@ __all__ = [
     "encode",
     "envelope_for",
     "legible_attributes",
+    "plain_floats",
     "read_envelope",
 ]
 
@@ -171,6 +172,27 @@ def may_hold_numbers_beyond_json(cls: type[Event]) -> bool:
         found = cls.model_config.get("ser_json_inf_nan") != "strings" and _may_hold_floats(cls.__pydantic_core_schema__)
         _checks[cls] = found
     return found
+
+
+def plain_floats(cls: type[Event]) -> tuple[str, ...] | None:
+    """The fields that are floats, when no other part of the events of a class can hold one; else None."""
+    schema: Any = cls.__pydantic_core_schema__  # Any: pydantic's typed dictionaries, of many kinds
+    while schema.get("type") == "definitions":
+        schema = schema["schema"]
+    fields = schema.get("schema", {}).get("fields") if schema.get("type") == "model" else None
+    if not isinstance(fields, Mapping):
+        return None
+    found = []
+    rest: list[object] = [{**schema, "schema": {**schema["schema"], "fields": {}}}]
+    for name, field in fields.items():
+        inner = field.get("schema", {})
+        while inner.get("type") in {"default", "nullable"} and "serialization" not in inner:
+            inner = inner["schema"]
+        if inner.get("type") == "float" and "serialization" not in inner and "serialization" not in field:
+            found.append(name)
+        else:
+            rest.append(field)
+    return None if _may_hold_floats(rest) else tuple(found)
 
 
 def _may_hold_floats(schema: object) -> bool:

@@ -50,7 +50,7 @@ class PublisherSettings:
     delivery_timeout: timedelta = timedelta(seconds=120)
     max_buffered_records: int = 10_000
     max_buffered_bytes: int = 64 * 1024 * 1024
-    max_batch_records: int = 2_000
+    max_batch_records: int = 500
 
     def __post_init__(self) -> None:
         if self.delivery_timeout <= timedelta(0):
@@ -90,6 +90,7 @@ class PublishStats:
             self.duration_counts[bisect_left(DURATION_BOUNDS_S, first_s + index * step_s)] += 1
 
 
+_new = tuple.__new__  # makes a named tuple twice as fast as its class does
 Sent = Callable[[str, int, float, DeliveryError | None], None]
 """Told the topic of one send, its number of records, its duration in seconds and its first error."""
 
@@ -116,6 +117,9 @@ class PublishBuffer:
         self._pumps: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._buffered_records = 0
         self._buffered_bytes = 0
+        self._flying: dict[tuple[str, int], int] = {}
+        self._decided: dict[tuple[str, int], int] = {}
+        self._markers: dict[tuple[str, int], deque[tuple[int, asyncio.Future[None]]]] = {}
         self._streak = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -198,6 +202,10 @@ class PublishBuffer:
             self._room.append(waiter)
             await waiter
 
+    def room(self) -> int:
+        """How many records may be built before the next `until_room`; at least one."""
+        return max(min(self._settings.max_buffered_records - self._buffered_records, YIELD_EVERY), 1)
+
     async def flush(self) -> None:
         """Wait until everything accepted so far is acknowledged or has failed."""
         if self._buffered_records:
@@ -211,22 +219,44 @@ class PublishBuffer:
         Raises:
             ConfigurationError: The buffer has stopped.
         """
+        self.add_all(topic, partition, ((record, event_id, token),), settled)
+
+    def add_all(
+        self, topic: str, partition: int, records: Sequence[tuple[Outgoing, str, object]], settled: Settled
+    ) -> None:
+        """Take several records of one partition, each with the event's id and its token. See `add`."""
         if self._producer is None:
             _ = self.producer  # raises
         place = (topic, partition)
-        value = record[1]
-        size_bytes = 64 + (len(value) if value is not None else 0)
         queue = self._queues.get(place)
         if queue is None:
             queue = self._queues[place] = deque()
-        queue.append((record, event_id, settled, token, self.loop.time() + self._timeout_s, size_bytes))
-        self._buffered_records += 1
+        deadline_s = self.loop.time() + self._timeout_s
+        size_bytes = 0
+        append = queue.append
+        for record, event_id, token in records:
+            value = record[1]
+            size = 64 + len(value) if value is not None else 64
+            size_bytes += size
+            append((record, event_id, settled, token, deadline_s, size))
+        self._buffered_records += len(records)
         self._buffered_bytes += size_bytes
-        self._streak += 1
+        self._streak += len(records)
         if place not in self._pumps:
             self._pumps[place] = self.loop.create_task(
                 self._pump(place, queue), name=f"hailbus-pump-{topic}-{partition}"
             )
+
+    def until_decided(self, topic: str, partition: int) -> asyncio.Future[None]:
+        """Done when every record that was added to a partition so far is acknowledged or has failed."""
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        place = (topic, partition)
+        if place not in self._pumps:
+            waiter.set_result(None)
+        else:
+            last = self._decided.get(place, 0) + len(self._queues[place]) + self._flying.get(place, 0)
+            self._markers.setdefault(place, deque()).append((last, waiter))
+        return waiter
 
     async def _pump(self, place: tuple[str, int], queue: deque[_Pending]) -> None:
         most = self._settings.max_batch_records
@@ -234,6 +264,7 @@ class PublishBuffer:
         try:
             while queue:
                 batch = [queue.popleft() for _ in range(min(len(queue), most))]
+                self._flying[place] = len(batch)
                 outcomes = await self._outcomes(place, batch)
                 self._settle(place, batch, outcomes)
                 batch = []
@@ -287,13 +318,18 @@ class PublishBuffer:
                 failed += 1
                 settled(token, outcome)
             else:
-                settled(token, Receipt(event_id, topic, partition, outcome))
+                settled(token, _new(Receipt, (event_id, topic, partition, outcome)))
         self.stats.published += len(batch) - failed
         self.stats.failed += failed
         added_by_s = self.loop.time() + self._timeout_s  # a deadline is the time of the call and the time-out
         self.stats.took(added_by_s - batch[0][4], added_by_s - batch[-1][4], len(batch))
         self._buffered_records -= len(batch)
         self._buffered_bytes -= size_bytes
+        self._flying[place] = 0
+        decided = self._decided[place] = self._decided.get(place, 0) + len(batch)
+        markers = self._markers.get(place)
+        while markers and markers[0][0] <= decided:
+            self._wake(markers.popleft()[1])
         self._let_in()
         if not self._buffered_records:
             while self._idle:

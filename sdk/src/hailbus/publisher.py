@@ -6,14 +6,22 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import repeat
+from itertools import islice, repeat
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic_core import PydanticSerializationError
 
 from hailbus._transport import Bus, Outgoing
 from hailbus.clock import Clock
-from hailbus.codec import check_numbers, encode, envelope_for, may_hold_numbers_beyond_json, not_json
+from hailbus.codec import (
+    check_numbers,
+    encode,
+    envelope_for,
+    may_hold_numbers_beyond_json,
+    not_json,
+    plain_floats,
+)
 from hailbus.context import Context
 from hailbus.envelope import CONTENT_TYPE, SPECVERSION, Envelope, Headers, new_id, time_text
 from hailbus.errors import ConfigurationError, DeliveryError, MissingKeyError, NotInContractError
@@ -44,13 +52,10 @@ class _Fixed:
     """What is the same for all events of one class from one service."""
 
     topic: str
-    type: str
-    key_field: str | None
     source: tuple[str, bytes]
     event_type: tuple[str, bytes]
     schema: tuple[str, bytes]
-    to_json: Callable[[Event], bytes]
-    checks_numbers: bool
+    write: Callable[[Event], tuple[bytes | None, bytes]]
     mode: ContentMode
 
 
@@ -89,13 +94,10 @@ class Publisher(Generic[E_contra]):
             info = event_info(cls)
             self._fixed[cls] = _Fixed(
                 topic=info.topic.name,
-                type=info.type,
-                key_field=info.key_field,
                 source=("ce_source", source.encode()),
                 event_type=("ce_type", info.type.encode()),
                 schema=("ce_dataschema", info.dataschema.encode()),
-                to_json=cls.__pydantic_serializer__.to_json,
-                checks_numbers=may_hold_numbers_beyond_json(cls),
+                write=_writer(cls),
                 mode=content_mode(info.topic),
             )
 
@@ -288,45 +290,56 @@ class Publisher(Generic[E_contra]):
         if tx is not None:
             return await self._store(tx, events, marks=marks, time=time, cause=cause, headers=headers)
         buffer = self._buffer()
-        receipts: list[Receipt | None] = []
-        failures: list[DeliveryError] = []
+        more = _checked(headers)
+        caused_by = None if cause is None else _envelope(cause)
         transaction = current_transaction.get()
-        waiting = 1
-        done: asyncio.Future[None] = buffer.loop.create_future()
-
-        def finish() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if waiting == 0 and not done.done():
-                done.set_result(None)
-
-        def settled(index: int, outcome: Receipt | DeliveryError) -> None:
-            if isinstance(outcome, Receipt):
-                receipts[index] = outcome
-            else:
-                failures.append(outcome)
-            finish()
-
-        for event, (id_, traceparent) in zip(events, marks, strict=False):  # endless marks where nobody traces
-            if buffer.must_wait:
-                await buffer.until_room()
-            fixed = self._declared(event)
-            topic = fixed.topic
-            if buffer.producer.known_partition_count(topic) is None:
-                await buffer.producer.partition_count(topic)
-            place, record, event_id = self._record(event, fixed, id_, time, cause, headers, None, traceparent, buffer)
-            if transaction is not None:
-                transaction.add(topic, place, record)
-                receipts.append(Receipt(event_id, topic, place, None))
-                continue
-            receipts.append(None)
-            waiting += 1
-            buffer.add(topic, place, record, event_id, settled, len(receipts) - 1)
-        finish()
-        await done
-        if failures:
-            raise failures[0]
-        return [receipt for receipt in receipts if receipt is not None]
+        decided: list[Receipt | DeliveryError] = []
+        places: dict[tuple[str, int], None] = {}
+        pairs = zip(events, marks, strict=False)  # endless marks where nobody traces
+        while True:
+            await buffer.until_room()
+            chunk = list(islice(pairs, buffer.room()))
+            if not chunk:
+                break
+            stamp = self._stamp(time)  # one for those that are built in one go
+            partitioner, counted = self._bus().partitioner, buffer.producer.known_partition_count
+            groups: dict[tuple[str, int], list[tuple[Outgoing, str, object]]] = {}
+            for event, (id_, traceparent) in chunk:
+                fixed = self._declared(event)
+                topic = fixed.topic
+                count = counted(topic) or await buffer.producer.partition_count(topic)
+                if fixed.mode == "binary":
+                    event_id = id_ if id_ is not None else new_id()
+                    key, body = fixed.write(event)
+                    all_headers = self._headers(fixed, event_id, stamp, key, caused_by, traceparent)
+                    if more:
+                        all_headers += more
+                    partition = partitioner(topic, key, count)
+                    record: Outgoing = (key, body, all_headers)
+                else:
+                    partition, record, event_id = self._record(
+                        event, fixed, id_, time, cause, more, None, traceparent, buffer
+                    )
+                place = (topic, partition)
+                entry = (record, event_id, len(decided))
+                decided.append(Receipt(event_id, topic, partition, None))
+                if place in groups:
+                    groups[place].append(entry)
+                else:
+                    groups[place] = [entry]
+            for (topic, partition), entries in groups.items():
+                if transaction is not None:
+                    for record, _, _ in entries:
+                        transaction.add(topic, partition, record)
+                else:
+                    buffer.add_all(topic, partition, entries, decided.__setitem__)
+                    places[topic, partition] = None
+        for topic, partition in places:
+            await buffer.until_decided(topic, partition)
+        receipts = [outcome for outcome in decided if not isinstance(outcome, DeliveryError)]
+        if len(receipts) < len(decided):
+            raise next(outcome for outcome in decided if isinstance(outcome, DeliveryError))
+        return receipts
 
     async def tombstone(
         self,
@@ -358,7 +371,7 @@ class Publisher(Generic[E_contra]):
         event_id = id if id is not None else new_id()
         raw = key.encode()
         fixed = self._fixed[event]
-        headers = [] if fixed.mode == "plain" else self._headers(fixed, event_id, time, raw, None, None)
+        headers = [] if fixed.mode == "plain" else self._headers(fixed, event_id, self._stamp(time), raw, None, None)
         topic = info.topic.name
         place = self._bus().partitioner(topic, raw, await buffer.producer.partition_count(topic))
         future: asyncio.Future[Receipt] = buffer.loop.create_future()
@@ -479,19 +492,8 @@ class Publisher(Generic[E_contra]):
         caused_by = None if cause is None else _envelope(cause)
         key: bytes | None = None
         if fixed.mode == "binary":
-            try:
-                body = fixed.to_json(event)
-            except PydanticSerializationError as error:
-                raise not_json(event, error) from error
-            if fixed.checks_numbers:
-                check_numbers(event, body)
-            if fixed.key_field is not None:
-                value = getattr(event, fixed.key_field)
-                text = value if type(value) is str else "" if value is None else str(value)
-                if not text:
-                    raise MissingKeyError(type=fixed.type, field=fixed.key_field)
-                key = text.encode()
-            all_headers = self._headers(fixed, event_id, time, key, caused_by, traceparent)
+            key, body = fixed.write(event)
+            all_headers = self._headers(fixed, event_id, self._stamp(time), key, caused_by, traceparent)
         else:
             envelope = envelope_for(
                 event,
@@ -513,11 +515,14 @@ class Publisher(Generic[E_contra]):
             raise ConfigurationError(message)
         return partition, (key, body, all_headers), event_id
 
+    def _stamp(self, time: datetime | None) -> tuple[str, bytes]:
+        return ("ce_time", time_text(time if time is not None else self._clock()).encode())
+
+    @staticmethod
     def _headers(
-        self,
         fixed: _Fixed,
         event_id: str,
-        time: datetime | None,
+        stamp: tuple[str, bytes],
         key: bytes | None,
         cause: Envelope | None,
         traceparent: str | None,
@@ -528,7 +533,7 @@ class Publisher(Generic[E_contra]):
             ("ce_id", event_id.encode()),
             fixed.source,
             fixed.event_type,
-            ("ce_time", time_text(time if time is not None else self._clock()).encode()),
+            stamp,
             fixed.schema,
             _CONTENT_TYPE,
         ]
@@ -541,6 +546,36 @@ class Publisher(Generic[E_contra]):
         if traceparent is not None:
             headers.append(("ce_traceparent", traceparent.encode()))
         return headers
+
+
+def _writer(cls: type[Event]) -> Callable[[Event], tuple[bytes | None, bytes]]:
+    """How to write events of a class in binary mode: a function that gives an event's record key and value."""
+    to_json = cls.__pydantic_serializer__.to_json
+    info = event_info(cls)
+    key_field = info.key_field
+    floats = plain_floats(cls) if may_hold_numbers_beyond_json(cls) else ()
+
+    def write(event: Event) -> tuple[bytes | None, bytes]:
+        try:
+            body = to_json(event)
+        except PydanticSerializationError as error:
+            raise not_json(event, error) from error
+        if floats is None:
+            check_numbers(event, body)
+        else:
+            for name in floats:
+                number = getattr(event, name)
+                if number.__class__ is float and not isfinite(number):
+                    check_numbers(event, body)
+        if key_field is None:
+            return None, body
+        value = getattr(event, key_field)
+        text = value if type(value) is str else "" if value is None else str(value)
+        if not text:
+            raise MissingKeyError(type=info.type, field=key_field)
+        return text.encode(), body
+
+    return write
 
 
 def _settle_future(future: asyncio.Future[Receipt], outcome: Receipt | DeliveryError) -> None:

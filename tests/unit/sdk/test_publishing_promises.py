@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from hailbus import (
     Topic,
 )
 from hailbus._transport import Outgoing, Producer, record_bytes
-from hailbus.codec import encode, envelope_for, may_hold_numbers_beyond_json
+from hailbus.codec import encode, envelope_for, may_hold_numbers_beyond_json, plain_floats
 from hailbus.database import create_engine
 from hailbus.outbox import outbox_table
 from hailbus.publish_buffer import PublishBuffer, PublishStats
@@ -186,6 +187,27 @@ class Rounded(Event, topic=ORDERS, key="order_id", type="order.rounded"):
     @field_serializer("fare")
     def _fare(self, fare: float) -> str:
         return str(fare)
+
+
+class Weighed(Event, topic=ORDERS, key="order_id", type="order.weighed"):
+    order_id: str
+    kilos: float
+    tare: float | None = 0.5
+
+
+@pytest.mark.parametrize(("fields", "says"), [({"kilos": NAN}, "kilos is nan"), ({"tare": -math.inf}, "tare is -inf")])
+async def test_the_fields_of_a_flat_event_are_looked_at_one_by_one(fields: dict[str, Any], says: str) -> None:
+    bus = MemoryBus()
+    svc = Service("till")
+    pub = svc.publishes(Weighed)
+    assert plain_floats(Weighed) == ("kilos", "tare")
+    assert plain_floats(Measured) is None
+    async with svc.running(bus):
+        await pub.publish_many([Weighed(order_id="a", kilos=1.5, tare=None)])
+        for publish in (pub.publish, lambda event: pub.publish_many([event])):
+            with pytest.raises(InvalidPayloadError, match=says):
+                await publish(Weighed(**({"order_id": "a", "kilos": 1.0} | fields)))
+    assert len(bus.records(ORDERS)) == 1
 
 
 async def test_numbers_that_the_class_writes_in_a_form_of_its_own_pass() -> None:

@@ -3,6 +3,10 @@
 Records are handed to librdkafka one by one, with headers and a delivery callback each: its batch calls drop headers.
 The callbacks run in `poll`, which the event loop calls while records are in flight. A thread that polls would have to
 take the interpreter's lock from the busy event loop for each record.
+
+librdkafka's idempotent producer keeps a core busy while records wait behind a batch of their partition that is in
+flight. So no more records are handed over at once than fit into one batch, and librdkafka waits a millisecond for them.
+A few records do not wait: a thread flushes them.
 """
 
 from __future__ import annotations
@@ -32,6 +36,14 @@ from hailbus.errors import DeliveryError, ProducerFencedError, RecordTooLargeErr
 __all__ = ["LibrdkafkaProducer"]
 
 log = logging.getLogger("hailbus.transport")
+FILL_MS = 1
+"""How long librdkafka waits for a batch to fill, where nothing else is wanted."""
+FEW_RECORDS = 50
+FLUSH_S = 0.005
+BATCH_SHARE = 0.75
+"""Of a batch's bytes, so that an estimate that is too low does not begin a second batch."""
+AROUND_VALUE_BYTES = 256
+"""Key, headers and framing of a usual record."""
 POLL_MIN_S = 0.001
 POLL_MAX_S = 0.02
 POLL_IDLE_S = 1.0
@@ -94,6 +106,13 @@ class _Sending:
         if not self.left:
             self._finish()
 
+    def cut(self, count: int) -> None:
+        """Note that only the first records are in flight."""
+        self.left -= len(self.outcomes) - count
+        del self.outcomes[count:]
+        if not self.left:
+            self._finish()
+
     def _finish(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
@@ -118,6 +137,7 @@ class LibrdkafkaProducer:
         self._poll_s = POLL_MIN_S
         self._timer: asyncio.TimerHandle | None = None
         self._has_transaction = False
+        self._flush_wanted = threading.Event()
 
     # ---------------------------------------------------------------------------------------- life
 
@@ -127,7 +147,7 @@ class LibrdkafkaProducer:
             "acks": settings.acks,
             "enable.idempotence": settings.idempotent or self._transactional_id is not None,
             "compression.type": settings.compression,
-            "linger.ms": settings.linger_ms,
+            "linger.ms": settings.linger_ms or FILL_MS,
             "batch.size": settings.max_batch_bytes,
             # The limit of one record is checked before; this one is of requests, with everything around the records.
             "message.max.bytes": max(settings.max_record_bytes, settings.max_batch_bytes) + FRAMING_BYTES,
@@ -162,9 +182,23 @@ class LibrdkafkaProducer:
             raise
         self._started = client
         self._serve()
+        if not self._settings.linger_ms:
+            threading.Thread(target=self._flush, name=f"hailbus-flush-{self._client_id}", daemon=True).start()
+
+    def _flush(self) -> None:
+        """In a thread: send what waits for company, whenever that is wanted."""
+        while not self._stopping.is_set():
+            self._flush_wanted.wait()
+            self._flush_wanted.clear()
+            if not self._stopping.is_set():
+                try:
+                    self._client.flush(FLUSH_S)
+                except KafkaException as error:
+                    log.debug("flush_failed: %s", error)  # fatal: the delivery reports say so
 
     async def stop(self) -> None:
         self._stopping.set()
+        self._flush_wanted.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -309,34 +343,43 @@ class LibrdkafkaProducer:
     async def _flown(
         self, client: Producer, topic: str, partition: int, records: Sequence[Outgoing]
     ) -> Sequence[int | KafkaError]:
-        """Hand records to librdkafka and wait for the delivery report of each."""
-        if not records:
-            return ()
+        """Hand records to librdkafka, a batch at a time, and wait for their delivery reports."""
         assert self._loop is not None
-        sending = _Sending(len(records), self._loop)
-        delivered, produce = sending.delivered, client.produce
+        most_bytes = int(BATCH_SHARE * self._settings.max_batch_bytes)
+        produce = client.produce
+        outcomes: list[int | KafkaError] = []
         self._in_flight += 1
-        self._serve_soon()
         try:
-            for index, (key, value, headers) in enumerate(records):
-                pairs = headers if type(headers) is list else list(headers)
-                while True:
-                    try:
-                        produce(topic, value, key, partition, partial(delivered, index), headers=pairs)
-                    except BufferError:
-                        client.poll(0)
-                        await asyncio.sleep(
-                            POLL_MIN_S
-                        )  # the queue is full: records of a broker that is away, most often
-                    except KafkaException as error:
-                        sending.refused(index, kafka_error(error))
+            while len(outcomes) < len(records):
+                start, left_bytes = len(outcomes), most_bytes
+                sending = _Sending(len(records) - start, self._loop)
+                delivered = sending.delivered
+                for index in range(start, len(records)):
+                    key, value, headers = records[index]
+                    left_bytes -= AROUND_VALUE_BYTES + (len(value) if value is not None else 0)
+                    if left_bytes < 0 and index > start:
+                        sending.cut(index - start)
                         break
-                    else:
-                        break
-            await sending.done
+                    pairs = headers if type(headers) is list else list(headers)
+                    while True:
+                        try:
+                            produce(topic, value, key, partition, partial(delivered, index - start), headers=pairs)
+                        except BufferError:  # most often, records of a broker that is away
+                            client.poll(0)
+                            await asyncio.sleep(POLL_MIN_S)
+                        except KafkaException as error:
+                            sending.refused(index - start, kafka_error(error))
+                            break
+                        else:
+                            break
+                if sending.left <= FEW_RECORDS:
+                    self._flush_wanted.set()
+                self._serve_soon()
+                await sending.done
+                outcomes += sending.outcomes
         finally:
             self._in_flight -= 1
-        return sending.outcomes
+        return outcomes
 
     def _decided(self, error: KafkaError, topic: str, partition: int, record: Outgoing) -> DeliveryError | None:
         """What the caller must know; None when the record is to be sent again.
