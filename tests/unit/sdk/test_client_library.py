@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import re
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import hailbus
 import pytest
 from aiokafka.producer.sender import Sender
-from hailbus import ConfigurationError, KafkaBus
-from hailbus._transport import aiokafka_private, record_bytes
+from hailbus import ConfigurationError, KafkaBus, PublisherSettings, SubscriberSettings
+from hailbus._transport import aiokafka_private, cluster, record_bytes
 from hailbus._transport.aiokafka_client import connection
+from hailbus._transport.librdkafka_client import Connection
+from hailbus.partitioner import Murmur2
 
 SOURCE = Path(hailbus.__file__).parent
 
@@ -98,3 +104,67 @@ def test_the_size_of_a_record_is_that_of_the_batch_that_holds_it(size: int) -> N
     builder.append(0, 1_700_000_000_000, record[0], record[1], record[2])
     assert record_bytes(record) == len(builder.build())
     assert record_bytes((None, None, [])) == 61 + 1 + 6
+
+
+def test_the_extra_of_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'hailbus\[librdkafka\]'"):
+        KafkaBus(bootstrap_servers="127.0.0.1:9092", client="librdkafka")
+
+
+def test_librdkafka_gets_the_same_security_settings() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        bus = KafkaBus(
+            bootstrap_servers="127.0.0.1:9093",
+            client="librdkafka",
+            client_id="till",
+            security_protocol="SASL_SSL",
+            ssl_ca_file="ca.pem",
+            ssl_cert_file="a.pem",
+            ssl_key_file="a.key",
+            ssl_key_password="secret",
+            ssl_check_hostname=False,
+            sasl_mechanism="SCRAM-SHA-512",
+            sasl_username="me",
+            sasl_password="hidden",
+        )
+        config = Connection(bus, "x", loop).config()
+        plain = Connection(KafkaBus(bootstrap_servers="127.0.0.1:9093"), "x", loop).config()
+    finally:
+        loop.close()
+    assert {name: config[name] for name in config if name.startswith(("ssl.", "sasl.", "security.", "client."))} == {
+        "client.id": "till-x",
+        "security.protocol": "SASL_SSL",
+        "ssl.endpoint.identification.algorithm": "none",
+        "ssl.ca.location": "ca.pem",
+        "ssl.certificate.location": "a.pem",
+        "ssl.key.location": "a.key",
+        "ssl.key.password": "secret",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": "me",
+        "sasl.password": "hidden",
+    }
+    assert not [name for name in plain if name.startswith(("ssl.", "sasl."))]
+    assert "hidden" not in repr(bus)
+    assert "secret" not in repr(bus)
+
+
+@pytest.mark.parametrize("settings", [KafkaBus, PublisherSettings, SubscriberSettings])
+def test_the_page_on_configuration_lists_every_setting_with_its_default(settings: type[Any]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "sdk" / "configuration.md").read_text()
+    section = page.partition(f"## {settings.__name__}\n")[2].partition("\n## ")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", section, flags=re.MULTILINE))
+    assert list(told) == [field.name for field in dataclasses.fields(settings)]
+    for field in dataclasses.fields(settings):
+        if field.name == "bootstrap_servers":
+            continue
+        given: Any = field  # its two ways to give a default exclude each other
+        default = given.default_factory() if given.default is dataclasses.MISSING else given.default
+        if isinstance(default, timedelta):
+            written = f"{default.total_seconds():g} s"
+        elif isinstance(default, Murmur2):
+            written = "`Murmur2()`"
+        else:
+            written = f"`{default!r}`".replace("'", '"')
+        assert told[field.name] == written, field.name
