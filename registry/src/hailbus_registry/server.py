@@ -82,7 +82,7 @@ async def _schema_body(request: Request) -> _SchemaBody:
 
 
 def _shown(stored: StoredSchema) -> dict[str, Any]:
-    document: dict[str, Any] = {"schema": stored.text, "schemaType": "JSON", "guid": stored.guid}
+    document: dict[str, Any] = {"schema": stored.text, "schemaType": stored.type, "guid": stored.guid}
     if stored.references:
         document["references"] = [
             {"name": r.name, "subject": r.subject, "version": r.version} for r in stored.references
@@ -172,7 +172,7 @@ def create_app(
 
     @app.get("/schemas/types")
     async def types() -> Response:
-        return _answer(["JSON"])
+        return _answer(["JSON", "AVRO", "PROTOBUF"])
 
     @app.get("/v1/metadata/id")
     async def cluster() -> Response:

@@ -17,6 +17,8 @@ from hailbus.registry.references import Reference, guid_of
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
+from hailbus_registry.formats import avro_document, format_breaks, protobuf_document
+
 __all__ = ["Decision", "Mode", "RefusedError", "RegistryState", "StoredSchema", "Submission"]
 
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
@@ -49,17 +51,28 @@ class Submission:
     """A schema as a client sends it.
 
     Raises:
-        RefusedError: 42201, it is no JSON Schema.
+        RefusedError: 42201, it is no schema of its type.
     """
 
     text: str
     references: tuple[Reference, ...] = ()
     type: str = "JSON"
-    document: Schema = field(init=False)
+    document: Any = field(init=False)  # Any: JSON, or a file descriptor
 
     def __post_init__(self) -> None:
+        if self.type in {"AVRO", "PROTOBUF"}:
+            if self.references:
+                message = f"Invalid schema: this registry knows no references of {self.type} schemas; send one whole"
+                raise RefusedError(42201, message)
+            try:
+                parsed = avro_document(self.text) if self.type == "AVRO" else protobuf_document(self.text)
+            except ValueError as error:
+                message = f"Invalid schema: it is no {self.type} schema ({error})"
+                raise RefusedError(42201, message) from error
+            object.__setattr__(self, "document", parsed)
+            return
         if self.type != "JSON":
-            message = f"Invalid schema: this registry keeps JSON schemas only, not {self.type}; send schemaType JSON"
+            message = f"Invalid schema: {self.type!r} is none of JSON, AVRO and PROTOBUF"
             raise RefusedError(42201, message)
         try:
             document = json.loads(self.text)
@@ -81,7 +94,7 @@ class Submission:
     @property
     def guid(self) -> str:
         """See `guid_of`."""
-        return guid_of(self.document, self.references)
+        return guid_of(self.text if self.type == "PROTOBUF" else self.document, self.references)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +107,13 @@ class StoredSchema:
     guid: str
     text: str
     references: tuple[Reference, ...]
+    type: str = "JSON"
     is_deleted: bool = False
 
     def record(self) -> Log:
         """Key and value in the topic."""
-        value: dict[str, Any] = {"subject": self.subject, "version": self.version, "id": self.id, "schemaType": "JSON"}
+        value: dict[str, Any] = {"subject": self.subject, "version": self.version, "id": self.id}
+        value["schemaType"] = self.type
         if self.references:
             value["references"] = [
                 {"name": r.name, "subject": r.subject, "version": r.version} for r in self.references
@@ -138,7 +153,7 @@ class RegistryState:
             content = json.loads(value) if value is not None else None
             self._apply(place, content)
         except (ValueError, KeyError, TypeError, RefusedError):
-            return  # AVRO or PROTOBUF of another registry, or no record of a registry at all
+            return  # Protobuf text of another registry, or no record of a registry at all
 
     def _apply(self, key: Mapping[str, Any], value: Mapping[str, Any] | None) -> None:
         subject = key.get("subject")
@@ -171,6 +186,7 @@ class RegistryState:
             guid=submission.guid,
             text=submission.text,
             references=references,
+            type=submission.type,
             is_deleted=bool(value.get("deleted")),
         )
         self._subjects.setdefault(stored.subject, {})[stored.version] = stored
@@ -289,6 +305,11 @@ class RegistryState:
         """Why a subject's level forbids a schema after these versions; each a sentence with its place."""
         config = {**self.config(None), **self._configs.get(subject, {})}
         level, policy = Level(config["compatibilityLevel"]), Policy(config["compatibilityPolicy"])
+        if submission.type != "JSON" or any(stored.type != "JSON" for stored in against):
+            if others := sorted({stored.type for stored in against} - {submission.type}):
+                return [] if level is Level.NONE else [f"the subject has {', '.join(others)} schemas"]
+            earlier = [Submission(text=stored.text, type=stored.type).document for stored in against]
+            return format_breaks(submission.type, submission.document, earlier, level)
         new = self._bundle(submission.document, submission.references)
         history = [self._bundle(json.loads(stored.text), stored.references) for stored in against]
         found = breaks(new, history, level=level, policy=policy, formats=False)
@@ -335,7 +356,8 @@ class RegistryState:
         if not subject.strip():
             raise RefusedError(42208, "The subject name is empty")
         mode = self._writable(subject)
-        self._bundle(submission.document, submission.references)
+        if submission.type == "JSON":
+            self._bundle(submission.document, submission.references)
         every = self._subjects.get(subject, {})
         living = [stored for _, stored in sorted(every.items()) if not stored.is_deleted]
         for stored in living:
@@ -364,6 +386,7 @@ class RegistryState:
             guid=submission.guid,
             text=submission.text,
             references=submission.references,
+            type=submission.type,
         )
         return Decision(answer=new, records=(new.record(),))
 

@@ -28,6 +28,7 @@ from hailbus.dead_letter import origin
 from hailbus.envelope import CONTENT_TYPE, SPECVERSION, Envelope, Headers, time_text
 from hailbus.errors import ConfigurationError, ContractError, InvalidPayloadError, MissingHeaderError
 from hailbus.event import Event, FromField, FromHeader, Topic, event_info, type_and_version
+from hailbus.schema_id import payload_of
 
 if TYPE_CHECKING:
     from hailbus.catalogue import Catalogue
@@ -79,6 +80,8 @@ def adopted(record: Received, topic: Topic, *, of_tombstones: str | None = None)
         topic: The original topic, one that `reads_plain`.
         of_tombstones: Type of records without value, where only a field could have named it.
     """
+    if isinstance(record, Adopted):
+        return record
     for name, value in record.headers:
         if name.startswith("ce_") or (
             name == "content-type" and value and value.startswith(b"application/cloudevents")
@@ -151,7 +154,7 @@ class _Source:
             self._is_parsed = True
             if self._record.value is not None:
                 try:
-                    self._document = json.loads(self._record.value)
+                    self._document = json.loads(payload_of(self._record.value))
                 except ValueError:
                     self._document = None
         return self._document
@@ -166,6 +169,29 @@ class _Source:
         return InvalidPayloadError(
             type="", version=0, reason=f"the value {kind}, which names the event on this topic", topic=topic
         )
+
+
+def dataschema_of(topic: Topic, value: bytes, headers: Sequence[tuple[str, bytes]]) -> bytes | None:
+    """The `ce_dataschema` of a record that is written plain, by what would name its event when it is read."""
+    try:
+        found = _attributes(_Outgoing(topic=topic.name, value=value, headers=headers), topic, None)
+    except ContractError:
+        return None
+    return f"hailbus:{found['type']}/v{found['version']}".encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outgoing:
+    """A record on its way out, in the shape of one that was read."""
+
+    topic: str
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes]]
+    partition: int = 0
+    offset: int = 0
+    timestamp: int = 0
+    timestamp_type: int = 0
+    key: bytes | None = None
 
 
 # ------------------------------------------------------------------------------------------------ writing

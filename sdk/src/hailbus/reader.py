@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable
 from datetime import datetime
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from hailbus._transport import Bus, Received, TopicPartition, TransportBrokenError
 from hailbus.catalogue import Catalogue
@@ -15,6 +15,9 @@ from hailbus.context import Context, Delivery
 from hailbus.errors import ContractError
 from hailbus.event import Event, event_info
 from hailbus.plain import adopting
+
+if TYPE_CHECKING:
+    from hailbus.registry.schemas import Schemas
 
 __all__ = ["bus_reader", "record_reader"]
 
@@ -90,6 +93,7 @@ def bus_reader(
     start: Literal["earliest", "latest"] | datetime = ...,
     until_end: bool = ...,
     on_error: Literal["skip", "raise"] = ...,
+    schemas: Schemas | None = ...,
     client_id: str = ...,
 ) -> AsyncGenerator[Delivery[E], None]: ...
 @overload
@@ -99,6 +103,7 @@ def bus_reader(
     start: Literal["earliest", "latest"] | datetime = ...,
     until_end: bool = ...,
     on_error: Literal["skip", "raise"] = ...,
+    schemas: Schemas | None = ...,
     client_id: str = ...,
 ) -> AsyncGenerator[Delivery[Event], None]: ...
 async def bus_reader(
@@ -107,6 +112,7 @@ async def bus_reader(
     start: Literal["earliest", "latest"] | datetime = "latest",
     until_end: bool = False,
     on_error: Literal["skip", "raise"] = "skip",
+    schemas: Schemas | None = None,
     client_id: str = "hailbus-reader",
 ) -> AsyncGenerator[Delivery[Any], None]:
     """Typed events without a group, for `async for`; one that does not read to the end closes it (`aclosing`).
@@ -119,18 +125,23 @@ async def bus_reader(
         start: The beginning, the end, or a moment.
         until_end: Stop at the high watermarks of the moment of the call.
         on_error: What cannot be decoded is logged and passed over, or raised.
+        schemas: A schema registry, for values as Avro or Protobuf, and for records that only their schema names.
         client_id: For the broker's logs.
     """
     wanted = Catalogue.of(*events)
     topics = {event_info(cls).topic.name for cls in wanted}
     types = frozenset(wanted.types)
-    async for record in record_reader(
-        adopting(bus, wanted), topics, start=start, until_end=until_end, client_id=client_id
-    ):
+    if schemas is not None:
+        bus = schemas.reading(bus, wanted)
+    records = record_reader(adopting(bus, wanted), topics, start=start, until_end=until_end, client_id=client_id)
+    async for read in records:
+        record = read
         if record.value is None:
             continue
-        ctx = Context(record)
         try:
+            if schemas is not None:
+                record = await schemas.identified(record, wanted)
+            ctx = Context(record)
             if ctx.envelope.type not in types:
                 continue
             event, _ = decode(record, wanted)

@@ -389,7 +389,7 @@ class Service(Registrar):
             )
             raise ConfigurationError(message)
         if self._schemas is not None:
-            chosen = await self._schemas.stamping(chosen, self._published)
+            chosen = await self._schemas.stamping(chosen, self._published, self.catalogue)
         catalogue = self.catalogue
         chosen = adopting(chosen, catalogue)
         self._check_time_limits(chosen)
@@ -575,6 +575,11 @@ class Service(Registrar):
         if subscriber.stats.durations is None:
             listener = self._metering.processed(subscriber.group) if self._metering is not None else None
             subscriber.stats.durations = Durations(listener)
+
+    @property
+    def schemas(self) -> Schemas | None:
+        """What it does with a schema registry."""
+        return self._schemas
 
     @property
     def outboxes(self) -> tuple[Outbox, ...]:

@@ -142,7 +142,8 @@ def test_confluents_own_client_finds_what_it_knows(serve: Serve) -> None:
     assert refusal(lambda: client.get_versions("nowhere")) == (404, 40401)
     assert refusal(lambda: client.get_schema(99)) == (404, 40403)
     assert refusal(lambda: client.register_schema("x", Schema('{"type": 3}', "JSON"))) == (422, 42201)
-    assert refusal(lambda: client.register_schema("x", Schema('"string"', "AVRO"))) == (422, 42201)
+    assert refusal(lambda: client.register_schema("x", Schema('"strung"', "AVRO"))) == (422, 42201)
+    assert refusal(lambda: client.register_schema("x", Schema('syntax = "proto3";', "PROTOBUF"))) == (422, 42201)
     assert refusal(lambda: client.set_compatibility(level="SOME")) == (422, 42203)
 
     # Its annotation says that the answer is a text; it is what the registry answers.

@@ -252,11 +252,13 @@ def test_import_mode_takes_numbers_from_elsewhere() -> None:
         ("{", "JSON", "no JSON"),
         ("3", "JSON", "an object or a boolean"),
         ('{"properties": {"a": {"type": "strin"}}}', "JSON", "#/properties/a/type"),
-        ('"string"', "AVRO", "JSON schemas only, not AVRO"),
-        ("syntax = 'proto3';", "PROTOBUF", "not PROTOBUF"),
+        ('"strung"', "AVRO", "no AVRO schema"),
+        ("{", "AVRO", "no AVRO schema"),
+        ("syntax = 'proto3';", "PROTOBUF", "serialized and in base64"),
+        ("{}", "XML", "none of JSON, AVRO and PROTOBUF"),
     ],
 )
-def test_what_is_no_json_schema_is_refused_with_a_sentence(text: str, kind: str, words: str) -> None:
+def test_what_is_no_schema_is_refused_with_a_sentence(text: str, kind: str, words: str) -> None:
     with pytest.raises(RefusedError, match=words.replace("/", "/")) as caught:
         Submission(text=text, type=kind)
     assert caught.value.code == 42201
@@ -269,7 +271,7 @@ def test_foreign_records_in_the_topic_are_passed_over() -> None:
         (b"{}", b"{}"),
         (
             b'{"keytype":"SCHEMA","subject":"a","version":1,"magic":1}',
-            b'{"subject":"a","version":1,"id":1,"schema":"\\"string\\""}',
+            b'{"subject":"a","version":1,"id":1,"schemaType":"PROTOBUF","schema":"syntax = \\"proto3\\";"}',
         ),
         (b'{"keytype":"CONTEXT","magic":0}', b"{}"),
         (b"\xff", None),

@@ -78,6 +78,12 @@ def tail(
     type_: Annotated[list[str] | None, typer.Option("--type", help="Only these event types.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Only this key.")] = None,
     max_messages: Annotated[int | None, typer.Option("--max-messages", min=1, help="Stop after so many.")] = None,
+    registry_url: Annotated[
+        str | None,
+        typer.Option(
+            "--registry", envvar=["HAILBUS_REGISTRY_URL"], help="URL of a schema registry, for Avro, Protobuf."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print events as they come, decoded by their classes."""
@@ -100,7 +106,14 @@ def tail(
                 message = f"--type {name!r} is not in {events}; there are {', '.join(catalogue.types)}"
                 raise ConfigurationError(message)
         printed = 0
-        async for delivery in bus_reader(bus_at(bootstrap_server), catalogue, start=begin, until_end=until_end):
+        schemas = None
+        if registry_url is not None:
+            from hailbus.registry import SchemaRegistry, Schemas
+
+            schemas = Schemas(SchemaRegistry(registry_url))
+        async for delivery in bus_reader(
+            bus_at(bootstrap_server), catalogue, start=begin, until_end=until_end, schemas=schemas
+        ):
             envelope, ctx = delivery.ctx.envelope, delivery.ctx
             if (type_ and envelope.type not in type_) or (key is not None and ctx.key != key.encode()):
                 continue

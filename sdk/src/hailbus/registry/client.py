@@ -37,12 +37,13 @@ class RegisteredSchema:
     """A schema that a registry has.
 
     Attributes:
-        schema: The JSON Schema.
+        schema: The schema, where it is a JSON object: JSON Schema, and Avro records.
         id: Its number in this registry; 0 when it was asked for by GUID and the registry did not tell.
         guid: The same in every registry; empty when the registry gives none.
         subject, version: Where it was found, when a subject was asked.
-        type: JSON, AVRO or PROTOBUF; only of JSON the schema is here.
+        type: JSON, AVRO or PROTOBUF.
         references: Other schemas that it names.
+        text: The schema as the registry gave it; of Protobuf the file, serialized, in base64.
     """
 
     schema: Schema
@@ -52,6 +53,7 @@ class RegisteredSchema:
     version: int | None = None
     type: str = "JSON"
     references: tuple[Reference, ...] = ()
+    text: str = ""
 
 
 class SchemaRegistry:
@@ -123,13 +125,22 @@ class SchemaRegistry:
         found = self._known.get(name) or self._read(name)
         if found is None:
             found = _parsed({**await self._ask("GET", path), **known})
+            if found.type == "PROTOBUF":
+                found = _parsed({**await self._ask("GET", f"{path}?format=serialized"), **known})
             self._write(name, found)
         self._known[name] = found
         return found
 
     # -------------------------------------------------------------------------------------------- subjects
 
-    async def register(self, subject: str, schema: Schema, *, references: Sequence[Reference] = ()) -> RegisteredSchema:
+    async def register(
+        self,
+        subject: str,
+        schema: Schema | str,
+        *,
+        references: Sequence[Reference] = (),
+        type: str = "JSON",  # noqa: A002 the registry's own word
+    ) -> RegisteredSchema:
         """Make a schema a version of a subject, or find the version that it is already.
 
         Raises:
@@ -137,27 +148,35 @@ class SchemaRegistry:
             RegistryRefusedError: It is refused for another reason.
             RegistryUnreachableError: No registry answers, and it has not been registered through this cache before.
         """
-        return await self._submit(subject, schema, references, f"subjects/{_part(subject)}/versions")
+        return await self._submit(subject, schema, references, f"subjects/{_part(subject)}/versions", type)
 
-    async def lookup(self, subject: str, schema: Schema, *, references: Sequence[Reference] = ()) -> RegisteredSchema:
+    async def lookup(
+        self,
+        subject: str,
+        schema: Schema | str,
+        *,
+        references: Sequence[Reference] = (),
+        type: str = "JSON",  # noqa: A002 the registry's own word
+    ) -> RegisteredSchema:
         """The version of a subject that a schema is. Registers nothing; refused with 40401 or 40403 else."""
-        return await self._submit(subject, schema, references, f"subjects/{_part(subject)}")
+        return await self._submit(subject, schema, references, f"subjects/{_part(subject)}", type)
 
     async def _submit(
-        self, subject: str, schema: Schema, references: Sequence[Reference], path: str
+        self, subject: str, schema: Schema | str, references: Sequence[Reference], path: str, kind: str
     ) -> RegisteredSchema:
         name = f"subjects/{_part(subject)}/{guid_of(schema, references)}"
+        text = schema if isinstance(schema, str) else json.dumps(schema)
         if (known := self._known.get(name)) is not None:
             return known
         try:
-            answer = await self._ask("POST", path, _request(schema, references), subject=subject)
+            answer = await self._ask("POST", path, _request(schema, references, kind), subject=subject)
         except RegistryUnreachableError:
             found = self._read(name)
             if found is None:
                 raise
             log.warning("registry_unreachable: the id of %s comes from the cache", subject)
         else:
-            found = _parsed({"schema": json.dumps(schema), "schemaType": "JSON", **answer, "subject": subject})
+            found = _parsed({**answer, "schema": text, "schemaType": kind, "subject": subject})
             self._write(name, found)
         self._known[name] = found
         return found
@@ -254,7 +273,7 @@ class SchemaRegistry:
             "subject": found.subject,
             "version": found.version,
             "schemaType": found.type,
-            "schema": json.dumps(found.schema),
+            "schema": found.text,
             "references": [{"name": r.name, "subject": r.subject, "version": r.version} for r in found.references],
         }
         fresh = path.with_suffix(".new")
@@ -262,8 +281,9 @@ class SchemaRegistry:
         fresh.replace(path)
 
 
-def _request(schema: Schema, references: Sequence[Reference]) -> dict[str, Any]:
-    body: dict[str, Any] = {"schema": json.dumps(schema), "schemaType": "JSON"}
+def _request(schema: Schema | str, references: Sequence[Reference], kind: str = "JSON") -> dict[str, Any]:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    body: dict[str, Any] = {"schema": text, "schemaType": kind}
     if references:
         body["references"] = [{"name": r.name, "subject": r.subject, "version": r.version} for r in references]
     return body
@@ -271,7 +291,7 @@ def _request(schema: Schema, references: Sequence[Reference]) -> dict[str, Any]:
 
 def _parsed(answer: Mapping[str, Any]) -> RegisteredSchema:
     kind = answer.get("schemaType") or "AVRO"
-    schema = json.loads(answer["schema"]) if kind == "JSON" else {}
+    schema = json.loads(answer["schema"]) if kind in {"JSON", "AVRO"} else {}
     return RegisteredSchema(
         schema=schema if isinstance(schema, dict) else {},
         id=int(answer.get("id") or 0),
@@ -279,6 +299,7 @@ def _parsed(answer: Mapping[str, Any]) -> RegisteredSchema:
         subject=answer.get("subject"),
         version=answer.get("version"),
         type=kind,
+        text=answer["schema"],
         references=tuple(Reference(r["name"], r["subject"], int(r["version"])) for r in answer.get("references") or ()),
     )
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 __all__ = ["Reference", "guid_of"]
 
-Schema = Mapping[str, Any] | bool  # Any: JSON
+Schema = Mapping[str, Any] | bool | str  # Any: JSON; the text of what is none
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Literal
 
-from hailbus._transport import Admin, Bus, Consumer, Outgoing, Producer, RebalanceListener, Received, Start
+from hailbus._transport import (
+    Admin,
+    Bus,
+    Consumer,
+    Outgoing,
+    Producer,
+    RebalanceListener,
+    Received,
+    Start,
+    TopicPartition,
+)
+from hailbus.adopted import Adopted, original_of
 from hailbus.catalogue import Catalogue
 from hailbus.contract import Contract, contract_of
-from hailbus.envelope import parse_dataschema, time_text
+from hailbus.dead_letter import origin
+from hailbus.envelope import CONTENT_TYPE, parse_dataschema
 from hailbus.errors import (
     ConfigurationError,
+    ContractError,
     DeliveryError,
+    InvalidPayloadError,
     RegistryRefusedError,
     RegistryUnreachableError,
     UnknownSchemaError,
 )
-from hailbus.event import Event, event_info
+from hailbus.event import Event, Topic, event_info
 from hailbus.partitioner import Partitioner
+from hailbus.plain import adopted, dataschema_of, defaults_of, with_attributes
 from hailbus.registry.client import RegisteredSchema, SchemaRegistry
-from hailbus.schema_id import HEADER, SchemaId, header_of, prefix_of, schema_id_of
+from hailbus.schema_id import HEADER, SchemaId, after_id, header_of, prefix_of, schema_id_of
 
 __all__ = ["Schemas", "contract_from", "registered_form", "subject_of"]
 
@@ -100,6 +117,8 @@ class Schemas:
         registry: The client. Give it a cache to start without the registry.
         place: `header` puts a GUID into `__value_schema_id` and leaves the value alone; `prefix` puts five bytes in
             front of the value, which every Confluent deserializer reads and nothing else does.
+        format: How values are written. `avro` and `protobuf` need the extra of that name. Every format is read,
+            whatever this says.
         register: Register schemas; else they must be there.
         patience: How long to wait for a registry.
     """
@@ -109,39 +128,80 @@ class Schemas:
         registry: SchemaRegistry,
         *,
         place: Literal["header", "prefix"] = "header",
+        format: Literal["json", "avro", "protobuf"] = "json",  # noqa: A002 the field's own word
         register: bool = True,
         patience: timedelta = timedelta(seconds=30),
     ) -> None:
         if place not in {"header", "prefix"}:
             message = f"place={place!r} is neither 'header' nor 'prefix'"
             raise ConfigurationError(message)
+        if format not in {"json", "avro", "protobuf"}:
+            message = f"format={format!r} is not one of 'json', 'avro' and 'protobuf'"
+            raise ConfigurationError(message)
+        self._format = format
+        self._found: dict[SchemaId, RegisteredSchema] = {}
+        self._readers: dict[tuple[SchemaId, tuple[int, ...]], Callable[[bytes], bytes]] = {}
         self._registry = registry
         self._place = place
         self._register = register
         self._patience_s = patience.total_seconds()
 
-    async def stamping(self, bus: Bus, events: Iterable[type[Event]]) -> Bus:
-        """The bus, whose producers put schema ids on these events.
+    async def stamping(self, bus: Bus, events: Iterable[type[Event]], catalogue: Catalogue) -> Bus:
+        """The bus, whose producers put schema ids on these events, and whose consumers read every format.
 
         Raises:
+            ConfigurationError: An event cannot be had in this format.
             RegistryUnreachableError: No registry answered in time.
             IncompatibleSchemaError, RegistryRefusedError: It does not take a schema, or does not have it.
         """
-        stamps: dict[tuple[str, bytes], RegisteredSchema] = {}
+        stamps: dict[tuple[str, bytes], Stamp] = {}
+        plain: dict[str, Topic] = {}
         for cls in events:
-            contract = contract_of(cls)
             info = event_info(cls)
-            stamps[info.topic.name, info.dataschema.encode()] = await self._registered(contract)
-        return _StampingBus(inner=bus, stamps=stamps, as_prefix=self._place == "prefix")
+            stamps[info.topic.name, info.dataschema.encode()] = await self._stamp(cls)
+            if info.topic.reads_plain:
+                plain[info.topic.name] = info.topic
+        return _StampingBus(
+            inner=bus,
+            schemas=self,
+            catalogue=catalogue,
+            stamps=stamps,
+            plain=plain,
+            as_prefix=self._place == "prefix",
+        )
 
-    async def _registered(self, contract: Contract) -> RegisteredSchema:
-        subject, schema = subject_of(contract), registered_form(contract)
+    def reading(self, bus: Bus, catalogue: Catalogue) -> Bus:
+        """The bus, whose consumers read every format."""
+        return _StampingBus(inner=bus, schemas=self, catalogue=catalogue, stamps={}, plain={}, as_prefix=False)
 
+    async def _stamp(self, cls: type[Event]) -> Stamp:
+        subject = subject_of(contract_of(cls))
+        if self._format == "json":
+            found = await self._registered(subject, registered_form(contract_of(cls)), "JSON")
+            return Stamp(mark=self._mark(found), convert=None, content_type=CONTENT_TYPE)
+        if self._format == "avro":
+            from hailbus.registry.avro import avro_schema, avro_writer
+
+            found = await self._registered(subject, avro_schema(cls), "AVRO")
+            return Stamp(mark=self._mark(found), convert=avro_writer(cls), content_type=b"application/avro")
+        from hailbus.registry.protobuf import protobuf_schema, protobuf_writer, varints
+
+        text = base64.b64encode(protobuf_schema(cls).SerializeToString(deterministic=True)).decode()
+        found = await self._registered(subject, text, "PROTOBUF")
+        mark = self._mark(found) + varints([0])
+        return Stamp(mark=mark, convert=protobuf_writer(cls), content_type=b"application/protobuf")
+
+    def _mark(self, found: RegisteredSchema) -> bytes:
+        by_id, by_guid = SchemaId(id=found.id), SchemaId(guid=found.guid)
+        self._found[by_id if self._place == "prefix" else by_guid] = found
+        return prefix_of(found.id) if self._place == "prefix" else header_of(found.guid)[1]
+
+    async def _registered(self, subject: str, schema: Mapping[str, Any] | str, kind: str) -> RegisteredSchema:
         async def ask() -> RegisteredSchema:
             if self._register:
-                found = await self._registry.register(subject, schema)
+                found = await self._registry.register(subject, schema, type=kind)
             else:
-                found = await self._registry.lookup(subject, schema)
+                found = await self._registry.lookup(subject, schema, type=kind)
             if self._place == "header" and not found.guid:  # an older registry tells it by id, or not at all
                 found = await self._registry.by_id(found.id)
             return found
@@ -153,13 +213,15 @@ class Schemas:
         return found
 
     async def identified(self, record: Received, catalogue: Catalogue) -> Received:
-        """The record, with headers that name its event if it does so by its schema only.
+        """The record with a JSON value, and with headers that name its event where only its schema does so.
 
         Raises:
             UnknownSchemaError: Its schema is unknown, or no event's, or no registry answered in time.
+            InvalidPayloadError: Its value is not what its schema says.
         """
         if any(name == "ce_type" for name, _ in record.headers):
             return record
+        record = original_of(record)
         schema_id = schema_id_of(record.headers, record.value)
         if schema_id is None:
             return record
@@ -170,33 +232,133 @@ class Schemas:
         except RegistryUnreachableError as error:
             reason = f"no registry answered within {self._patience_s:g} s"
             raise UnknownSchemaError(schema=str(schema_id), reason=reason, topic=record.topic) from error
-        if registered.type != "JSON":
-            reason = f"it is {registered.type}, and events are JSON"
+        return self._translated(record, schema_id, registered, catalogue)
+
+    async def translated(self, record: Received, catalogue: Catalogue) -> Received:
+        """The record with a JSON value, where it has another; as it is while no registry answers.
+
+        A record that cannot be translated now loses the headers that name its event, so that `identified` gets it.
+        """
+        if _is_json(record):
+            return record
+        schema_id = schema_id_of(record.headers, record.value)
+        if schema_id is None:
+            return record
+        try:
+            registered = await self._by(schema_id)
+        except (RegistryRefusedError, RegistryUnreachableError):
+            return Adopted(record, [pair for pair in record.headers if not pair[0].startswith("ce_")], record.value)
+        if registered.type == "JSON":
+            return record
+        try:
+            return self._translated(record, schema_id, registered, catalogue)
+        except ContractError as error:
+            return Adopted(record, tuple(record.headers), record.value, error)
+
+    def translated_now(self, record: Received, catalogue: Catalogue) -> Received:
+        """As `translated`, by the schemas that are known already."""
+        schema_id = None if _is_json(record) else schema_id_of(record.headers, record.value)
+        registered = self._found.get(schema_id) if schema_id is not None else None
+        if schema_id is None or registered is None or registered.type == "JSON":
+            return record
+        return self._translated(record, schema_id, registered, catalogue)
+
+    def _translated(
+        self, record: Received, schema_id: SchemaId, registered: RegisteredSchema, catalogue: Catalogue
+    ) -> Received:
+        is_named = any(name == "ce_type" for name, _ in record.headers)
+        if registered.type == "JSON":
+            if is_named:
+                return record
+            named = self._named_by(registered, registered.schema.get("title"), "$id", record, schema_id, catalogue)
+            return with_attributes(record, defaults_of(record) | named, value=record.value)
+        try:
+            value, name = self._decoded(record, schema_id, registered)
+        except (ConfigurationError, ContractError):
+            raise
+        except Exception as error:  # whatever the libraries raise for bytes that are not what the schema says
+            reason = f"the value is not what {registered.type} schema {schema_id} says: {error!r}"
+            raise InvalidPayloadError(type="", version=0, reason=reason, topic=record.topic) from error
+        if is_named:
+            headers = [pair for pair in record.headers if pair[0] != "content-type"]
+            headers.insert(6, ("content-type", CONTENT_TYPE))
+            return Adopted(record, headers, value)
+        topic = catalogue.topic(origin(record)[0])
+        if topic is not None and topic.reads_plain:
+            found = adopted(_JsonRecord(record, value), topic)
+            refusal = found.refusal if isinstance(found, Adopted) else None
+            return Adopted(record, tuple(found.headers), value, refusal)
+        named = self._named_by(registered, name, "dataschema", record, schema_id, catalogue)
+        return with_attributes(record, defaults_of(record) | named, value=value)
+
+    def _decoded(self, record: Received, schema_id: SchemaId, registered: RegisteredSchema) -> tuple[bytes, str]:
+        """The value as JSON, and the name of its type in the schema."""
+        in_header, payload = after_id(record.headers, record.value or b"")
+        if registered.type == "AVRO":
+            read = self._readers.get((schema_id, ()))
+            if read is None:
+                from hailbus.registry.avro import avro_reader
+
+                read = self._readers[schema_id, ()] = avro_reader(json.loads(registered.text))
+            return read(payload), str(registered.schema.get("name", ""))
+        if registered.type != "PROTOBUF":
+            reason = f"it is {registered.type}, which hailbus does not read"
             raise UnknownSchemaError(schema=str(schema_id), reason=reason, topic=record.topic)
-        named = parse_dataschema(str(registered.schema.get("$id", "")))
+        from hailbus.registry.protobuf import indexes_of, message_name, protobuf_reader
+
+        if in_header:
+            indexes, _ = indexes_of(in_header)
+        else:
+            indexes, payload = indexes_of(payload)
+        key = (schema_id, tuple(indexes))
+        read = self._readers.get(key)
+        if read is None:
+            read = self._readers[key] = protobuf_reader(registered.text, indexes)
+        return read(payload), message_name(registered.text, indexes)
+
+    @staticmethod
+    def _named_by(
+        registered: RegisteredSchema,
+        name: Any,  # Any: JSON
+        attribute: str,
+        record: Received,
+        schema_id: SchemaId,
+        catalogue: Catalogue,
+    ) -> dict[str, str]:
+        """Type and version of the event behind a schema: as the schema says, or by the name of its type."""
+        said = registered.schema.get(attribute)
+        if registered.type == "AVRO":
+            more = registered.schema.get("hailbus")
+            said = more.get(attribute) if isinstance(more, dict) else None
+        named = parse_dataschema(str(said or ""))
+        topic = origin(record)[0]
+        if named is None and registered.type == "PROTOBUF":
+            from hailbus.registry.protobuf import package_of
+
+            package = package_of(registered.text)
+            for cls in catalogue.on_topic(topic):
+                info = event_info(cls)
+                if package == f"{info.type}.v{info.version}".replace("-", "_") and name == cls.__name__:
+                    named = info.type, info.version
         if named is None:
-            title = registered.schema.get("title")
-            classes = [c for c in catalogue.on_topic(record.topic) if title in {c.__name__, event_info(c).type}]
+            classes = [c for c in catalogue.on_topic(topic) if name in {c.__name__, event_info(c).type}]
             if len(classes) != 1:
-                reason = f"its title {title!r} is the name of {len(classes)} events on this topic"
+                what = "title" if registered.type == "JSON" else "name"
+                reason = f"its {what} {name!r} is the name of {len(classes)} events on this topic"
                 raise UnknownSchemaError(schema=str(schema_id), reason=reason, topic=record.topic)
             named = event_info(classes[0]).type, event_info(classes[0]).version
-        moment = datetime.fromtimestamp(record.timestamp / 1000, tz=UTC)
-        added = {
-            "ce_specversion": "1.0",
-            "ce_id": f"{record.topic}-{record.partition}-{record.offset}",
-            "ce_source": f"/kafka/{record.topic}",
-            "ce_type": named[0],
-            "ce_time": time_text(moment),
-            "ce_dataschema": f"hailbus:{named[0]}/v{named[1]}",
-        }
-        return _Identified(record, (*record.headers, *((name, text.encode()) for name, text in added.items())))
+        return {"type": named[0], "version": str(named[1])}
 
     async def _by(self, schema_id: SchemaId) -> RegisteredSchema:
-        if schema_id.guid is not None:
-            return await self._registry.by_guid(schema_id.guid)
-        assert schema_id.id is not None
-        return await self._registry.by_id(schema_id.id)
+        found = self._found.get(schema_id)
+        if found is None:
+            if schema_id.guid is not None:
+                found = await self._registry.by_guid(schema_id.guid)
+            else:
+                assert schema_id.id is not None
+                found = await self._registry.by_id(schema_id.id)
+            self._found[schema_id] = found
+        return found
 
     async def _patiently(self, ask: Any, what: str) -> RegisteredSchema:  # Any: mypy infers no lambda that awaits
         loop = asyncio.get_running_loop()
@@ -216,43 +378,69 @@ class Schemas:
                 return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Identified:
-    """A record with more headers."""
+def _is_json(record: Received) -> bool:
+    """Whether a record names its event and says that its value is JSON: nothing to look up."""
+    is_named = is_json = False
+    for name, value in record.headers:
+        if name == "ce_type":
+            is_named = True
+        elif name == "content-type":
+            is_json = value is not None and value.startswith(b"application/json")
+    return is_named and is_json
 
-    original: Received
-    headers: Sequence[tuple[str, bytes]]
+
+@dataclass(frozen=True, slots=True)
+class _JsonRecord:
+    """A record whose value has been translated, for those who look for its attributes."""
+
+    record: Received
+    value: bytes | None
 
     @property
     def topic(self) -> str:
-        return self.original.topic
+        return self.record.topic
 
     @property
     def partition(self) -> int:
-        return self.original.partition
+        return self.record.partition
 
     @property
     def offset(self) -> int:
-        return self.original.offset
+        return self.record.offset
 
     @property
     def timestamp(self) -> int:
-        return self.original.timestamp
+        return self.record.timestamp
 
     @property
     def timestamp_type(self) -> int:
-        return self.original.timestamp_type
+        return self.record.timestamp_type
 
     @property
     def key(self) -> bytes | None:
-        return self.original.key
+        return self.record.key
 
     @property
-    def value(self) -> bytes | None:
-        return self.original.value
+    def headers(self) -> Sequence[tuple[str, bytes]]:
+        return self.record.headers
 
 
-Stamps = Mapping[tuple[str, bytes], RegisteredSchema]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What happens to the records of an event on their way out.
+
+    Attributes:
+        mark: What names the schema, in the header or in front of the value.
+        convert: From JSON to the format; None for JSON.
+        content_type: Of the value.
+    """
+
+    mark: bytes
+    convert: Callable[[bytes], bytes] | None
+    content_type: bytes
+
+
+Stamps = Mapping[tuple[str, bytes], Stamp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +448,10 @@ class _StampingBus:
     """A bus whose producers put schema ids on the records of some events. Dead letters stay as they are."""
 
     inner: Bus
+    schemas: Schemas
+    catalogue: Catalogue
     stamps: Stamps
+    plain: Mapping[str, Topic]
     as_prefix: bool
 
     @property
@@ -277,7 +468,7 @@ class _StampingBus:
 
     def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:
         made = self.inner.producer(client_id=client_id, transactional_id=transactional_id)
-        return _StampingProducer(made, self.stamps, as_prefix=self.as_prefix)
+        return _StampingProducer(made, self.stamps, self.plain, as_prefix=self.as_prefix)
 
     def consumer(
         self,
@@ -289,7 +480,7 @@ class _StampingBus:
         listener: RebalanceListener | None = None,
         read_committed: bool = True,
     ) -> Consumer:
-        return self.inner.consumer(
+        inner = self.inner.consumer(
             client_id=client_id,
             group=group,
             topics=topics,
@@ -297,6 +488,7 @@ class _StampingBus:
             listener=listener,
             read_committed=read_committed,
         )
+        return _TranslatingConsumer(inner, self.schemas, self.catalogue)
 
     def admin(self, *, client_id: str) -> Admin:
         return self.inner.admin(client_id=client_id)
@@ -305,11 +497,10 @@ class _StampingBus:
 class _StampingProducer:
     """See `Producer`."""
 
-    def __init__(self, inner: Producer, stamps: Stamps, *, as_prefix: bool) -> None:
+    def __init__(self, inner: Producer, stamps: Stamps, plain: Mapping[str, Topic], *, as_prefix: bool) -> None:
         self._inner = inner
-        self._stamps = {
-            place: prefix_of(found.id) if as_prefix else header_of(found.guid)[1] for place, found in stamps.items()
-        }
+        self._stamps = stamps
+        self._plain = plain
         self._as_prefix = as_prefix
         self.start = inner.start
         self.stop = inner.stop
@@ -332,18 +523,66 @@ class _StampingProducer:
         return await self._inner.send(topic, partition, [self._stamped(topic, record) for record in records])
 
     async def send_each(self, topic: str, partition: int, records: Sequence[Outgoing]) -> Sequence[int | DeliveryError]:
-        return await self._inner.send_each(topic, partition, [self._stamped(topic, record) for record in records])
+        outcomes: list[int | DeliveryError | None] = []
+        stamped: list[Outgoing] = []
+        for record in records:
+            try:
+                stamped.append(self._stamped(topic, record))
+                outcomes.append(None)
+            except DeliveryError as error:  # of this one; its neighbours go on
+                outcomes.append(error)
+        sent = iter(await self._inner.send_each(topic, partition, stamped) if stamped else ())
+        return [next(sent) if outcome is None else outcome for outcome in outcomes]
 
     def _stamped(self, topic: str, record: Outgoing) -> Outgoing:
         key, value, headers = record
         if value is None:
             return record
-        stamp: bytes | None = None
+        schema: bytes | None = None
         for name, found in headers:
             if name == HEADER:
                 return record  # it has one already
             if name == "ce_dataschema":
-                stamp = self._stamps.get((topic, found))
+                schema = found
+        if schema is None and topic in self._plain:
+            schema = dataschema_of(self._plain[topic], value, headers)
+        stamp = self._stamps.get((topic, schema)) if schema is not None else None
         if stamp is None:
             return record
-        return (key, stamp + value, headers) if self._as_prefix else (key, value, [*headers, (HEADER, stamp)])
+        if stamp.convert is not None:
+            try:
+                value = stamp.convert(value)
+            except Exception as error:
+                message = f"the event cannot be written as {stamp.content_type.decode()}: {error}"
+                raise DeliveryError(message, topic=topic) from error
+            headers = [(n, stamp.content_type if n == "content-type" else found) for n, found in headers]
+        return (key, stamp.mark + value, headers) if self._as_prefix else (key, value, [*headers, (HEADER, stamp.mark)])
+
+
+class _TranslatingConsumer:
+    """See `Consumer`. Its records have JSON values, whatever they have in the log."""
+
+    def __init__(self, inner: Consumer, schemas: Schemas, catalogue: Catalogue) -> None:
+        self._inner = inner
+        self._schemas = schemas
+        self._catalogue = catalogue
+        self.start = inner.start
+        self.stop = inner.stop
+        self.pause = inner.pause
+        self.resume = inner.resume
+        self.assignment = inner.assignment
+        self.commit = inner.commit
+        self.committed = inner.committed
+        self.positions = inner.positions
+        self.seek = inner.seek
+
+    @property
+    def unreachable_since_s(self) -> float | None:
+        return self._inner.unreachable_since_s
+
+    async def poll(self, *, timeout_s: float, max_records: int) -> Mapping[TopicPartition, Sequence[Received]]:
+        polled = await self._inner.poll(timeout_s=timeout_s, max_records=max_records)
+        return {
+            partition: [await self._schemas.translated(record, self._catalogue) for record in records]
+            for partition, records in polled.items()
+        }

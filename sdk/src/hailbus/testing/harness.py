@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -83,8 +83,14 @@ class FoundDeadLetter(Generic[E]):
         stacktrace: The end of the exception's stack trace; empty without an exception.
     """
 
-    def __init__(self, record: Received, catalogue: Catalogue) -> None:
+    def __init__(
+        self,
+        record: Received,
+        catalogue: Catalogue,
+        translated: Callable[[Received, Catalogue], Received] = lambda record, _: record,
+    ) -> None:
         self.record = record
+        self._translated = translated
         self._catalogue = catalogue
         said = {name: value.decode("utf-8", "replace") for name, value in record.headers if value is not None}
         self.topic, self.partition, self.offset, _ = origin(record)
@@ -106,7 +112,8 @@ class FoundDeadLetter(Generic[E]):
         Raises:
             ContractError: It cannot be decoded, which is then why it is a dead letter.
         """
-        event: E = decode(self.record, self._catalogue)[0]  # type: ignore[assignment]  # chosen by its type
+        read = self._translated(self.record, self._catalogue)
+        event: E = decode(read, self._catalogue)[0]  # type: ignore[assignment]  # chosen by its type
         return event
 
     @property
@@ -322,11 +329,12 @@ class Harness:
             if place in self._given_places or record.offset < self._before.get(TopicPartition(*place[:2]), 0):
                 continue
             try:
-                event, _ = decode(record, catalogue)
+                read = self._translated(record, catalogue)
+                event, _ = decode(read, catalogue)
             except ContractError:
                 continue
             if isinstance(event, kind):
-                found.append(Delivery(event, Context(adopted_by(record, catalogue))))
+                found.append(Delivery(event, Context(adopted_by(read, catalogue))))
         letters = self._letters()
         return Found(kind, found, hint=f"; dead letters: {_listed(letters)}" if letters else "")
 
@@ -378,6 +386,13 @@ class Harness:
             "t.expect_dead_letters() when they belong to this test"
         )
 
+    def _translated(self, record: Received, catalogue: Catalogue) -> Received:
+        """The record with a JSON value, where a service under test has written it in another format."""
+        for service in self.services:
+            if service.schemas is not None:
+                record = service.schemas.translated_now(record, catalogue)
+        return record
+
     def _letters(self, catalogue: Catalogue | None = None) -> list[FoundDeadLetter[Event]]:
         """The dead letters of these services' groups since the harness began."""
         topics = {
@@ -387,7 +402,7 @@ class Harness:
             for cls in subscription.events
         }
         return [
-            FoundDeadLetter(record, catalogue if catalogue is not None else service.catalogue)
+            FoundDeadLetter(record, catalogue if catalogue is not None else service.catalogue, self._translated)
             for topic, service in sorted(topics.items(), key=lambda item: item[0])
             for record in self.bus.records(topic)
             if record.offset >= self._before.get(TopicPartition(record.topic, record.partition), 0)
