@@ -18,7 +18,7 @@ from typing import Any
 from hailbus._transport import Bus, Producer, Received
 from hailbus.clock import Clock, utc_now
 from hailbus.codec import legible_attributes
-from hailbus.dead_letter import ADDED, PREFIX, REPLAYED_FROM, origin, original_headers, uniform_name
+from hailbus.dead_letter import ADDED, OMITTED, PREFIX, REPLAYED_FROM, origin, original_headers, uniform_name
 from hailbus.envelope import Headers, time_text
 from hailbus.errors import ConfigurationError
 from hailbus.event import Topic
@@ -58,6 +58,11 @@ class Letter:
     def waits(self) -> bool:
         """Whether it is still to be dealt with."""
         return self.status in {"waiting", "edited"}
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the value was left out because the record was too large for the dead letter topic."""
+        return any(name == OMITTED and b"value" in found for name, found in self.record.headers)
 
     @property
     def place(self) -> str:
@@ -175,6 +180,13 @@ class DeadLetterQueue:
                 if not letter.waits and not force:
                     continue
                 record = letter.record
+                if letter.value is None and value is None and letter.is_incomplete:
+                    message = (
+                        f"the letter at {letter.place!r} is without its value, which was too large for {self.topic}; "
+                        f"read the original at {letter.origin_topic}-{letter.origin_partition}@{letter.origin_offset}, "
+                        "then edit the letter or give its value"
+                    )
+                    raise ConfigurationError(message)
                 headers: Headers = [
                     *original_headers(record.headers),
                     (REPLAYED_FROM, f"{record.topic}-{record.partition}@{record.offset}".encode()),

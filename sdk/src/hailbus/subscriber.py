@@ -388,6 +388,8 @@ class Subscriber(Member):
         )
         only = frozenset({partition})
         await self._quiesce(self._settings.revoke_grace.total_seconds(), only)
+        self._outages.forget(only)
+        self._release(partition)
         self._partitions.remove(only)
         self._committer.forget(only)
         self._reader.resume(partition, "spread")

@@ -17,6 +17,7 @@ from hailbus import (
     AtMostOnce,
     Backoff,
     Batch,
+    ConfigurationError,
     Context,
     DeliveryError,
     EffectivelyOnce,
@@ -39,6 +40,7 @@ from hailbus._transport import Outgoing
 from hailbus.codec import encode, envelope_for
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
+from hailbus.dead_letter_queue import DeadLetterQueue
 from hailbus.errors import RecordTooLargeError
 from hailbus.testing import Harness, MemoryBus, VirtualClock, run_virtual
 from pydantic import field_validator
@@ -577,3 +579,40 @@ def test_a_log_that_begins_anew_is_handled_from_there(how: How, caplog: pytest.L
         run_virtual(main())
     (line,) = caplog.records
     assert "log_moved_back" in line.getMessage()
+
+
+def test_a_letter_without_its_value_is_not_replayed_as_a_tombstone() -> None:
+    async def act(event: Placed, ctx: Context) -> None:
+        raise ValueError("no")
+
+    async def main() -> None:
+        bus = Narrow(clock=VirtualClock())
+        bus.limit = 2_000
+        bus.create(ORDERS)
+        key, _, headers = record(Placed(order_id="a", number=1))
+        bus.append("orders.v1", 0, [(key, b'{"order_id":"a","number":1,"note":"%s"}' % (b"n" * 6_000), headers)])
+        async with run(bus, service(act)) as t:
+            await t.settle(timeout_s=3600)
+        queue = DeadLetterQueue(bus, dead_letter_topic(ORDERS, "till"))
+        with pytest.raises(ConfigurationError, match=r"read the original at orders\.v1-0@0"):
+            await queue.replay()
+        assert len(bus.records(ORDERS)) == 1
+        await queue.replay(value=b'{"order_id":"a","number":2}')
+        assert [found.value for found in bus.records(ORDERS)][1:] == [b'{"order_id":"a","number":2}']
+
+    run_virtual(main())
+
+
+def test_letters_of_former_releases_are_still_read() -> None:
+    async def main() -> None:
+        bus = MemoryBus(clock=VirtualClock())
+        topic = dead_letter_topic(ORDERS, "till")
+        bus.create(ORDERS)
+        bus.create(Topic(topic, partitions=2))
+        key, value, headers = record(Placed(order_id="a", number=1))
+        former = [("sdk-attempt", b"3"), ("sdk-parked-by", b"decoder"), ("kafka_dlt-original-topic", b"orders.v1")]
+        bus.append(topic, 0, [(key, value, [*headers, *former])])
+        (letter,) = await DeadLetterQueue(bus, topic).letters()
+        assert (letter.facts["hailbus-attempt"], letter.facts["hailbus-failed-by"]) == ("3", "decoder")
+
+    run_virtual(main())

@@ -22,12 +22,13 @@ T = TypeVar("T")
 class _Outage:
     """One resource that is away. One task probes it; the others wait for what the probe finds."""
 
-    __slots__ = ("changed", "error", "partitions", "prober", "since_s", "tries")
+    __slots__ = ("changed", "error", "partitions", "prober", "since_s", "tries", "waiting_count")
 
     def __init__(self, error: BaseException, since_s: float) -> None:
         self.error = error
         self.since_s = since_s
         self.tries = 0
+        self.waiting_count = 0
         self.partitions: set[TopicPartition] = set()
         self.prober: asyncio.Task[object] | None = None
         self.changed = asyncio.Event()
@@ -90,11 +91,12 @@ class Outages:
                     self.over(resource)
                     raise
                 await self.wait(resource, partitions, error.error)
-            except asyncio.CancelledError:
-                self._hand_over(resource)
-                raise
-            except BaseException:
-                self.over(resource)  # the handler's own: the resource was reached
+            except BaseException as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    self._hand_over(resource)
+                else:
+                    self.over(resource)  # the handler's own: the resource was reached
                 raise
             else:
                 if self._away:
@@ -110,6 +112,8 @@ class Outages:
         assert task is not None
         outage = self._began(resource, partitions, error)
         self.waiting.add(task)
+        outage.waiting_count += 1
+        is_cancelled = False
         try:
             if outage.prober is None or outage.prober is task:
                 outage.prober = task
@@ -119,10 +123,13 @@ class Outages:
             else:
                 await outage.changed.wait()
         except asyncio.CancelledError:
-            self._hand_over(resource)
+            is_cancelled = True
             raise
         finally:
+            outage.waiting_count -= 1
             self.waiting.discard(task)
+            if is_cancelled:
+                self._hand_over(resource)
 
     def _began(self, resource: str, partitions: Collection[TopicPartition], error: BaseException) -> _Outage:
         outage = self._away.get(resource)
@@ -146,10 +153,16 @@ class Outages:
     def _hand_over(self, resource: str) -> None:
         """The probing task was cancelled: let another one probe."""
         outage = self._away.get(resource)
-        if outage is not None and outage.prober is asyncio.current_task():
-            outage.prober = None
+        if outage is None or outage.prober is not asyncio.current_task():
+            return
+        outage.prober = None
+        if outage.waiting_count:
             changed, outage.changed = outage.changed, asyncio.Event()
             changed.set()
+        else:
+            # Nobody is left to find out: the next record that needs the resource does.
+            del self._away[resource]
+            self._release_all(outage)
 
     def over(self, resource: str) -> None:
         """A resource was reached."""
@@ -159,6 +172,9 @@ class Outages:
         outage.changed.set()
         lasted_s = asyncio.get_running_loop().time() - outage.since_s
         log.info("infrastructure_back: group %s reaches %s after %.1f s", self._group, resource, lasted_s)
+        self._release_all(outage)
+
+    def _release_all(self, outage: _Outage) -> None:
         for partition in outage.partitions:
             if not any(partition in other.partitions for other in self._away.values()):
                 self._release(partition)
