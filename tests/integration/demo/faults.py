@@ -167,6 +167,15 @@ def _(run: RecordedRun) -> Finding:
     return at(made, "ride.requested is in the log and not in booking's outbox")
 
 
+@fault("the log", "an event of a ride is in another partition than the others", "order")
+def _(run: RecordedRun) -> Finding:
+    last = _last_of(run, "rides.v1")
+    run.drop_tail((last.topic, last.partition))
+    other = next(part for name, part in sorted(run.records) if name == last.topic and part != last.partition)
+    moved = run.append(last._replace(partition=other))
+    return at(moved, "its events are in several partitions")
+
+
 @fault("the log", "an event is there twice", "log-repeats")
 def _(run: RecordedRun) -> Finding:
     ride = run.find("ride.matched")
@@ -386,6 +395,14 @@ def _(run: RecordedRun) -> Finding:
     return at(last, f"cell {cell} costs")
 
 
+@fault("booking's database", "a multiplier is there that surge never published", "booking-multipliers")
+def _(run: RecordedRun) -> Finding:
+    cell = run.ask("booking", "SELECT min(cell) FROM booking_multipliers")[0][0]
+    run.sql("booking", "UPDATE booking_multipliers SET cell = '88ffffffffffff' WHERE cell = ?", cell)
+    what = "cell 88ffffffffffff has a multiplier by booking's database and none in the log"
+    return Finding(what=what, topic="surge.v1", id="88ffffffffffff")
+
+
 @fault("booking's database", "a timer was claimed and nothing came of it", "booking-timers")
 def _(run: RecordedRun) -> Finding:
     timer = run.find("booking.timer_elapsed", kind="quote_expiry")
@@ -476,8 +493,17 @@ def _declare_inboxes() -> None:
             run.sql(database, statement, header(event, "ce_id"))
             return at(event, f"{kind} was claimed 2 times by {group}")
 
+        def of_another_partition(
+            run: RecordedRun, group: str = group, database: str = database, kind: str = kind
+        ) -> Finding:
+            event = run.find(kind)
+            statement = 'UPDATE hailbus_inbox SET "partition" = 99 WHERE event_id = ?'
+            assert run.sql(database, statement, header(event, "ce_id")) == 1
+            return at(event, f"{group} applied it from {event.topic}-99")
+
         place = f"the inbox of {group}"
         fault(place, "an event was not applied", f"inbox-{group}")(lost)
+        fault(place, "an event was applied from another partition", f"inbox-{group}")(of_another_partition)
         fault(place, "an event was applied that is not in the log", f"inbox-{group}")(invented)
         fault(place, "an event was applied twice", f"inbox-{group}")(twice)
         fault(place, "the rows are another consumer's", f"inbox-{group}")(of_another)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from hailbus_demo import audit
 from hailbus_demo.audit import AuditPlan
 from hailbus_demo.figures import Figures, Timings
 from hailbus_demo.ledger import gather, kafka
+from hailbus_demo.ledger.accounts import LakeAccount
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.gather import Gatherer
+from hailbus_demo.ledger.kafka import LETTERS_SHOWN, KafkaLog
 from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.ledger.model import Finding, Line
 from hailbus_demo.replay.book import Book
@@ -212,6 +215,38 @@ async def test_a_log_that_cannot_be_read_is_not_balanced(run: RecordedRun, monke
     assert read == {"rides-book-booking", "lake-silver", "lake-gold"}
     assert line_of(ledger, "outbox-log").verdict == "not_checked"
     assert (summary["balanced"], ledger.exit_code) == (False, 1)
+
+
+async def test_the_ledger_shows_the_first_dead_letters_and_counts_all(
+    run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ride = run.find("ride.matched")
+    topic = "rides.v1.surge-dlt"
+    run.letters[topic] = [ride._replace(topic=topic, partition=0, offset=number) for number in range(25)]
+    with ThreadedBroker() as broker:
+        run.load(broker.bootstrap)
+        over_broker = KafkaLog(broker.bootstrap).letters("-dlt")
+    assert over_broker == RecordedLog(run).letters("-dlt")
+    counts, shown = over_broker
+    assert counts == {topic: 25}
+    assert [offset for _, _, offset, _ in shown] == list(range(LETTERS_SHOWN))
+
+
+@pytest.mark.usefixtures("no_broker")
+async def test_the_lake_is_asked_at_the_end_only(run: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    async def report(lake_dir: Path, bootstrap: str) -> LakeAccount:
+        asked.append(lake_dir)
+        return LakeAccount(report=run.lake)
+
+    monkeypatch.setattr(gather, "lake_report", report)
+    sources = replace(run.sources("memory:1"), lake_report=None, lake_dir=run.folder)
+    gatherer = Gatherer(sources)
+    assert (await gatherer.gather(so_far=True)).lake is None
+    assert asked == []
+    assert isinstance((await gatherer.gather()).lake, LakeAccount)
+    assert asked == [run.folder]
 
 
 async def test_a_compacted_log_that_holds_the_newest_of_each_key_is_balanced(run: RecordedRun, tmp_path: Path) -> None:
