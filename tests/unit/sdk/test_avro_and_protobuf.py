@@ -205,6 +205,23 @@ def test_numbers_of_a_protobuf_message_are_places_or_tags() -> None:
         protobuf_schema(Either)
 
 
+def test_bytes_come_back_where_json_can_hold_them() -> None:
+    class Raw(Event, topic=ORDERS, type="raw.bytes"):
+        model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+        data: bytes
+
+    class Text(Event, topic=ORDERS, type="raw.text"):
+        data: bytes
+
+    event = Raw(data=b"\xff\x00a")
+    write, read = protobuf_writer(Raw), protobuf_reader(text_of(Raw), [0])
+    assert Raw.model_validate_json(read(write(json_of(event)))) == event
+    with pytest.raises(ConfigurationError, match=r"Text\.data holds bytes"):
+        protobuf_schema(Text)
+    write, read = avro_writer(Text), avro_reader(avro_schema(Text))
+    assert Text.model_validate_json(read(write(json_of(Text(data=b"a"))))) == Text(data=b"a")
+
+
 @pytest.mark.parametrize("format_", FORMATS)
 def test_values_come_back_as_they_were(format_: str) -> None:
     event = placed()

@@ -115,15 +115,15 @@ def _add(
         key = entry.field.add(name="key", number=1, json_name="key", label=FieldDescriptorProto.LABEL_OPTIONAL)
         key.type = FieldDescriptorProto.TYPE_STRING
         value = entry.field.add(name="value", number=2, json_name="value", label=FieldDescriptorProto.LABEL_OPTIONAL)
-        _set_type(value, _plain(arguments[1])[0], where, message, path, known, file)
+        _set_type(value, model, _plain(arguments[1])[0], where, message, path, known, file)
         made.label, made.type = FieldDescriptorProto.LABEL_REPEATED, FieldDescriptorProto.TYPE_MESSAGE
         made.type_name = f"{path}.{entry.name}"
         return
     if origin is not None and isinstance(origin, type) and issubclass(origin, (Sequence, AbstractSet)):
         made.label = FieldDescriptorProto.LABEL_REPEATED
-        _set_type(made, _plain(arguments[0])[0], where, message, path, known, file)
+        _set_type(made, model, _plain(arguments[0])[0], where, message, path, known, file)
         return
-    _set_type(made, kind, where, message, path, known, file)
+    _set_type(made, model, kind, where, message, path, known, file)
     if optional and made.type != FieldDescriptorProto.TYPE_MESSAGE:
         made.proto3_optional = True
         made.oneof_index = len(message.oneof_decl)
@@ -147,8 +147,14 @@ def _plain(kind: Any) -> tuple[Any, bool]:  # Any: annotations
     return kind, False
 
 
+def _has_base64(model: type[BaseModel]) -> bool:
+    config = model.model_config
+    return config.get("ser_json_bytes") == "base64" == config.get("val_json_bytes")
+
+
 def _set_type(
     field: FieldDescriptorProto,
+    model: type[BaseModel],
     kind: Any,  # Any: annotations
     where: str,
     message: DescriptorProto,
@@ -169,6 +175,12 @@ def _set_type(
             _fill(message.nested_type.add(), kind, known[kind], known, file)
         field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, known[kind]
         return
+    if kind is bytes and not _has_base64(model):
+        text = (
+            f"{where} holds bytes, which are base64 in Protobuf's JSON; set ser_json_bytes='base64' and "
+            "val_json_bytes='base64' in the model_config of its class"
+        )
+        raise ConfigurationError(text)
     for simple, found in _SIMPLE.items():
         if kind is simple or (simple in {str, int, float} and isinstance(kind, type) and issubclass(kind, simple)):
             if kind is bool:

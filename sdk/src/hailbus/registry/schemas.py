@@ -47,6 +47,7 @@ __all__ = ["Schemas", "contract_from", "registered_form", "subject_of"]
 
 log = logging.getLogger("hailbus.registry")
 EXTENSION = "x-hailbus"
+ASK_AGAIN_S = 1.0
 
 
 def subject_of(contract: Contract) -> str:
@@ -140,6 +141,7 @@ class Schemas:
             raise ConfigurationError(message)
         self._format = format
         self._found: dict[SchemaId, RegisteredSchema] = {}
+        self._ask_again_s = 0.0
         self._readers: dict[tuple[SchemaId, tuple[int, ...]], Callable[[bytes], bytes]] = {}
         self._registry = registry
         self._place = place
@@ -244,9 +246,14 @@ class Schemas:
         schema_id = schema_id_of(record.headers, record.value)
         if schema_id is None:
             return record
+        loop = asyncio.get_running_loop()
         try:
+            if schema_id not in self._found and loop.time() < self._ask_again_s:
+                raise RegistryUnreachableError(urls=self._registry.urls, reason="it did not answer just now")
             registered = await self._by(schema_id)
-        except (RegistryRefusedError, RegistryUnreachableError):
+        except (RegistryRefusedError, RegistryUnreachableError) as error:
+            if isinstance(error, RegistryUnreachableError):
+                self._ask_again_s = loop.time() + ASK_AGAIN_S  # else each record of a read would wait for it
             return Adopted(record, [pair for pair in record.headers if not pair[0].startswith("ce_")], record.value)
         if registered.type == "JSON":
             return record
