@@ -18,20 +18,26 @@ from hailbus import (
     Context,
     Event,
     KafkaBus,
+    Receipt,
     Reject,
     Service,
+    Skip,
     SubscriberSettings,
     Topic,
-    Verdict,
     record_reader,
 )
 from hailbus._transport.cluster import ClientName
 from hailbus.dead_letter import dead_letter_topic, origin
 from hailbus.dead_letter_queue import DeadLetterQueue
+from pydantic import field_validator
 
 Until = Callable[..., Awaitable[None]]
 Place = tuple[int, int]
 COUNT = 240
+BEHAVIOURS = [
+    *("ok", "ok", "ok", "ok", "slow", "slow"),
+    *("raises", "cancels", "hangs", "rejects", "no verdict", "skips", "validator"),
+]
 SETTINGS = SubscriberSettings(
     commit_interval=timedelta(milliseconds=30),
     revoke_grace=timedelta(milliseconds=200),
@@ -64,6 +70,13 @@ def language(name: str) -> type[Any]:
         number: int
         behaviour: str
 
+        @field_validator("behaviour")
+        @classmethod
+        def _look_up(cls, behaviour: str) -> str:
+            if behaviour == "validator":
+                raise KeyError(behaviour)
+            return behaviour
+
     return Task
 
 
@@ -72,21 +85,32 @@ def member(group: str, task: type[Any], observed: Observed) -> Service:
     running: set[str] = set()
     retry = Backoff(first=timedelta(milliseconds=5), attempts=2, jitter=0.0)
 
-    @svc.on(task, delivery=AtLeastOnce(retry=retry, max_in_flight=8))
-    async def work(event: Any, ctx: Context) -> Verdict | None:
+    @svc.on(task, delivery=AtLeastOnce(retry=retry, max_in_flight=8), deadline=timedelta(seconds=1))
+    async def work(event: Any, ctx: Context) -> Any:
         if event.key in running:
             observed.overlaps.append(event.key)
         running.add(event.key)
         try:
             await asyncio.sleep(0.02 if event.behaviour == "slow" else 0)
-            if event.behaviour == "fails":
-                if ctx.attempt == 2:
-                    observed.given_up.add((ctx.partition, ctx.offset))
-                raise ValueError("always")
-            if event.behaviour == "park":
-                observed.given_up.add((ctx.partition, ctx.offset))
-                return Reject("as told")
-            observed.settled.add((ctx.partition, ctx.offset))
+            place = (ctx.partition, ctx.offset)
+            is_last = ctx.attempt == 2 and event.behaviour in {"raises", "cancels", "hangs"}
+            if is_last or event.behaviour in {"rejects", "no verdict"}:
+                observed.given_up.add(place)
+            match event.behaviour:
+                case "raises":
+                    raise ValueError("always")
+                case "cancels":
+                    raise asyncio.CancelledError
+                case "hangs":
+                    await asyncio.sleep(600)
+                case "rejects":
+                    return Reject("as told")
+                case "no verdict":
+                    return 42
+                case "skips":
+                    observed.settled.add(place)
+                    return Skip("as told")
+            observed.settled.add(place)
             observed.order.setdefault(event.key, []).append(event.number)
             return None
         finally:
@@ -111,6 +135,7 @@ async def test_kills_and_rebalances_break_no_promise(
     source = Service(f"source-{name}")
     pub = source.publishes(task)
     members = [member(group, task, observed) for _ in range(3)]
+    bad_records: set[Place] = set()
 
     async def committed() -> dict[int, int]:
         async with ClusterAdmin(own_cluster.bootstrap) as admin:
@@ -119,13 +144,23 @@ async def test_kills_and_rebalances_break_no_promise(
     async def nothing_is_committed_beyond_what_is_settled() -> None:
         for partition, offset in (await committed()).items():
             below = {(partition, o) for o in range(offset)}
-            missing = below - observed.settled - observed.given_up
+            missing = below - observed.settled - observed.given_up - bad_records
             assert not missing, f"committed {offset} on {partition}, not settled: {sorted(missing)}"
 
+    def note_bad(done: asyncio.Future[Receipt]) -> None:
+        found = done.result()
+        assert found.partition is not None
+        assert found.offset is not None
+        bad_records.add((found.partition, found.offset))
+
     async def publish(numbers: range) -> None:
-        behaviours = ["ok", "ok", "ok", "slow", "fails", "park"]
         for number in numbers:
-            await pub.enqueue(task(key=f"k{number % 9}", number=number, behaviour=chance.choice(behaviours)))
+            behaviour = chance.choice(BEHAVIOURS)
+            # A publisher validates as well: this one does not.
+            event = task.model_construct(key=f"k{number % 9}", number=number, behaviour=behaviour)
+            receipt = await pub.enqueue(event)
+            if behaviour == "validator":
+                receipt.add_done_callback(note_bad)
 
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(source.running(bus))
@@ -159,7 +194,7 @@ async def test_kills_and_rebalances_break_no_promise(
         }
         everything = {(p, o) for p, end in (await committed()).items() for o in range(end)}
         assert observed.settled | letters == everything  # settled or dead-lettered, each
-        assert letters == observed.given_up
+        assert letters == observed.given_up | bad_records  # by the class of each failure
         assert not observed.overlaps
         queue = DeadLetterQueue(bus, dead_letter_topic(name, group))
         waiting = {letter.place for letter in await queue.letters()}
