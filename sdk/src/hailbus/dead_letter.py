@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from hailbus._transport import Outgoing, Received
-from hailbus.adopted import original_of
+from hailbus.adopted import Adopted, original_of
 from hailbus.envelope import Headers, time_text
 from hailbus.event import Topic
 
@@ -34,7 +34,9 @@ FAILED_BY = "hailbus-failed-by"
 REPLAYED_FROM = "hailbus-replayed-from"
 OMITTED = "hailbus-omitted"
 """What a letter leaves out because the record was too large for its topic."""
-ADDED = frozenset({ATTEMPT, FIRST_FAILED_AT, FAILED_BY, REPLAYED_FROM, OMITTED})
+EVENT = "hailbus-event-"
+"""Before the CloudEvents attributes that were found out for a record without any, as `hailbus-event-type`."""
+ADDED = frozenset({ATTEMPT, FIRST_FAILED_AT, FAILED_BY, REPLAYED_FROM, OMITTED, EVENT + "type", EVENT + "id"})
 _FORMER = {
     "sdk-attempt": ATTEMPT,
     "sdk-first-failed-at": FIRST_FAILED_AT,
@@ -172,6 +174,7 @@ def dead_letter_forms(
     Left out are first the stack trace, then the value, then the original headers and the key. Where the record came
     from is never left out: while the original topic keeps it, a replay reads it from there.
     """
+    found = dict(record.headers) if isinstance(record, Adopted) else {}
     record = original_of(record)
     topic, partition, offset, timestamp = first_place(record)
     added: dict[str, str] = {
@@ -193,6 +196,8 @@ def dead_letter_forms(
         (FIRST_FAILED_AT, time_text(now).encode()),
         (FAILED_BY, by.encode()),
     ]
+    if not any(name == "ce_type" for name, _ in record.headers):
+        about += [(EVENT + name, found[f"ce_{name}"]) for name in ("type", "id") if f"ce_{name}" in found]
     # A record that was replayed and failed again keeps nothing of its first failure.
     headers = original_headers(record.headers)
     yield record.key, record.value, [*headers, *_headers(added), *about]

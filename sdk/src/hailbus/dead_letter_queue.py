@@ -18,7 +18,7 @@ from typing import Any
 from hailbus._transport import Bus, Producer, Received
 from hailbus.clock import Clock, utc_now
 from hailbus.codec import legible_attributes
-from hailbus.dead_letter import ADDED, OMITTED, PREFIX, REPLAYED_FROM, origin, original_headers, uniform_name
+from hailbus.dead_letter import ADDED, EVENT, OMITTED, PREFIX, REPLAYED_FROM, origin, original_headers, uniform_name
 from hailbus.envelope import Headers, time_text
 from hailbus.errors import ConfigurationError
 from hailbus.event import Topic
@@ -75,11 +75,15 @@ class Letter:
 
         The attributes of a structured CloudEvent stand in its value: in the corrected one where there is one.
         """
-        attributes = legible_attributes(self.record.headers, self.value)
+        attributes = {
+            name.removeprefix(EVENT): value.decode("utf-8", "replace")
+            for name, value in self.record.headers
+            if name.startswith(EVENT)
+        } | legible_attributes(self.record.headers, self.value)
         return {f"ce_{name}": text for name, text in attributes.items()} | {
             uniform_name(name).removeprefix(PREFIX): value.decode("utf-8", "replace")
             for name, value in self.record.headers
-            if name.startswith(PREFIX) or uniform_name(name) in ADDED
+            if name.startswith(PREFIX) or (uniform_name(name) in ADDED and not name.startswith(EVENT))
         }
 
     def as_json(self, *, with_value: bool = False) -> dict[str, object]:

@@ -318,6 +318,8 @@ async def test_replays_have_the_bytes_and_headers_of_the_record(bus: MemoryBus) 
         works = True
         queue = DeadLetterQueue(bus, dead_letter_topic(BY_HEADER, "shop"))
         (letter,) = await queue.letters()
+        assert letter.facts["ce_type"] == "order.placed", "what `hailbus dlq list` shows"
+        assert letter.facts["ce_id"] == f"orders-{record.partition}-0"
         await queue.replay()
         await queue.replay(force=True)
         await t.settle()
