@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, repeat
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pydantic_core import PydanticSerializationError
 
@@ -293,8 +293,10 @@ class Publisher(Generic[E_contra]):
         more = _checked(headers)
         caused_by = None if cause is None else _envelope(cause)
         transaction = current_transaction.get()
-        decided: list[Receipt | DeliveryError] = []
+        decided: list[Receipt | DeliveryError | None] = []
         places: dict[tuple[str, int], None] = {}
+        partition_counts: dict[str, int] = {}
+        partitioner = self._bus().partitioner
         pairs = zip(events, marks, strict=False)  # endless marks where nobody traces
         while True:
             await buffer.until_room()
@@ -302,43 +304,48 @@ class Publisher(Generic[E_contra]):
             if not chunk:
                 break
             stamp = self._stamp(time)  # one for those that are built in one go
-            partitioner, counted = self._bus().partitioner, buffer.producer.known_partition_count
             groups: dict[tuple[str, int], list[tuple[Outgoing, str, object]]] = {}
-            for event, (id_, traceparent) in chunk:
+            for index, (event, (id_, traceparent)) in enumerate(chunk, len(decided)):
                 fixed = self._declared(event)
                 topic = fixed.topic
-                count = counted(topic) or await buffer.producer.partition_count(topic)
+                count = partition_counts.get(topic)
+                if count is None:
+                    producer = buffer.producer
+                    count = producer.known_partition_count(topic) or await producer.partition_count(topic)
+                    partition_counts[topic] = count
                 if fixed.mode == "binary":
                     event_id = id_ if id_ is not None else new_id()
                     key, body = fixed.write(event)
                     all_headers = self._headers(fixed, event_id, stamp, key, caused_by, traceparent)
                     if more:
                         all_headers += more
-                    partition = partitioner(topic, key, count)
+                    place = (topic, partitioner(topic, key, count))
                     record: Outgoing = (key, body, all_headers)
                 else:
                     partition, record, event_id = self._record(
                         event, fixed, id_, time, cause, more, None, traceparent, buffer
                     )
-                place = (topic, partition)
-                entry = (record, event_id, len(decided))
-                decided.append(Receipt(event_id, topic, partition, None))
-                if place in groups:
-                    groups[place].append(entry)
+                    place = (topic, partition)
+                group = groups.get(place)
+                if group is None:
+                    groups[place] = [(record, event_id, index)]
                 else:
-                    groups[place] = [entry]
+                    group.append((record, event_id, index))
+            decided += [None] * len(chunk)
             for (topic, partition), entries in groups.items():
-                if transaction is not None:
-                    for record, _, _ in entries:
-                        transaction.add(topic, partition, record)
-                else:
+                if transaction is None:
                     buffer.add_all(topic, partition, entries, decided.__setitem__)
                     places[topic, partition] = None
+                    continue
+                for record, event_id, token in entries:
+                    transaction.add(topic, partition, record)
+                    decided[cast("int", token)] = Receipt(event_id, topic, partition, None)
         for topic, partition in places:
             await buffer.until_decided(topic, partition)
-        receipts = [outcome for outcome in decided if not isinstance(outcome, DeliveryError)]
-        if len(receipts) < len(decided):
-            raise next(outcome for outcome in decided if isinstance(outcome, DeliveryError))
+        receipts = [outcome for outcome in decided if isinstance(outcome, Receipt)]
+        for outcome in decided if len(receipts) < len(decided) else ():
+            if isinstance(outcome, DeliveryError):
+                raise outcome
         return receipts
 
     async def tombstone(

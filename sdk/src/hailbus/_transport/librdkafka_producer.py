@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as LibraryTopicPartition
@@ -80,10 +81,11 @@ PASSING = frozenset(
 class _Sending:
     """Records of one call that are in flight: what became of each."""
 
-    __slots__ = ("done", "left", "outcomes")
+    __slots__ = ("done", "has_errors", "left", "outcomes")
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self.left = count
+        self.has_errors = False
         self.outcomes: list[int | KafkaError] = [-1] * count
         self.done: asyncio.Future[None] = loop.create_future()
 
@@ -94,6 +96,7 @@ class _Sending:
             self.outcomes[index] = offset if offset is not None and offset >= 0 else -1  # unknown with acks=0
         else:
             self.outcomes[index] = error
+            self.has_errors = True
         self.left -= 1
         if not self.left:
             # A flush or the end of a transaction polls in a thread of its own.
@@ -102,6 +105,7 @@ class _Sending:
     def refused(self, index: int, error: KafkaError) -> None:
         """Note that librdkafka has not taken a record."""
         self.outcomes[index] = error
+        self.has_errors = True
         self.left -= 1
         if not self.left:
             self._finish()
@@ -306,7 +310,9 @@ class LibrdkafkaProducer:
         self, topic: str, partition: int, records: Sequence[Outgoing]
     ) -> Sequence[int | DeliveryError]:
         client = self._client
-        found = await self._flown(client, topic, partition, records)
+        found, has_errors = await self._flown(client, topic, partition, records)
+        if not has_errors:
+            return cast("list[int]", found)
         outcomes: list[int | DeliveryError] = []
         again: list[int] = []
         too_large: list[int] = []
@@ -342,12 +348,13 @@ class LibrdkafkaProducer:
 
     async def _flown(
         self, client: Producer, topic: str, partition: int, records: Sequence[Outgoing]
-    ) -> Sequence[int | KafkaError]:
-        """Hand records to librdkafka, a batch at a time, and wait for their delivery reports."""
+    ) -> tuple[Sequence[int | KafkaError], bool]:
+        """Hand records to librdkafka a batch at a time; the delivery report of each, and whether one is an error."""
         assert self._loop is not None
         most_bytes = int(BATCH_SHARE * self._settings.max_batch_bytes)
         produce = client.produce
         outcomes: list[int | KafkaError] = []
+        has_errors = False
         self._in_flight += 1
         try:
             while len(outcomes) < len(records):
@@ -377,9 +384,10 @@ class LibrdkafkaProducer:
                 self._serve_soon()
                 await sending.done
                 outcomes += sending.outcomes
+                has_errors = has_errors or sending.has_errors
         finally:
             self._in_flight -= 1
-        return outcomes
+        return outcomes, has_errors
 
     def _decided(self, error: KafkaError, topic: str, partition: int, record: Outgoing) -> DeliveryError | None:
         """What the caller must know; None when the record is to be sent again.
