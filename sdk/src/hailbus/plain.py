@@ -91,6 +91,9 @@ def adopted(record: Received, topic: Topic, *, of_tombstones: str | None = None)
         return with_attributes(record, _attributes(record, topic, of_tombstones), value=record.value)
     except ContractError as error:
         return Adopted(record, tuple(record.headers), record.value, error)
+    except Exception as error:  # noqa: BLE001 a record must not stop the reading of its partition
+        refusal = InvalidPayloadError(type="", version=0, reason=repr(error), topic=record.topic)
+        return Adopted(record, tuple(record.headers), record.value, refusal)
 
 
 def _attributes(record: Received, topic: Topic, of_tombstones: str | None) -> dict[str, str]:

@@ -551,3 +551,25 @@ def test_asyncapi_shows_how_plain_records_name_their_event() -> None:
     both = messages["order-placed-v2"]["headers"]["anyOf"]
     assert "ce_type" in json.dumps(both[0])
     assert both[1]["properties"]["event-type"] == {"enum": ["OrderCreated.v2"]}
+
+
+@pytest.mark.parametrize("odd", ["deep value", "forged timestamp"])
+async def test_a_record_that_breaks_the_reading_of_its_attributes_is_a_dead_letter(bus: MemoryBus, odd: str) -> None:
+    svc = Service("till", subscribing=SubscriberSettings())
+    seen: list[str] = []
+
+    @svc.on(PaymentMade)
+    async def take(event: PaymentMade, ctx: Context) -> None:
+        seen.append(ctx.envelope.type)
+
+    forged = {"topic": b"payments", "partition": b"0", "offset": b"0", "timestamp": b"9" * 30}
+    headers = [(f"kafka_dlt-original-{name}", value) for name, value in forged.items()]
+    async with bus.run(svc) as t:
+        t.expect_dead_letters()
+        if odd == "deep value":
+            await t.given_record(BY_FIELD, b"[" * 100_000, partition=0)
+        else:
+            await t.given_record(BY_FIELD, b'{"meta": {"type": "PAID"}}', headers=headers, partition=0)
+        await t.settle()
+        assert len(bus.records(dead_letter_topic(BY_FIELD, "till"))) == 1
+    assert seen == []
