@@ -25,6 +25,7 @@ with extra("avro"):
 
 from hailbus.errors import ConfigurationError
 from hailbus.event import Event, event_info
+from hailbus.registry.written import written_name
 
 __all__ = ["avro_reader", "avro_schema", "avro_writer"]
 
@@ -166,11 +167,6 @@ def avro_writer(cls: type[Event]) -> Callable[[bytes], bytes]:
         return out.getvalue()
 
     return write
-
-
-def written_name(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """The name of a field in the JSON value, which the other formats share."""
-    return (field.serialization_alias or name) if model.model_config.get("serialize_by_alias") else name
 
 
 def _datum(value: Any, namespace: str) -> Any:  # Any: whatever a field holds, and what Avro takes

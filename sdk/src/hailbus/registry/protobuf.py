@@ -31,6 +31,7 @@ with extra("protobuf"):
 
 from hailbus.errors import ConfigurationError
 from hailbus.event import Event, event_info
+from hailbus.registry.written import written_name
 
 __all__ = ["Tag", "indexes_of", "protobuf_reader", "protobuf_schema", "protobuf_writer", "varints"]
 
@@ -192,11 +193,6 @@ def _set_type(
 
 
 # ------------------------------------------------------------------------------------------------ values
-
-
-def written_name(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """The name of a field in the JSON value, which the other formats share."""
-    return (field.serialization_alias or name) if model.model_config.get("serialize_by_alias") else name
 
 
 def _message_class(file: FileDescriptorProto, indexes: Sequence[int]) -> Any:  # Any: a generated class
