@@ -18,8 +18,11 @@ __all__ = ["VirtualClock", "VirtualLoop", "run_virtual"]
 
 T = TypeVar("T")
 EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
+DATABASE_GRACE_S = 5.0
+"""Real time that a statement in a SQLite thread gets before a timer may overtake it. It may wait for a transaction
+that ends by that timer."""
 WORK_GRACE_S = 0.25
-"""Real time that work in a known thread gets before a timer may overtake it. It may wait for that timer itself."""
+"""Real time that work in an executor's thread gets before a timer may overtake it: it may wait for that timer."""
 THREAD_GRACE_S = 0.002
 """Real time that an idle loop gives threads that it knows nothing of."""
 SOCKET_GRACE_S = 0.02
@@ -60,6 +63,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector()
         self._virtual_s = 0.0
         self._threads_before = frozenset(threading.enumerate())
+        self._statement_count = 0
         self._work_count = 0
         self._idle: list[tuple[asyncio.Future[None], float]] = []
         self._jumped: list[asyncio.Future[None]] = []
@@ -88,12 +92,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Say that work goes on in a thread: the clock stands still meanwhile."""
-        self._work_count += 1
+        """Say that a statement runs in a database's thread: the clock stands still meanwhile."""
+        self._statement_count += 1
         try:
             yield
         finally:
-            self._work_count -= 1
+            self._statement_count -= 1
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # Any: as typeshed has it
         """See `asyncio.AbstractEventLoop`."""
@@ -108,6 +112,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     @property
     def grace_s(self) -> float:
         """Real seconds to wait for threads and sockets before the clock jumps."""
+        if self._statement_count:
+            return DATABASE_GRACE_S
         if self._work_count:
             return WORK_GRACE_S
         if len(self._map) > 1:  # the first is the loop's own, by which threads wake it
