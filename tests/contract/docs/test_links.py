@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(target)
     assert broken == []
+
+
+def test_the_navigation_has_each_page_once() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    pages = re.findall(r"[\w./-]+\.md", navigation)
+    assert len(pages) > 30
+    assert [page for page, count in Counter(pages).items() if count > 1] == []
 
 
 def test_the_pages_are_found() -> None:
