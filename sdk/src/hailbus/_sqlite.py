@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,6 +20,7 @@ from hailbus._extras import extra
 
 with extra("sql"):
     import aiosqlite
+    from aiosqlite.core import _STOP_RUNNING_SENTINEL
 
 __all__ = ["SqliteConnection", "SqliteCursor"]
 
@@ -29,6 +31,12 @@ THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """The threads of all connections. They touch the event loop only to answer `_execute`."""
 
 T = TypeVar("T")
+
+
+def _nothing() -> None:
+    pass
+
+
 Row = tuple[Any, ...]  # Any: whatever the columns hold
 
 
@@ -41,12 +49,27 @@ class SqliteConnection(aiosqlite.Connection):
         THREADS.add(self._thread)
 
     async def _execute(self, fn: Any, *args: Any, **kwargs: Any) -> Any:  # Any: aiosqlite's own, untyped
-        loop = asyncio.get_running_loop()
-        working = getattr(loop, "working", None)
-        if working is None:
-            return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+        working = getattr(asyncio.get_running_loop(), "working", nullcontext)
         with working():  # a virtual loop skips no time while the thread works
-            return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+            try:
+                return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+            except asyncio.CancelledError:
+                # Nothing interrupts the thread, and its answer to an event loop that has been closed would raise
+                # there. Steps run in order: an empty one ends when the cancelled one has.
+                with suppress(ValueError):  # the connection was closed
+                    await super()._execute(_nothing)  # type: ignore[no-untyped-call]
+                raise
+
+    def stop(self) -> None:
+        """Stop the thread behind its last step, without an answer: the event loop may be closed by then."""
+        self._running = False
+        self._tx.put_nowait((None, self._close_and_stop))
+
+    def _close_and_stop(self) -> object:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        return _STOP_RUNNING_SENTINEL
 
     async def in_thread(self, step: Callable[..., T], *arguments: Any) -> T:  # Any: whatever the step takes
         """Run a step in the connection's thread, behind what was given to it before."""

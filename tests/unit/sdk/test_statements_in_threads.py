@@ -1,47 +1,77 @@
-"""Virtual time does not overtake statements that run in SQLite's thread."""
+"""SQLite's threads: virtual time does not overtake them, and they never answer to an event loop that is gone."""
 
 import asyncio
+import sqlite3
 import threading
 
-from hailbus.database import create_engine
+import pytest
+from hailbus._sqlite import SqliteConnection
 from hailbus.testing.virtual import run_virtual
-from sqlalchemy import event, text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 
 class Gate:
-    """An engine whose SQL function `gate()` waits in the thread until it is opened."""
+    """A step that waits in the thread until it is opened."""
 
     def __init__(self) -> None:
+        self.entered = threading.Event()
         self.opened = threading.Event()
-        self.left = False
-        self.engine: AsyncEngine = create_engine("sqlite://")
-        event.listen(self.engine.sync_engine, "connect", self._add_function)
+        self.is_over = False
 
-    def _add_function(self, connection: object, _record: object) -> None:
-        connection.run_async(self._create)  # type: ignore[attr-defined]  # SQLAlchemy's adapter
-
-    async def _create(self, connection: object) -> None:
-        await connection.create_function("gate", 0, self._wait)  # type: ignore[attr-defined]  # aiosqlite's
-
-    def _wait(self) -> int:
+    def __call__(self) -> None:
+        self.entered.set()
         assert self.opened.wait(30)
-        self.left = True
-        return 1
-
-    async def run(self) -> None:
-        async with self.engine.connect() as connection:
-            await connection.execute(text("SELECT gate()"))
+        self.is_over = True
 
 
-def test_virtual_time_does_not_overtake_a_statement() -> None:
+async def connected() -> SqliteConnection:
+    connection = SqliteConnection(lambda: sqlite3.connect(":memory:"))
+    await connection
+    return connection
+
+
+async def test_a_cancelled_step_ends_before_its_caller_does() -> None:
+    connection, gate = await connected(), Gate()
+    task = asyncio.create_task(connection.in_thread(gate))
+    await asyncio.to_thread(gate.entered.wait, 30)
+    task.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not task.done()
+    gate.opened.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gate.is_over
+    await connection.close()
+
+
+def test_a_stopped_thread_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    gate = Gate()
+    threads: list[threading.Thread] = []
+
     async def main() -> None:
-        gate = Gate()
-        opener = threading.Timer(0.6, gate.opened.set)  # longer than other threads are waited for
-        opener.start()
+        connection = await connected()
+        threads.append(connection._thread)
+        connection._tx.put_nowait((None, gate))  # the thread is busy until the event loop is closed
+        connection.stop()
+
+    asyncio.run(main())
+    gate.opened.set()
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+    assert failures == []
+
+
+def test_virtual_time_does_not_overtake_a_step() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        connection = await connected()
+        threading.Timer(0.6, gate.opened.set).start()  # longer than other threads are waited for
         async with asyncio.timeout(1.0):
-            await gate.run()
-        assert gate.left
-        await gate.engine.dispose()
+            await connection.in_thread(gate)
+        await connection.close()
 
     run_virtual(main())
+    assert gate.is_over
