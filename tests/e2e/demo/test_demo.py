@@ -124,7 +124,14 @@ def test_killed_processes_come_back_and_the_accounts_balance(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("fault", ["lost-tail", "altered", "idle-consumer"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "lost-tail",
+        pytest.param("altered", marks=pytest.mark.slow),
+        pytest.param("idle-consumer", marks=pytest.mark.slow),
+    ],
+)
 def test_a_sabotage_is_found_and_named(tmp_path: Path, fault: str) -> None:
     summary = tmp_path / "summary.json"
     data = ["--data-dir", str(tmp_path / "data"), "--summary", str(summary), "--catch-up", "60"]

@@ -44,6 +44,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("chromium")
 @pytest.mark.timeout(900)
 async def test_the_verdict_turns_red_while_the_run_goes_on(run: Run) -> None:

@@ -366,7 +366,7 @@ class Placed(Event, topic=Topic("orders.v1"), key="order_id", type="order.placed
 
 def test_the_guides_example_runs(cluster: Cluster, serve: Serve, tmp_path: Path) -> None:
     guide = (Path(__file__).resolve().parents[3] / "docs" / "sdk" / "registry.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    example = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)[0]
     program = example.replace("127.0.0.1:9092", cluster.bootstrap).replace("http://127.0.0.1:8081", serve().url)
     (tmp_path / "till.py").write_text(program)
     done = subprocess.run(
