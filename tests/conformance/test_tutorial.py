@@ -88,7 +88,11 @@ def shell(tools: str, cluster: Cluster) -> Callable[[str], str]:
 
 @pytest.mark.parametrize(
     ("cluster", "tools"),
-    [("hailbus", "hailbus-tools"), ("hailbus", "apache-tools"), ("apache", "apache-tools")],
+    [
+        ("hailbus", "hailbus-tools"),
+        ("hailbus", "apache-tools"),
+        pytest.param("apache", "apache-tools", marks=pytest.mark.slow),
+    ],
     indirect=["cluster"],
 )
 def test_the_commands_print_what_the_tutorial_shows(shell: Callable[[str], str]) -> None:

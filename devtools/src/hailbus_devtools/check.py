@@ -102,7 +102,7 @@ def steps(
         Step(name="types", command=[tool / "mypy", *sources, "tests"], beside=True),
     ]
     workers = f"--numprocesses={worker_count()}"
-    quick = tests("fast tests", workers, "--dist=worksteal", "tests/unit", "tests/property")
+    quick = tests("fast tests", workers, "--dist=worksteal", "-m", "not slow", "tests/unit", "tests/property")
     whole = [
         Step(name="lake set-up", command=[tool / "lake", "setup"]),
         tests("tests", workers, *SIDE_BY_SIDE, "-m", "not slow and not compose"),

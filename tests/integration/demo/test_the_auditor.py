@@ -129,7 +129,13 @@ async def test_each_fault_is_found_by_its_line(fault: Fault, run: RecordedRun) -
     assert shown["findings"][0].keys() == {"what", "topic", "partition", "offset", "id"}
 
 
-@pytest.mark.parametrize("fault", [pytest.param(one, id=one.name) for one in FAULTS if one.place in ON_THE_BROKER])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(one, id=one.name, marks=[pytest.mark.slow] if number % 4 else [])
+        for number, one in enumerate(one for one in FAULTS if one.place in ON_THE_BROKER)
+    ],
+)
 async def test_a_fault_is_found_alike_with_and_without_a_broker(
     fault: Fault, run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

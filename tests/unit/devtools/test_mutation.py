@@ -209,6 +209,7 @@ def test_targets_exist_and_name_each_module_once() -> None:
         assert (ROOT / path).exists(), path
 
 
+@pytest.mark.slow
 def test_every_reviewed_mutant_is_one_that_is_made() -> None:
     left = dict(reviewed())
     for path in {file for file, _, _, _ in left}:
