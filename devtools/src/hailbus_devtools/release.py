@@ -92,7 +92,7 @@ def _run(
 
 
 def problems_of(wheel: Wheel) -> list[str]:
-    """What a wheel lacks that whoever installs it relies on; empty when nothing is missing."""
+    """What a wheel lacks that its users rely on; empty when nothing is missing."""
     package = wheel.name.replace("-", "_")
     found = []
     required = {"Summary", "Requires-Python", "License-Expression", "License-File", "Keywords", "Classifier"}

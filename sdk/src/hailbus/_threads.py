@@ -46,7 +46,7 @@ class HandlerThreads:
         return await result if inspect.isawaitable(result) else result
 
     async def outlive(self, work: Callable[[Callable[[], bool]], Coroutine[Any, Any, Any]]) -> Any:
-        """Await work that goes on when the caller is cancelled, because a thread is in the middle of it.
+        """Await work that continues when the caller is cancelled, because a thread is in the middle of it.
 
         Args:
             work: Is given a function that says whether the caller has been cancelled meanwhile.
@@ -78,5 +78,5 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     try:
         return function(*args, **kwargs)
     except StopIteration as error:
-        # A future refuses this exception, and whoever awaits it would wait for ever. Coroutines convert it alike.
+        # A future refuses this exception, and its awaiter would wait for ever. Coroutines convert it in the same way.
         raise RuntimeError("the function raised StopIteration") from error

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from hailbus._transport import Admin, Bus, Consumer, Producer, RebalanceListener, Received, Start, TopicPartition
+from hailbus._transport import Bus, Consumer, Received, TopicPartition
+from hailbus._transport.wrapped import WrappedBus, WrappedConsumer
 from hailbus.adopted import Adopted
 from hailbus.codec import header_pairs
 from hailbus.dead_letter import origin
@@ -32,7 +33,6 @@ from hailbus.schema_id import payload_of
 
 if TYPE_CHECKING:
     from hailbus.catalogue import Catalogue
-    from hailbus.partitioner import Partitioner
 
 __all__ = ["adopted", "adopted_by", "adopting", "defaults_of", "plain_record", "with_attributes"]
 
@@ -297,46 +297,13 @@ def _some_type(catalogue: Catalogue, topic: Topic) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AdoptingBus:
+class _AdoptingBus(WrappedBus):
     """See `adopting`."""
 
-    inner: Bus
     catalogue: Catalogue
     topics: Mapping[str, Topic]
 
-    @property
-    def address(self) -> str:
-        return self.inner.address
-
-    @property
-    def partitioner(self) -> Partitioner:
-        return self.inner.partitioner
-
-    @property
-    def rebalance_timeout(self) -> timedelta | None:
-        return self.inner.rebalance_timeout
-
-    def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:
-        return self.inner.producer(client_id=client_id, transactional_id=transactional_id)
-
-    def consumer(
-        self,
-        *,
-        client_id: str,
-        group: str | None,
-        topics: Sequence[str],
-        start: Start,
-        listener: RebalanceListener | None = None,
-        read_committed: bool = True,
-    ) -> Consumer:
-        inner = self.inner.consumer(
-            client_id=client_id,
-            group=group,
-            topics=topics,
-            start=start,
-            listener=listener,
-            read_committed=read_committed,
-        )
+    def consumer_over(self, inner: Consumer, topics: Sequence[str]) -> Consumer:
         plain = {name: topic for name in topics if (topic := self._topic_of(name)) is not None}
         return _AdoptingConsumer(inner, self.catalogue, plain) if plain else inner
 
@@ -346,29 +313,13 @@ class _AdoptingBus:
             return self.topics.get(name)
         return next((topic for found, topic in self.topics.items() if name.startswith(f"{found}.")), None)
 
-    def admin(self, *, client_id: str) -> Admin:
-        return self.inner.admin(client_id=client_id)
 
-
-class _AdoptingConsumer:
+class _AdoptingConsumer(WrappedConsumer):
     """See `Consumer`."""
 
     def __init__(self, inner: Consumer, catalogue: Catalogue, topics: Mapping[str, Topic]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._topics = {name: (topic, _some_type(catalogue, topic)) for name, topic in topics.items()}
-        self.start = inner.start
-        self.stop = inner.stop
-        self.pause = inner.pause
-        self.resume = inner.resume
-        self.assignment = inner.assignment
-        self.commit = inner.commit
-        self.committed = inner.committed
-        self.positions = inner.positions
-        self.seek = inner.seek
-
-    @property
-    def unreachable_since_s(self) -> float | None:
-        return self._inner.unreachable_since_s
 
     async def poll(self, *, timeout_s: float, max_records: int) -> Mapping[TopicPartition, Sequence[Received]]:
         polled = await self._inner.poll(timeout_s=timeout_s, max_records=max_records)

@@ -106,7 +106,7 @@ class Outages:
     async def wait(self, resource: str, partitions: Collection[TopicPartition], error: BaseException) -> None:
         """Hold partitions until a resource is worth another try.
 
-        Whoever calls must call `over` when the next try succeeds; `reach` does.
+        Callers must call `over` when the next try succeeds; `reach` does.
         """
         task = asyncio.current_task()
         assert task is not None

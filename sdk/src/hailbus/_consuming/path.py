@@ -115,7 +115,7 @@ class FailurePath:
 
     Args:
         group: The consumer group.
-        stats: Counters of calls; how records end is counted by whoever ends them.
+        stats: Counters of calls; how records end is counted where they end.
         clock: Gives the times in letters.
         rng: For the jitter of delays.
         outages: Waits for what is away.

@@ -42,14 +42,14 @@ async def stop_consumer(client: aiokafka.AIOKafkaConsumer) -> None:
 
     The library's own `stop` waits for answers of the coordinator as long as for any other request. And it is cut short,
     by the `CancelledError` of a task of its own, while a fetch waits to try again, as when a broker is away: what is
-    left then goes on to connect for ever, and is found by the garbage collector when the loop has been closed.
+    left then tries to connect for ever, and is found by the garbage collector when the loop has been closed.
     """
     stopping = asyncio.ensure_future(client.stop())
     try:
         await asyncio.wait({stopping}, timeout=cluster.STOP_TIMEOUT_S)
         if not stopping.done():
             log.warning("consumer_stop_timed_out: the broker does not answer, its connections are closed")
-            await aiokafka_private.close_connections(client)  # whoever waits for an answer there need not any longer
+            await aiokafka_private.close_connections(client)  # ends the wait for answers on them
             await asyncio.wait({stopping}, timeout=1.0)
     finally:
         stopping.cancel()

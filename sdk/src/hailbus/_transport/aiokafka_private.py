@@ -75,7 +75,7 @@ async def close_producer(producer: AIOKafkaProducer) -> None:
 
 
 async def close_connections(consumer: AIOKafkaConsumer) -> None:
-    """Close a consumer's connections; whoever waits for an answer on them stops waiting."""
+    """Close a consumer's connections, which ends the wait for answers on them."""
     await consumer._client.close()  # noqa: SLF001 no public way to close only these
 
 

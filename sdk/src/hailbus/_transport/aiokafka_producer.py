@@ -21,7 +21,7 @@ __all__ = ["AiokafkaProducer"]
 log = logging.getLogger("hailbus.transport")
 
 # After these the client library's sequence numbers and the broker's no longer meet (a broker that lost producer state,
-# an expired producer id): only a new producer id goes on. The batch is sent again with the same event ids.
+# an expired producer id): only a new producer id can continue. The batch is sent again with the same event ids.
 LOST_PRODUCER = (
     kafka_errors.OutOfOrderSequenceNumber,
     kafka_errors.UnknownProducerId,

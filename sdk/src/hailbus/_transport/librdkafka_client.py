@@ -142,7 +142,7 @@ async def in_thread(call: Callable[[], T]) -> T:
         failure: BaseException | None = None
         try:
             result = call()
-        except BaseException as error:  # noqa: BLE001 the caller is told
+        except BaseException as error:  # noqa: BLE001 passed to the caller
             failure = error
         try:
             loop.call_soon_threadsafe(settle, result, failure)

@@ -207,7 +207,7 @@ class LibrdkafkaConsumer:
                     self._read(client)
                 elif not is_asked:
                     self._only_answer(client)
-        except BaseException as error:  # noqa: BLE001 the event loop is told
+        except BaseException as error:  # noqa: BLE001 passed to the event loop
             failure = error
         self._tell(self._broke, failure)
         try:
@@ -236,7 +236,7 @@ class LibrdkafkaConsumer:
                 continue  # nobody waits for it any more
             try:
                 result = command()
-            except BaseException as error:  # noqa: BLE001 who asked is told
+            except BaseException as error:  # noqa: BLE001 passed to the caller
                 done.set_exception(error)
             else:
                 done.set_result(result)

@@ -13,16 +13,14 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from hailbus._transport import (
-    Admin,
     Bus,
     Consumer,
     Outgoing,
     Producer,
-    RebalanceListener,
     Received,
-    Start,
     TopicPartition,
 )
+from hailbus._transport.wrapped import WrappedBus, WrappedConsumer
 from hailbus.adopted import Adopted, original_of
 from hailbus.catalogue import Catalogue
 from hailbus.contract import Contract, contract_of
@@ -38,7 +36,6 @@ from hailbus.errors import (
     UnknownSchemaError,
 )
 from hailbus.event import Event, Topic, event_info
-from hailbus.partitioner import Partitioner
 from hailbus.plain import adopted, dataschema_of, defaults_of, with_attributes
 from hailbus.registry.client import RegisteredSchema, SchemaRegistry
 from hailbus.schema_id import HEADER, SchemaId, after_id, header_of, prefix_of, schema_id_of
@@ -451,54 +448,21 @@ Stamps = Mapping[tuple[str, bytes], Stamp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StampingBus:
+class _StampingBus(WrappedBus):
     """A bus whose producers put schema ids on the records of some events. Dead letters stay as they are."""
 
-    inner: Bus
     schemas: Schemas
     catalogue: Catalogue
     stamps: Stamps
     plain: Mapping[str, Topic]
     as_prefix: bool
 
-    @property
-    def address(self) -> str:
-        return self.inner.address
-
-    @property
-    def partitioner(self) -> Partitioner:
-        return self.inner.partitioner
-
-    @property
-    def rebalance_timeout(self) -> timedelta | None:
-        return self.inner.rebalance_timeout
-
     def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:
         made = self.inner.producer(client_id=client_id, transactional_id=transactional_id)
         return _StampingProducer(made, self.stamps, self.plain, as_prefix=self.as_prefix)
 
-    def consumer(
-        self,
-        *,
-        client_id: str,
-        group: str | None,
-        topics: Sequence[str],
-        start: Start,
-        listener: RebalanceListener | None = None,
-        read_committed: bool = True,
-    ) -> Consumer:
-        inner = self.inner.consumer(
-            client_id=client_id,
-            group=group,
-            topics=topics,
-            start=start,
-            listener=listener,
-            read_committed=read_committed,
-        )
+    def consumer_over(self, inner: Consumer, topics: Sequence[str]) -> Consumer:  # noqa: ARG002 the same for all
         return _TranslatingConsumer(inner, self.schemas, self.catalogue)
-
-    def admin(self, *, client_id: str) -> Admin:
-        return self.inner.admin(client_id=client_id)
 
 
 class _StampingProducer:
@@ -566,26 +530,13 @@ class _StampingProducer:
         return (key, stamp.mark + value, headers) if self._as_prefix else (key, value, [*headers, (HEADER, stamp.mark)])
 
 
-class _TranslatingConsumer:
+class _TranslatingConsumer(WrappedConsumer):
     """See `Consumer`. Its records have JSON values, whatever they have in the log."""
 
     def __init__(self, inner: Consumer, schemas: Schemas, catalogue: Catalogue) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._schemas = schemas
         self._catalogue = catalogue
-        self.start = inner.start
-        self.stop = inner.stop
-        self.pause = inner.pause
-        self.resume = inner.resume
-        self.assignment = inner.assignment
-        self.commit = inner.commit
-        self.committed = inner.committed
-        self.positions = inner.positions
-        self.seek = inner.seek
-
-    @property
-    def unreachable_since_s(self) -> float | None:
-        return self._inner.unreachable_since_s
 
     async def poll(self, *, timeout_s: float, max_records: int) -> Mapping[TopicPartition, Sequence[Received]]:
         polled = await self._inner.poll(timeout_s=timeout_s, max_records=max_records)

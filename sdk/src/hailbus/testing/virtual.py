@@ -52,7 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Sleeps, timeouts and retry delays pass at once and in order; an hour of backoff takes no time.
 
     What happens is the same in every run, as long as no other thread and no socket takes part. While work is known to
-    go on in a thread (an executor's, or a SQLite engine's of `hailbus.database`), the clock stands still. Unknown
+    run in a thread (an executor's, or a SQLite engine's of `hailbus.database`), the clock stands still. Unknown
     threads and open sockets get a few milliseconds of real time before the clock jumps.
 
     While the loop runs, `hailbus.clock.utc_now`, the default clock of services and buses, is ahead of the wall clock by
