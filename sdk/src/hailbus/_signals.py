@@ -19,8 +19,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def on_stop_signal(callback: Callable[[], object]) -> Iterator[None]:
     """Call `callback` in the running event loop at each SIGTERM and SIGINT that arrives inside this context.
 
-    Event loops on Windows have no signal handlers; the interpreter's own are used there and restored afterwards.
-    Outside the main thread Python delivers no signals: then nothing is installed.
+    The handlers that were installed before are restored afterwards. Event loops on Windows have no signal handlers, so
+    the interpreter's own are used there. Outside the main thread Python delivers no signals: then nothing is installed.
     """
     loop = asyncio.get_running_loop()
 
@@ -29,14 +29,16 @@ def on_stop_signal(callback: Callable[[], object]) -> Iterator[None]:
 
     with contextlib.ExitStack() as installed:
         for number in STOP_SIGNALS:
+            previous = signal.getsignal(number)
             try:
                 loop.add_signal_handler(number, callback)
             except NotImplementedError:
-                previous = signal.signal(number, from_interpreter)
+                signal.signal(number, from_interpreter)
                 installed.callback(signal.signal, number, previous)
             except (RuntimeError, ValueError):
                 log.debug("no_signal_handlers: %s is handled by the main thread only", number.name)
                 break
             else:
+                installed.callback(signal.signal, number, previous)  # the event loop restores the default, not this
                 installed.callback(loop.remove_signal_handler, number)
         yield

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 from hailbus._signals import on_stop_signal
@@ -14,8 +16,14 @@ class _Windows(asyncio.SelectorEventLoop):
         raise NotImplementedError
 
 
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["default", "ignored"])
 @pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, _Windows])
-def test_a_signal_calls_back_and_handlers_are_restored(factory: type[asyncio.SelectorEventLoop]) -> None:
+def test_a_signal_calls_back_and_handlers_are_restored(
+    factory: type[asyncio.SelectorEventLoop],
+    handler: Any,  # Any: what `signal.signal` takes
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, handler)))
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 
     async def main() -> None:
