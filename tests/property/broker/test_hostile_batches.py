@@ -17,7 +17,7 @@ from hailbus_broker.records import (
 )
 from hailbus_broker.records.building import assemble
 from hailbus_broker.testing.simulated_disk import SimulatedDisk
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 COMPACTED = LogConfig(cleanup_policy=frozenset({CleanupPolicy.COMPACT}), segment_bytes=1000, delete_retention_ms=0)
@@ -54,13 +54,14 @@ payloads = st.one_of(
     ),
     st.builds(lambda at: PAYLOAD[:at], st.integers(0, len(PAYLOAD))),
 )
+
+
+def with_header(payload: bytes = PAYLOAD, codec: Compression = Compression.NONE, **changes: int) -> bytes:
+    return bytes(assemble(SOUND.header._replace(**{"attributes": codec} | changes), compress(codec, payload)))
+
+
 hostile = st.builds(
-    lambda changes, payload, codec: bytes(
-        assemble(
-            SOUND.header._replace(**{"attributes": codec} | changes),
-            compress(codec, payload),
-        )
-    ),
+    lambda changes, payload, codec: with_header(payload, codec, **changes),
     header_changes,
     payloads,
     st.sampled_from([Compression.NONE, Compression.GZIP, Compression.LZ4, Compression.ZSTD, Compression.SNAPPY]),
@@ -69,6 +70,7 @@ hostile = st.builds(
 
 @settings(max_examples=500, deadline=None)
 @given(batches=st.lists(hostile, min_size=1, max_size=4))
+@example(batches=[with_header(base_timestamp=-(2**63) + 99)])
 def test_what_a_compacted_topic_accepts_can_be_read_and_compacted(batches: list[bytes]) -> None:
     log = PartitionLog.open(
         SimulatedDisk(random.Random(0)), "data/rides-0", COMPACTED, now_ms=0, clean=False, tail_cache=TailCache(0)

@@ -24,7 +24,7 @@ from hailbus_broker.records import (
 from hailbus_broker.records.building import assemble, write_varint
 from hailbus_broker.records.record import read_varint
 from hailbus_broker.testing.simulated_disk import SimulatedDisk
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 optional_bytes = st.one_of(st.none(), st.binary(max_size=40))
@@ -32,7 +32,7 @@ records = st.builds(
     RecordToWrite,
     key=optional_bytes,
     value=optional_bytes,
-    timestamp=st.integers(-1, 2**45),
+    timestamp=st.one_of(st.integers(-1, 2**45), st.integers(-(2**63), 2**63 - 1)),
     headers=st.lists(st.tuples(st.text(max_size=8), optional_bytes), max_size=3).map(tuple),
 )
 
@@ -42,9 +42,17 @@ records = st.builds(
     codec=st.sampled_from(list(Compression)),
     other=st.sampled_from(list(Compression)),
     base_offset=st.integers(0, 2**60),
+    horizon=st.one_of(st.none(), st.integers(0, 2**62)),
+)
+@example(
+    written=[RecordToWrite(key=b"k", value=None, timestamp=at) for at in (-(2**63), 2**63 - 1)],
+    codec=Compression.NONE,
+    other=Compression.NONE,
+    base_offset=0,
+    horizon=1,
 )
 def test_what_is_built_is_read_back(
-    written: list[RecordToWrite], codec: Compression, other: Compression, base_offset: int
+    written: list[RecordToWrite], codec: Compression, other: Compression, base_offset: int, horizon: int | None
 ) -> None:
     view = BatchView(build_batch(written, base_offset=base_offset, compression=codec))
     view.check_crc()
@@ -53,8 +61,8 @@ def test_what_is_built_is_read_back(
         (record.key, record.value, record.timestamp, record.headers) for record in written
     ]
     assert [record.offset for record in read] == list(range(base_offset, base_offset + len(written)))
-    assert view.header.max_timestamp == max(record.timestamp for record in written)
-    again = BatchView(rebuild_batch(view.header, read, compression=other))
+    assert view.header.max_timestamp == max(-1, *(record.timestamp for record in written))
+    again = BatchView(rebuild_batch(view.header, read, compression=other, delete_horizon_ms=horizon))
     again.check_crc()
     assert list(iterate_records(again)) == read
 

@@ -26,7 +26,7 @@ from hailbus_broker.records.batch import (
 )
 from hailbus_broker.records.compression import Compression, compress
 from hailbus_broker.records.crc import crc32c
-from hailbus_broker.records.record import ControlType, Record
+from hailbus_broker.records.record import ControlType, Record, wrap_int64
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -199,7 +199,7 @@ def write_record(
 ) -> None:
     """Append one record in its wire form."""
     body = bytearray(1)  # attributes, none is in use
-    write_varint(body, timestamp_delta)
+    write_varint(body, wrap_int64(timestamp_delta))
     write_varint(body, offset_delta)
     _write_bytes(body, key)
     _write_bytes(body, value)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hailbus_broker.records.ids import Offset
 
 _VARLONG_MAX_SHIFT: Final = 63
+_INT64_END: Final = 1 << 63
 _CONTROL_KEY: Final = Struct(">hh")
 
 
@@ -104,7 +105,7 @@ def _read_record(
             raise CorruptBatchError("a record header has no name", position=position)
         header_value, position = _read_bytes(data, position)
         headers.append((name.decode(), header_value))
-    timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
+    timestamp = wrap_int64(base_timestamp + timestamp_delta) if append_time is None else append_time
     record = Record(
         offset=base_offset + offset_delta, timestamp=timestamp, key=key, value=value, headers=tuple(headers)
     )
@@ -147,6 +148,17 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
         raise CorruptBatchError("the record section ends within a record", position=position) from None
 
 
+def wrap_int64(number: int) -> int:
+    """Wrap a sum or difference of two int64 as other implementations do.
+
+    Producers may send any int64 as a timestamp, and two of them can be further apart than an int64 reaches. Java
+    wraps both the delta and its sum with the base, so that every reader gets the timestamp back.
+    """
+    if -_INT64_END <= number < _INT64_END:
+        return number
+    return (number + _INT64_END) % (2 * _INT64_END) - _INT64_END
+
+
 def read_control_type(batch: BatchView) -> ControlType | None:
     """What a control batch says: the type of its first record, None for one that is not known or for an empty batch.
 
@@ -161,4 +173,12 @@ def read_control_type(batch: BatchView) -> ControlType | None:
     return None
 
 
-__all__ = ["DELETE_HORIZON_BIT", "ControlType", "Record", "iterate_records", "read_control_type", "read_varint"]
+__all__ = [
+    "DELETE_HORIZON_BIT",
+    "ControlType",
+    "Record",
+    "iterate_records",
+    "read_control_type",
+    "read_varint",
+    "wrap_int64",
+]
