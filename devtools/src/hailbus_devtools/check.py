@@ -1,7 +1,8 @@
 """One command for all that must pass before a change lands: style, types, imports, documentation and tests.
 
-It lists the tools and services that tests want first, runs style and types beside the tests, prints the ten slowest
-tests, and ends with one line: how many tests passed and failed, and how many were skipped for which reason.
+It lists the tools and services that tests want first, runs types, documentation and the compose file beside the
+tests, prints the ten slowest tests, and ends with one line: how many tests passed and failed, and how many were
+skipped for which reason.
 """
 
 import argparse
@@ -109,11 +110,12 @@ def steps(
     ]
     if why_missing("apache kafka") is None:
         whole.insert(0, Step(name="apache kafka set-up", command=[apache_kafka(), "fetch"]))
-    containers = tests("compose", "-m", "compose", "tests/e2e")
+    # Beside the others: most of the time it waits for images to be built and for containers to restart.
+    containers = replace(tests("compose", "-m", "compose", "tests/e2e"), beside=True)
     if only is not None:
         every = [*style, quick, *whole, containers]
         return [replace(step, beside=False) for step in every if step.name == only]
-    return [*style, quick] if fast else [*style, *whole, *([containers] if compose else [])]
+    return [*style, quick] if fast else [*style, *([containers] if compose else []), *whole]
 
 
 STEP_NAMES = ("format", "lint", "imports", "documentation", "types", "fast tests", "lake set-up", "tests", "compose")

@@ -151,7 +151,7 @@ def test_fast_has_style_types_imports_unit_and_property_tests() -> None:
 def test_the_whole_check_leaves_compose_to_those_who_ask_for_it() -> None:
     assert "compose" not in names()
     assert [name for name in names(compose=True) if name not in names()] == ["compose"]
-    assert names(compose=True)[-1] == "compose"
+    assert [step.beside for step in steps(compose=True) if step.name == "compose"] == [True]
 
 
 def test_one_step_runs_alone_and_in_the_foreground() -> None:
