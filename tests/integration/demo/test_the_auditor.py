@@ -36,7 +36,7 @@ ON_THE_BROKER = {"the log", "the dead-letter topics", "the groups' offsets"}
 DEMO = str(Path(sys.executable).parent / "demo")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     return unpack(tmp_path_factory.mktemp("recorded"))
 

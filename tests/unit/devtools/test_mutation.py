@@ -165,6 +165,20 @@ def test_the_tests_of_a_statement_are_those_that_execute_it_the_fastest_first() 
     assert recording.users_of("m.py") == ["other", "fast", "slow"]
 
 
+def test_a_test_that_caught_mutants_of_a_module_judges_its_others_first() -> None:
+    source = "A = 1\n"
+    recording = Recording(seconds={"a": 0.1, "b": 0.5, "c": 4.0}, lines={"m.py": {}, "n.py": {}})
+    recording.note("m.py", "FAILED b")
+    recording.note("m.py", "ERROR c")
+    for by in ("time-out", "", "crash (signal 9)", "ERROR a/file.py"):
+        recording.note("m.py", by)
+    assert recording.tests_of("m.py", source, 1) == ["b", "a", "c"]
+    assert recording.tests_of("n.py", source, 1) == ["a", "b", "c"]
+    for _ in range(20):
+        recording.note("m.py", "FAILED c")
+    assert recording.tests_of("m.py", source, 1) == ["c", "b", "a"]
+
+
 def result(name: str, *, caught: bool, by: str = "", equivalent: str | None = None) -> Result:
     source = "def f(a):\n    return a < 1\n"
     (mutant,) = (one for one in generate("m.py", source) if one.operator.endswith("_Lt_LtE"))

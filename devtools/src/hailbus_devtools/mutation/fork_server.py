@@ -12,8 +12,10 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,30 @@ from hailbus_devtools.mutation.recording import Recorder
 _MEMORY_BYTES = 6 << 30
 _FILE_BYTES = 512 << 20
 _OUTPUT_CHARACTERS = 6_000
+PASSED_ITS_LIMIT = 75
+"""The exit status of a fork in which one test took longer than its limit."""
 ARGUMENTS = (
     *("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "--hypothesis-seed=0"),
     *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"),
 )
+
+
+class Limiter:
+    """A pytest plugin: ends the process when a test takes longer than its limit, so that a hang costs no more."""
+
+    def __init__(self, limits_s: dict[str, float]) -> None:
+        self._limits_s = limits_s
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Run a test, its fixtures included, within its limit."""
+        timer = threading.Timer(self._limits_s.get(item.nodeid, threading.TIMEOUT_MAX), os._exit, [PASSED_ITS_LIMIT])
+        timer.daemon = True
+        timer.start()
+        try:
+            return (yield)
+        finally:
+            timer.cancel()
 
 
 def preload(packages: list[str], modules: list[str], *, never: list[str]) -> None:
@@ -118,7 +140,8 @@ def _in_fork(request: dict[str, Any], scratch: str, output: Path) -> None:
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         _settle_hypothesis()
         recorder = Recorder(request["record"]) if request.get("record") else None
-        code = int(pytest.main([*ARGUMENTS, *request["args"]], plugins=[recorder] if recorder else None))
+        plugins = [Limiter(request.get("limits_s", {})), *filter(None, [recorder])]
+        code = int(pytest.main([*ARGUMENTS, *request["args"]], plugins=plugins))
         if recorder is not None:
             Path(request["record_to"]).write_text(json.dumps(recorder.result()))
     except BaseException:  # noqa: BLE001 a mutant may raise anything at import

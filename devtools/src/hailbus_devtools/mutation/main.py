@@ -99,6 +99,8 @@ def _try_all(
         print(f"mutate: {target.name}: {len(pending)} mutants; the tests run once without one", flush=True)
         first = stack.enter_context(Workshop(target))
         recording = first.record()
+        for result in session.results(sources, reviewed()):
+            recording.note(result.mutant.path, result.by)
         for file in target.files:
             first.plant(file)
         print(f"mutate: {target.name}: {len(recording.seconds)} tests notice a mutant planted in each module")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,12 +15,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from hailbus_devtools.check import ROOT
+from hailbus_devtools.mutation.fork_server import PASSED_ITS_LIMIT
 from hailbus_devtools.mutation.generate import scope
 from hailbus_devtools.mutation.targets import SOURCES, Target
 
 _PLANTED = "a planted mutant: this module was imported from the copy"
 BASELINE_TIMEOUT_S = 900.0
 _TIMEOUT_FACTOR = 6.0
+_UNPROVEN = 0.1
+"""How many mutants a test counts as having caught before it has caught one."""
 _PASSED, _USAGE_ERROR, _NOTHING_COLLECTED = 0, 4, 5
 
 
@@ -48,24 +52,34 @@ class Verdict:
 
 @dataclass(slots=True)
 class Recording:
-    """Which tests execute which lines, as a run of the unchanged code showed."""
+    """Which tests execute which lines, as a run of the unchanged code showed, and which of them caught mutants."""
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
     preload: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
+    catches: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def note(self, path: str, by: str) -> None:
+        """Remember the test that caught a mutant of a module, so that it judges the module's other mutants early."""
+        test = by.partition(" ")[2]
+        if test in self.seconds:
+            self.catches.setdefault(path, Counter())[test] += 1
 
     def tests_of(self, path: str, source: str, line: int) -> list[str]:
-        """Return the tests that execute the statement at a line, the fastest first.
+        """Return the tests that execute the statement at a line.
 
-        A statement that runs at import, such as a constant, is judged by all tests: any may read what it made.
+        Those come first that caught the most mutants of the module for their time; tests that caught none yet are in
+        the order of their time. A statement that runs at import, such as a constant, is judged by all tests: any may
+        read what it made.
         """
         place = scope(source, line)
         by_line = self.lines[path]
         found = {test for number in place.lines for test in by_line.get(number, ())}
         if place.at_import:
             found = set(self.seconds)
-        return sorted(found, key=lambda test: (self.seconds[test], test))
+        caught = self.catches.get(path, Counter())
+        return sorted(found, key=lambda test: (self.seconds[test] / (caught[test] + _UNPROVEN), test))
 
     def users_of(self, path: str) -> list[str]:
         """Return the tests that execute any line of a module, the fastest first."""
@@ -78,7 +92,7 @@ class Workshop:
 
     Attributes:
         root: The root of the copy.
-        spare_s: What a run may take beyond six times the duration of its tests.
+        spare_s: What a run, and each test of it, may take beyond six times the recorded duration.
     """
 
     def __init__(self, target: Target) -> None:
@@ -173,9 +187,11 @@ class Workshop:
         with self._changed(path, changed):
             answer = self._run(tests)
         status = answer["status"]
+        by = "" if status == _PASSED else _reason(status, answer["output"])
+        self.recording.note(path, by)
         return Verdict(
             caught=status != _PASSED,
-            by="" if status == _PASSED else _reason(status, answer["output"]),
+            by=by,
             seconds=answer["seconds"],
             tests=len(tests),
             output=answer["output"],
@@ -186,7 +202,8 @@ class Workshop:
         return self.judge(path, (self.root / path).read_text(), line)
 
     def _run(self, tests: Sequence[str]) -> dict[str, Any]:
-        answer = self._ask(args=tests, timeout_s=self._limit_s(tests))
+        limits_s = {test: self._limit_s([test]) for test in tests}
+        answer = self._ask(args=tests, timeout_s=self._limit_s(tests), limits_s=limits_s)
         if answer["status"] in {_USAGE_ERROR, _NOTHING_COLLECTED}:
             # The change may have renamed the parameters of a test, which proves nothing: run its whole file.
             files = list(dict.fromkeys(test.split("::")[0] for test in tests))
@@ -256,7 +273,7 @@ def _package(path: str) -> str:
 
 
 def _reason(status: int | None, output: str) -> str:
-    if status is None:
+    if status in {None, PASSED_ITS_LIMIT}:
         return "time-out"
     if status < 0:
         return f"crash (signal {-status})"
