@@ -182,7 +182,7 @@ class BrokerView:
 
         if place not in reached:  # of the connection, which the client repairs, or of a partition that was read
             return deadline
-        if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 librdkafka's name of its own codes
+        if error.code() != KafkaError._PARTITION_EOF:
             unread[place] = f"read up to offset {reached.pop(place)} of {wanted[place][1]}, then: {error.str()}"
             return deadline
         if offset >= wanted[place][1]:

@@ -40,7 +40,7 @@ class _SchemaBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     schema_text: str = Field(alias="schema")
-    schemaType: str = "AVRO"  # noqa: N815 the interface's own spelling
+    schemaType: str = "AVRO"
     references: list[_Reference] | None = None
     id: int | None = None
     version: int | None = None
@@ -181,20 +181,20 @@ def create_app(
     # -------------------------------------------------------------------------------------------- schemas by id
 
     @app.get("/schemas/ids/{id}")
-    async def schema_by_id(id: int) -> Response:  # noqa: A002 the interface's own word
+    async def schema_by_id(id: int) -> Response:
         return _answer(_shown(await found(lambda: state.by_id(id))))
 
     @app.get("/schemas/ids/{id}/schema")
-    async def text_by_id(id: int) -> Response:  # noqa: A002 the registry's own word
+    async def text_by_id(id: int) -> Response:
         return Response((await found(lambda: state.by_id(id))).text, media_type=MEDIA_TYPE)
 
     @app.get("/schemas/ids/{id}/subjects")
-    async def subjects_by_id(id: int, deleted: Flag = False, subject: str = "") -> Response:  # noqa: A002 the registry's own word
+    async def subjects_by_id(id: int, deleted: Flag = False, subject: str = "") -> Response:
         places = await found(lambda: state.places(id, deleted=deleted))
         return _answer(sorted({name for name, _ in places if subject in {"", name}}))
 
     @app.get("/schemas/ids/{id}/versions")
-    async def versions_by_id(id: int, deleted: Flag = False, subject: str = "") -> Response:  # noqa: A002 the registry's own word
+    async def versions_by_id(id: int, deleted: Flag = False, subject: str = "") -> Response:
         places = await found(lambda: state.places(id, deleted=deleted))
         return _answer([{"subject": n, "version": v} for n, v in places if subject in {"", n}])
 
@@ -209,9 +209,9 @@ def create_app(
 
     @app.get("/schemas")
     async def schemas_all(
-        subjectPrefix: str = "",  # noqa: N803 the interface's own spelling
+        subjectPrefix: str = "",
         deleted: Flag = False,
-        latestOnly: Flag = False,  # noqa: N803 the interface's own spelling
+        latestOnly: Flag = False,
         offset: int = 0,
         limit: int = -1,
     ) -> Response:
@@ -225,9 +225,9 @@ def create_app(
 
     @app.get("/subjects")
     async def subjects(
-        subjectPrefix: str = "",  # noqa: N803 the interface's own spelling
+        subjectPrefix: str = "",
         deleted: Flag = False,
-        deletedOnly: Flag = False,  # noqa: N803 the interface's own spelling
+        deletedOnly: Flag = False,
         deleted_only: Flag = False,
         offset: int = 0,
         limit: int = -1,
@@ -241,7 +241,7 @@ def create_app(
     async def versions(
         subject: Subject,
         deleted: Flag = False,
-        deletedOnly: Flag = False,  # noqa: N803 the interface's own spelling
+        deletedOnly: Flag = False,
         deleted_only: Flag = False,
         offset: int = 0,
         limit: int = -1,
@@ -309,7 +309,7 @@ def create_app(
 
     def configuration(path: str, subject_of: Callable[[str], str | None]) -> None:
         @app.get(path)
-        async def config(request: Request, defaultToGlobal: Flag = False) -> Response:  # noqa: N803 the interface's own spelling
+        async def config(request: Request, defaultToGlobal: Flag = False) -> Response:
             subject = subject_of(request.path_params.get("subject", ""))
             return _answer(await found(lambda: state.config(subject, default_to_global=defaultToGlobal)))
 
@@ -325,7 +325,7 @@ def create_app(
 
     def writing_mode(path: str, subject_of: Callable[[str], str | None]) -> None:
         @app.get(path)
-        async def mode(request: Request, defaultToGlobal: Flag = False) -> Response:  # noqa: N803 the interface's own spelling
+        async def mode(request: Request, defaultToGlobal: Flag = False) -> Response:
             subject = subject_of(request.path_params.get("subject", ""))
             return _answer({"mode": await found(lambda: state.mode(subject, default_to_global=defaultToGlobal))})
 

@@ -237,7 +237,7 @@ class RegistryState:
                 return stored
         raise RefusedError(40402, f"Version {wanted} not found.")
 
-    def by_id(self, id: int) -> StoredSchema:  # noqa: A002 the registry's own word
+    def by_id(self, id: int) -> StoredSchema:
         """A schema by its number, soft-deleted ones included. Raises `RefusedError` 40403."""
         places = self._places.get(id)
         if not places:
@@ -255,7 +255,7 @@ class RegistryState:
             raise RefusedError(40403, f"Schema {guid} not found")
         return self.by_id(found)
 
-    def places(self, id: int, *, deleted: bool = False) -> list[tuple[str, int]]:  # noqa: A002 the registry's own word
+    def places(self, id: int, *, deleted: bool = False) -> list[tuple[str, int]]:
         """Subjects and versions that have a schema. Raises `RefusedError` 40403."""
         self.by_id(id)
         return [p for p in sorted(self._places[id]) if deleted or not self._subjects[p[0]][p[1]].is_deleted]
@@ -338,7 +338,7 @@ class RegistryState:
         subject: str,
         submission: Submission,
         *,
-        id: int | None = None,  # noqa: A002 the registry's own word
+        id: int | None = None,
         version: int | None = None,
     ) -> Decision[StoredSchema]:
         """Add a version, or find the one that has this schema already.

@@ -52,12 +52,12 @@ class SqliteConnection(aiosqlite.Connection):
         working = getattr(asyncio.get_running_loop(), "working", nullcontext)
         with working():  # a virtual loop skips no time while the thread works
             try:
-                return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]
+                return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]  # aiosqlite's own
             except asyncio.CancelledError:
                 # Nothing interrupts the thread, and its answer to an event loop that has been closed would raise
                 # there. Steps run in order: an empty one ends when the cancelled one has.
                 with suppress(ValueError):  # the connection was closed
-                    await super()._execute(_nothing)  # type: ignore[no-untyped-call]
+                    await super()._execute(_nothing)  # type: ignore[no-untyped-call]  # as above
                 raise
 
     def stop(self) -> None:

@@ -92,7 +92,7 @@ class Catalogue:
         """Every event type, sorted."""
         return tuple(sorted(self._by_type))
 
-    def versions(self, type: str) -> tuple[int, ...]:  # noqa: A002 CloudEvents' own word
+    def versions(self, type: str) -> tuple[int, ...]:
         """The known versions of a type, ascending; empty when the type is unknown."""
         return tuple(sorted(self._by_type.get(type, ())))
 
@@ -100,7 +100,7 @@ class Catalogue:
         """The event classes that live on a topic."""
         return tuple(cls for cls in self._classes if event_info(cls).topic.name == topic)
 
-    def lookup(self, type: str, version: int = 1, *, topic: str | None = None) -> type[Event]:  # noqa: A002 CloudEvents' own word
+    def lookup(self, type: str, version: int = 1, *, topic: str | None = None) -> type[Event]:
         """The class for a type and version; `topic` is only for the error's text.
 
         Raises:

@@ -75,7 +75,7 @@ def envelope_for(
     event: Event,
     *,
     source: str,
-    id: str | None = None,  # noqa: A002 CloudEvents' own word
+    id: str | None = None,
     time: datetime | None = None,
     cause: Envelope | None = None,
     traceparent: str | None = None,

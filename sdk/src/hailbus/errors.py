@@ -63,7 +63,7 @@ class MissingExtraError(ConfigurationError, ImportError):
 class DuplicateEventTypeError(ConfigurationError):
     """Two event classes claim the same type and version."""
 
-    def __init__(self, *, type: str, version: int, first: type, second: type) -> None:  # noqa: A002 CloudEvents' own word
+    def __init__(self, *, type: str, version: int, first: type, second: type) -> None:
         self.type = type
         self.version = version
         self.first = first
@@ -141,7 +141,7 @@ class HeaderError(ContractError):
 class EventIdError(ContractError):
     """An event's id or source cannot be kept in an inbox: too long for its columns, or with control characters."""
 
-    def __init__(self, *, id: str, source: str, topic: str, partition: int, offset: int) -> None:  # noqa: A002 CloudEvents' own word
+    def __init__(self, *, id: str, source: str, topic: str, partition: int, offset: int) -> None:
         self.id = id
         self.source = source
         self.topic = topic
@@ -156,7 +156,7 @@ class EventIdError(ContractError):
 class UnknownEventError(ContractError):
     """The record's type is in no catalogue of this process."""
 
-    def __init__(self, *, type: str, version: int | None = None, topic: str | None = None) -> None:  # noqa: A002 CloudEvents' own word
+    def __init__(self, *, type: str, version: int | None = None, topic: str | None = None) -> None:
         self.type = type
         self.version = version
         self.topic = topic
@@ -166,7 +166,7 @@ class UnknownEventError(ContractError):
 class UnsupportedVersionError(ContractError):
     """The type is known, but neither this version nor a way up from it."""
 
-    def __init__(self, *, type: str, version: int, known: Sequence[int], topic: str | None = None) -> None:  # noqa: A002 CloudEvents' own word
+    def __init__(self, *, type: str, version: int, known: Sequence[int], topic: str | None = None) -> None:
         self.type = type
         self.version = version
         self.known = tuple(sorted(known))
@@ -180,7 +180,7 @@ class UnsupportedVersionError(ContractError):
 class InvalidPayloadError(ContractError):
     """The value is not what the event class of its type and version says."""
 
-    def __init__(self, *, type: str, version: int, reason: str, topic: str | None = None) -> None:  # noqa: A002 CloudEvents' own word
+    def __init__(self, *, type: str, version: int, reason: str, topic: str | None = None) -> None:
         self.type = type
         self.version = version
         self.reason = reason
@@ -191,7 +191,7 @@ class InvalidPayloadError(ContractError):
 class TombstoneError(ContractError):
     """The record has no value: it deletes its key on a compacted topic, there is no event to read."""
 
-    def __init__(self, *, type: str | None, topic: str | None, key: bytes | None) -> None:  # noqa: A002 CloudEvents' own word
+    def __init__(self, *, type: str | None, topic: str | None, key: bytes | None) -> None:
         self.type = type
         self.topic = topic
         self.key = key
@@ -201,7 +201,7 @@ class TombstoneError(ContractError):
 class MissingKeyError(ContractError):
     """An event of a keyed class has no usable key value."""
 
-    def __init__(self, *, type: str, field: str) -> None:  # noqa: A002 CloudEvents' own word
+    def __init__(self, *, type: str, field: str) -> None:
         self.type = type
         self.field = field
         super().__init__(f"event {type!r} is keyed by field {field!r}, which is empty; give it a value")

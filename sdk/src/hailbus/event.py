@@ -267,7 +267,7 @@ class Event(BaseModel):
         *,
         topic: Topic | None = None,
         key: str | None = None,
-        type: str | None = None,  # noqa: A002 CloudEvents' own word
+        type: str | None = None,
         version: int = 1,
         **config: Any,  # the rest of pydantic's class keywords
     ) -> None:
@@ -280,7 +280,7 @@ class Event(BaseModel):
         *,
         topic: Any = None,
         key: Any = None,
-        type: Any = None,  # noqa: A002 class keywords are unchecked by mypy under a metaclass, so check here
+        type: Any = None,  # Any: class keywords are unchecked by mypy under a metaclass, so check here
         version: Any = 1,
         **config: Any,  # pydantic hands the same keywords to both hooks; this one sees the fields
     ) -> None:

@@ -149,7 +149,7 @@ class TypedSender(Generic[E]):
         self,
         event: E,
         *,
-        id: str | None = None,  # noqa: A002 CloudEvents' own word
+        id: str | None = None,
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
     ) -> Any:

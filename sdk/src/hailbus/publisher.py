@@ -114,7 +114,7 @@ class Publisher(Generic[E_contra]):
         self,
         event: E_contra,
         *,
-        id: str | None = None,  # noqa: A002 CloudEvents' own word
+        id: str | None = None,
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
@@ -194,7 +194,7 @@ class Publisher(Generic[E_contra]):
         self,
         event: E_contra,
         *,
-        id: str | None = None,  # noqa: A002 CloudEvents' own word
+        id: str | None = None,
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
@@ -353,7 +353,7 @@ class Publisher(Generic[E_contra]):
         event: type[E_contra],
         key: str,
         *,
-        id: str | None = None,  # noqa: A002 CloudEvents' own word
+        id: str | None = None,
         time: datetime | None = None,
     ) -> Receipt:
         """Delete a key from a compacted topic: a record of the event's type without value.

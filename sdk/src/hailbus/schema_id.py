@@ -25,7 +25,7 @@ class SchemaId(NamedTuple):
         return f"id {self.id}" if self.guid is None else f"GUID {self.guid}"
 
 
-def prefix_of(id: int) -> bytes:  # noqa: A002 the registry's own word
+def prefix_of(id: int) -> bytes:
     """What stands in front of a value: magic byte 0 and the id, big-endian."""
     return _BY_ID + id.to_bytes(4, "big")
 

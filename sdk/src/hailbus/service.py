@@ -167,6 +167,21 @@ class Service(Registrar):
         if (made := _MADE.get()) is not None:
             made.append(self)
 
+    def _without_handlers(self) -> Service:
+        """A service with the same settings that only publishes."""
+        return Service(
+            self.name,
+            source=self.source,
+            bus=self._bus,
+            catalogue=self._catalogue,
+            clock=self._clock,
+            provision=self._provision,
+            publishing=self._publishing,
+            tracing=self._tracing is not None,
+            schemas=self._schemas,
+            content_mode=self._content_mode,
+        )
+
     # -------------------------------------------------------------------------------------------- declaring
 
     @overload

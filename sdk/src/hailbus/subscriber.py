@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hailbus._consuming.batches import BatchRunner
@@ -178,13 +179,12 @@ class Subscriber(Member):
         tasks: list[tuple[str, Callable[[], Awaitable[None]]]] = [("commit", self._committer.run)]
         parked = self._parked
         if parked is not None:
+
+            def held() -> frozenset[TopicPartition]:
+                return frozenset(self._partitions.prefixes)
+
             tasks += [
-                (
-                    "parked",
-                    lambda policy=policy: parked.watch(  # type: ignore[misc]  # mypy infers no lambda with a default
-                        policy, lambda: frozenset(self._partitions.prefixes), self._lanes.queue_release
-                    ),
-                )
+                ("parked", partial(parked.watch, policy, held, self._lanes.queue_release))
                 for policy in parked.lots.values()
             ]
         return tasks

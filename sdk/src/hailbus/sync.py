@@ -349,7 +349,7 @@ class SyncPublisher(Generic[E_contra]):
         self,
         event: E_contra,
         *,
-        id: str | None = None,  # noqa: A002 CloudEvents' own word
+        id: str | None = None,
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
@@ -389,7 +389,7 @@ class SyncPublisher(Generic[E_contra]):
         self,
         event: E_contra,
         *,
-        id: str | None = None,  # noqa: A002 CloudEvents' own word
+        id: str | None = None,
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
@@ -464,18 +464,7 @@ class SyncPublisher(Generic[E_contra]):
 
 def _publishing_half(service: Service, publisher: Publisher[Any]) -> tuple[Service, Publisher[Any]]:
     """The same service without its handlers, and the same publisher on it."""
-    half = Service(
-        service.name,
-        source=service.source,
-        bus=service._bus,  # noqa: SLF001 the other half of the same thing
-        catalogue=service._catalogue,  # noqa: SLF001 as above
-        clock=service._clock,  # noqa: SLF001 as above
-        provision=service._provision,  # noqa: SLF001 as above
-        publishing=service._publishing,  # noqa: SLF001 as above
-        tracing=service._tracing is not None,  # noqa: SLF001 as above
-        schemas=service._schemas,  # noqa: SLF001 as above
-        content_mode=service._content_mode,  # noqa: SLF001 as above
-    )
+    half = service._without_handlers()  # noqa: SLF001 the other half of the same thing
     modes = publisher.content_modes
     mode = modes.pop() if len(modes) == 1 else None  # several: each topic's own
     return half, half.publishes(*publisher.events, content_mode=mode)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hailbus._consuming.member import Member
@@ -95,7 +96,7 @@ class TransactionalSubscriber(Member):
                 self.group,
                 partition,
                 most=self._most,
-                make_producer=lambda partition=partition: self._make_producer(partition),  # type: ignore[misc]  # mypy infers no lambda with a default
+                make_producer=partial(self._make_producer, partition),
                 committed=self._committed,
                 router=self._router,
                 caller=self._caller,

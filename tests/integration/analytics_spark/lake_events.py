@@ -53,7 +53,7 @@ class Feed:
             self._next += 1
         self.flush()
 
-    def publish(self, event: Event, *, at: datetime, id: str | None = None) -> None:  # noqa: A002 CloudEvents' own word
+    def publish(self, event: Event, *, at: datetime, id: str | None = None) -> None:
         encoded = encode(event, envelope_for(event, source="/booking", time=at, id=id))
         self.raw(event_info(event).topic.name, encoded.key, encoded.value, encoded.headers)
 

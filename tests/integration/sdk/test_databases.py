@@ -59,7 +59,7 @@ class OrderLapsed(Event, topic=ORDERS, key="order_id", type="order.lapsed"):
     order_id: str
 
 
-def entry(event: Event, *, id: str | None = None, **more: Any) -> OutboxEntry:  # noqa: A002 as everywhere
+def entry(event: Event, *, id: str | None = None, **more: Any) -> OutboxEntry:
     return OutboxEntry(event=event, envelope=envelope_for(event, source="/till", id=id, time=NOON), **more)
 
 
@@ -176,7 +176,7 @@ class Record:
     value: bytes | None = b"{}"
 
 
-def context(id: str, *, offset: int = 0, source: str = "/till") -> Context:  # noqa: A002 as everywhere
+def context(id: str, *, offset: int = 0, source: str = "/till") -> Context:
     headers = [("ce_id", id.encode()), ("ce_source", source.encode()), ("ce_type", b"order.placed")]
     return Context(Record([*headers, ("ce_time", b"2026-05-01T12:00:00Z")], offset))
 

@@ -135,7 +135,7 @@ class KafkaLog:
                     if place not in left:
                         continue
                     if error is not None:
-                        if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001  # librdkafka's own name for it
+                        if error.code() != KafkaError._PARTITION_EOF:  # librdkafka's own name for it
                             raise RunFailedError(f"{place[0]}-{place[1]} cannot be read: {error.str()}")
                         if record.offset >= left[place]:
                             del left[place]

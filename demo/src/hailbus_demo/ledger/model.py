@@ -144,7 +144,7 @@ class Findings:
         topic: str | None = None,
         partition: int | None = None,
         offset: int | None = None,
-        id: str | None = None,  # noqa: A002  # the finding's own field
+        id: str | None = None,
     ) -> None:
         """Add one finding."""
         self.count += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from hailbus._consuming.calling import Caller
@@ -59,7 +60,7 @@ class ParkedKeys:
     async def load(self, partitions: Collection[TopicPartition]) -> None:
         """Learn which keys of these partitions are parked; waits for a database that is away."""
         for lot in self.lots:
-            for found in await self._ask(partitions, lambda lot=lot: lot.keys(self._group, partitions)):  # type: ignore[misc]  # mypy infers no lambda with a default
+            for found in await self._ask(partitions, partial(lot.keys, self._group, partitions)):
                 self.places[TopicPartition(found.topic, found.partition), found.key] = lot
 
     def forget(self, partition: TopicPartition) -> None:
@@ -110,10 +111,10 @@ class ParkedKeys:
                 for record in records:
                     reason = await self._try(record)
                     if reason is not None:
-                        await self._ask([place[0]], lambda: lot.hold(self._group, topic, key, reason=reason))  # noqa: B023 awaited at once
+                        await self._ask([place[0]], partial(lot.hold, self._group, topic, key, reason=reason))
                         log.warning("key_parked_again: %r on %s: %s", key, topic, reason)
                         return
-                    await self._ask([place[0]], lambda: lot.remove([record.position]))  # noqa: B023 awaited at once
+                    await self._ask([place[0]], partial(lot.remove, [record.position]))
                     self._stats.settled += 1
             self.places.pop(place, None)
             log.info("key_released: %r on %s", key, topic)

@@ -64,52 +64,52 @@ def missing(private: Sequence[tuple[type[Any], str, str]] = PRIVATE) -> list[str
 
 def sender_ended(producer: AIOKafkaProducer) -> bool:
     """Whether the task that sends a producer's records has died."""
-    task = producer._sender.sender_task  # noqa: SLF001 no public way
+    task = producer._sender.sender_task
     return task is not None and bool(task.done())
 
 
 async def close_producer(producer: AIOKafkaProducer) -> None:
     """Close a producer without waiting for records that no broker takes."""
-    await producer._sender.close()  # noqa: SLF001 `stop` waits for ever
+    await producer._sender.close()
     await producer.client.close()
 
 
 async def close_connections(consumer: AIOKafkaConsumer) -> None:
     """Close a consumer's connections, which ends the wait for answers on them."""
-    await consumer._client.close()  # noqa: SLF001 no public way to close only these
+    await consumer._client.close()
 
 
 def membership_ended(consumer: AIOKafkaConsumer) -> bool:
     """Whether the task that keeps a consumer in its group has died."""
-    coordinator = consumer._coordinator  # noqa: SLF001 no public way
+    coordinator = consumer._coordinator
     task = getattr(coordinator, "_coordination_task", None)  # a reader without a group has no such task
     return task is not None and bool(task.done())
 
 
 async def partitions_when_known(consumer: AIOKafkaConsumer, topic: str) -> Collection[int]:
     """A topic's partitions; waits for the first metadata."""
-    found: Collection[int] = await consumer._client._wait_on_metadata(topic)  # noqa: SLF001 the public call never waits
+    found: Collection[int] = await consumer._client._wait_on_metadata(topic)
     return found
 
 
 def request_metadata(consumer: AIOKafkaConsumer) -> None:
     """Ask for metadata now, at most once at a time; nobody waits for the answer."""
-    consumer._client.force_metadata_update()  # noqa: SLF001 no public way
+    consumer._client.force_metadata_update()
 
 
 async def cluster_metadata(admin: AIOKafkaAdminClient) -> Any:  # Any: as above
     """Metadata of every topic; a request by name would create the topics that are missing."""
-    return await admin._get_cluster_metadata()  # noqa: SLF001 no public way
+    return await admin._get_cluster_metadata()
 
 
 async def send_to_node(admin: AIOKafkaAdminClient, node: int, request: object) -> Any:  # Any: as above
     """Send a request to one broker and return its answer."""
-    return await admin._send_request_to_node(node, request)  # noqa: SLF001 no public way
+    return await admin._send_request_to_node(node, request)
 
 
 def _connections(client: AIOKafkaProducer | AIOKafkaConsumer) -> Collection[Any]:  # Any: as above
-    network = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 no public way
-    found: Collection[Any] = network._conns.values()  # noqa: SLF001 no public way
+    network = client.client if isinstance(client, AIOKafkaProducer) else client._client
+    found: Collection[Any] = network._conns.values()
     return found
 
 

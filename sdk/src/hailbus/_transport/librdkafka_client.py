@@ -73,11 +73,11 @@ class Connection:
 
     def _on_error(self, error: KafkaError) -> None:
         code = error.code()
-        if code in {KafkaError._AUTHENTICATION, KafkaError._SSL}:  # noqa: SLF001 how confluent-kafka names its own codes
+        if code in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
             if self.refusal is None:
                 log.error("broker_refused_client: %s: %s", self._client_id, error.str())
             self.refusal = error.str()
-        elif code == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 as above
+        elif code == KafkaError._ALL_BROKERS_DOWN:
             if self.reachability.since_s is None:
                 log.warning("broker_unreachable: %s: %s", self._client_id, error.str())
             self.reachability.observe(is_connected=False, now_s=self._loop.time())

@@ -34,7 +34,7 @@ IDLE_S = 1.0
 CALL_TIMEOUT_S = 10.0
 SEEK_ATTEMPTS = 20
 QUEUED_KBYTES = 16_384
-EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 how confluent-kafka names librdkafka's own codes
+EOF = KafkaError._PARTITION_EOF
 
 
 class Record(NamedTuple):

@@ -60,7 +60,7 @@ BESIDE_THE_VALUE_BYTES = 65_536
 
 FENCED = frozenset(
     {
-        KafkaError._FENCED,  # noqa: SLF001 how confluent-kafka names librdkafka's own codes
+        KafkaError._FENCED,
         KafkaError.PRODUCER_FENCED,
         KafkaError.INVALID_PRODUCER_EPOCH,
     }
@@ -68,11 +68,11 @@ FENCED = frozenset(
 TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 PASSING = frozenset(
     {
-        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 as above
-        KafkaError._TIMED_OUT,  # noqa: SLF001 as above
-        KafkaError._TRANSPORT,  # noqa: SLF001 as above
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 as above
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 as above
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
@@ -338,7 +338,7 @@ class LibrdkafkaProducer:
             assert isinstance(error, KafkaError)
             self.retried_count += 1
             log.warning("produce_retried: %s on %s-%d, %d records", error.str(), topic, partition, len(again))
-            if error.fatal() or error.code() == KafkaError._PURGE_QUEUE:  # noqa: SLF001 librdkafka's own code
+            if error.fatal() or error.code() == KafkaError._PURGE_QUEUE:
                 await self._replace(client)
             await asyncio.sleep(RETRY_BACKOFF_S)
             repeated = await self._send_each(topic, partition, [records[index] for index in again])
@@ -404,7 +404,7 @@ class LibrdkafkaProducer:
             return translated(error, topic, partition)
         if self._stopping.is_set():
             return translated(error, topic, partition)
-        is_lost = error.fatal() or code in {KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 librdkafka's own codes
+        is_lost = error.fatal() or code in {KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
         return None if is_lost or code in PASSING or error.retriable() else translated(error, topic, partition)
 
     # ---------------------------------------------------------------------------------------- transactions

@@ -104,7 +104,7 @@ class SchemaRegistry:
 
     # -------------------------------------------------------------------------------------------- by id
 
-    async def by_id(self, id: int) -> RegisteredSchema:  # noqa: A002 the registry's own word
+    async def by_id(self, id: int) -> RegisteredSchema:
         """The schema with a number.
 
         Raises:
@@ -117,7 +117,7 @@ class SchemaRegistry:
         """The schema with a GUID. Errors as for `by_id`."""
         return await self._once(f"guids/{guid}", f"schemas/guids/{guid}", guid=guid)
 
-    def cached(self, *, id: int | None = None, guid: str | None = None) -> RegisteredSchema | None:  # noqa: A002 the registry's own word
+    def cached(self, *, id: int | None = None, guid: str | None = None) -> RegisteredSchema | None:
         """What `by_id` or `by_guid` has answered before in this process."""
         return self._known.get(f"ids/{id}" if guid is None else f"guids/{guid}")
 
@@ -139,7 +139,7 @@ class SchemaRegistry:
         schema: Schema | str,
         *,
         references: Sequence[Reference] = (),
-        type: str = "JSON",  # noqa: A002 the registry's own word
+        type: str = "JSON",
     ) -> RegisteredSchema:
         """Make a schema a version of a subject, or find the version that it is already.
 
@@ -156,7 +156,7 @@ class SchemaRegistry:
         schema: Schema | str,
         *,
         references: Sequence[Reference] = (),
-        type: str = "JSON",  # noqa: A002 the registry's own word
+        type: str = "JSON",
     ) -> RegisteredSchema:
         """The version of a subject that a schema is. Registers nothing; refused with 40401 or 40403 else."""
         return await self._submit(subject, schema, references, f"subjects/{_part(subject)}", type)

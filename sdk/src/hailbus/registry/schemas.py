@@ -126,7 +126,7 @@ class Schemas:
         registry: SchemaRegistry,
         *,
         place: Literal["header", "prefix"] = "header",
-        format: Literal["json", "avro", "protobuf"] = "json",  # noqa: A002 the field's own word
+        format: Literal["json", "avro", "protobuf"] = "json",
         register: bool = True,
         patience: timedelta = timedelta(seconds=30),
     ) -> None:

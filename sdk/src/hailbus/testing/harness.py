@@ -197,7 +197,7 @@ class Harness:
     async def given(
         self,
         *events: Event,
-        id: str | None = None,  # noqa: A002 CloudEvents' own word
+        id: str | None = None,
         time: datetime | None = None,
         source: str = "/test",
     ) -> list[Received]:
