@@ -151,9 +151,9 @@ class Outages:
         return outage
 
     def _hand_over(self, resource: str) -> None:
-        """The probing task was cancelled: let another one probe."""
+        """This task was cancelled while it asked: let another one probe, unless another one does already."""
         outage = self._away.get(resource)
-        if outage is None or outage.prober is not asyncio.current_task():
+        if outage is None or outage.prober not in {None, asyncio.current_task()}:
             return
         outage.prober = None
         if outage.waiting_count:
