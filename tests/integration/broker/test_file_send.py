@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
-from hailbus_broker.log import FileSlice
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.fetch_request import FetchRequest
 from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
 from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.runtime.disk import RealDisk
-from hailbus_broker.server import file_send
+from hailbus_broker.runtime.disk import RealDisk, RealFile
 from hailbus_broker.server.handlers import fetch
 from hailbus_broker.testing.broker import UnsyncedDisk
 
@@ -37,7 +35,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Files are never copied; they are in the page cache, or have to be read from the disk first."""
     monkeypatch.setattr(fetch, "COPIED_BYTES", 0)
     is_cached = request.param == "in the loop"
-    monkeypatch.setattr(file_send, "is_in_page_cache", lambda piece, length: is_cached)
+    monkeypatch.setattr(RealFile, "is_cached", lambda _file, _position, _length: is_cached)
     return str(request.param)
 
 
@@ -217,9 +215,8 @@ def test_only_what_the_page_cache_has_is_read_at_once(tmp_path: Path) -> None:
     path.write_bytes(os.urandom(3_000_000))
     file = RealDisk().open(str(path))
     file.sync()
-    piece = FileSlice(file, 1000, 2_500_000)
-    assert file_send.is_in_page_cache(piece, 2_500_000)
-    assert bytes(file_send.read_without_waiting(piece) or b"") == path.read_bytes()[1000:2_501_000]
+    assert file.is_cached(1000, 2_500_000)
+    assert bytes(file.read_cached(1000, 2_500_000) or b"") == path.read_bytes()[1000:2_501_000]
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert not file_send.is_in_page_cache(piece, 2_500_000)
-    assert file_send.read_without_waiting(piece) is None
+    assert not file.is_cached(1000, 2_500_000)
+    assert file.read_cached(1000, 2_500_000) is None

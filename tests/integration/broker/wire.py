@@ -18,6 +18,7 @@ from hailbus_broker.protocol.definitions.request_header import RequestHeader
 from hailbus_broker.protocol.definitions.response_header import ResponseHeader
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
+from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.node import Node
 from hailbus_broker.server.listener import Server
 from hailbus_broker.testing.broker import TEST_SETTINGS
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def server_on(disk: Disk, directory: str, **settings: str) -> AsyncIterator[Server]:
     config = BrokerConfig({"listeners": "PLAINTEXT://127.0.0.1:0", **TEST_SETTINGS, **settings, "log.dirs": directory})
-    server = Server(Node(config, chance=random.Random(1), disk=disk))
+    server = Server(Node(config, machine=Machine(random=random.Random(1), disk=disk)))
     await server.start()
     try:
         yield server

@@ -21,6 +21,7 @@ from hailbus_broker.log import (
 )
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
 from hailbus_broker.runtime.cleaner import Cleaner
+from hailbus_broker.runtime.threads import ThreadPool
 from hailbus_broker.testing.simulated_disk import SimulatedDisk
 
 WHERE = TopicPartition("accounts", 0)
@@ -53,7 +54,7 @@ def values_in(log: PartitionLog) -> list[bytes | None]:
 async def test_a_dirty_log_is_compacted_once() -> None:
     logs = directory_on(SimulatedDisk(random.Random(0)))
     log = logs.create(WHERE, UUID(int=1), CONFIG, now_ms=0)
-    cleaner = Cleaner(logs, wall_ms=lambda: 0, dedupe_buffer_bytes=1 << 20)
+    cleaner = Cleaner(logs, threads=ThreadPool(1, "cleaner"), wall_ms=lambda: 0, dedupe_buffer_bytes=1 << 20)
     assert not await cleaner.clean_one()
     fill(log)
     assert await cleaner.clean_one()
@@ -67,7 +68,7 @@ async def test_few_keys_at_a_time_still_come_to_the_end() -> None:
     logs = directory_on(SimulatedDisk(random.Random(0)))
     log = logs.create(WHERE, UUID(int=1), CONFIG, now_ms=0)
     fill(log)
-    cleaner = Cleaner(logs, wall_ms=lambda: 0, dedupe_buffer_bytes=400)  # two keys
+    cleaner = Cleaner(logs, threads=ThreadPool(1, "cleaner"), wall_ms=lambda: 0, dedupe_buffer_bytes=400)  # two keys
     log.config = LogConfig(
         cleanup_policy=frozenset({CleanupPolicy.COMPACT}), segment_bytes=1000, min_cleanable_dirty_ratio=0.0
     )
@@ -89,7 +90,7 @@ async def test_a_log_that_cannot_be_compacted_is_left_alone() -> None:
             raise StorageError("I/O error", path=path, errno=EIO)
 
     disk.failing = fail
-    cleaner = Cleaner(logs, wall_ms=lambda: 0, dedupe_buffer_bytes=1 << 20)
+    cleaner = Cleaner(logs, threads=ThreadPool(1, "cleaner"), wall_ms=lambda: 0, dedupe_buffer_bytes=1 << 20)
     assert await cleaner.clean_one()
     assert not await cleaner.clean_one()
     assert values_in(log) == before
@@ -125,7 +126,14 @@ async def test_a_swap_leaves_a_new_topic_of_the_same_name_alone() -> None:
     fill(log)
     names = threading.Lock()
     reported: list[StorageError] = []
-    cleaner = Cleaner(logs, wall_ms=lambda: 0, dedupe_buffer_bytes=1 << 20, names=names, report=reported.append)
+    cleaner = Cleaner(
+        logs,
+        threads=ThreadPool(1, "cleaner"),
+        wall_ms=lambda: 0,
+        dedupe_buffer_bytes=1 << 20,
+        names=names,
+        report=reported.append,
+    )
     with names:
         cleaning = asyncio.create_task(cleaner.clean_one())
         while not log._is_swapping:  # noqa: ASYNC110 - a log has no event to wait for

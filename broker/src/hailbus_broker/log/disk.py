@@ -46,6 +46,14 @@ class File(Protocol):
         """The bytes from a position, fewer when the file ends."""
         ...
 
+    def read_cached(self, position: int, length: int) -> Buffer | None:
+        """The bytes if the system has all of them in memory; None if the disk would have to be waited for."""
+        ...
+
+    def is_cached(self, position: int, length: int) -> bool:
+        """Whether the system has the bytes in memory, as far as a few samples tell."""
+        ...
+
     def truncate(self, size: int) -> None:
         """Cut the file to a size, in bytes."""
         ...
@@ -58,8 +66,20 @@ class File(Protocol):
         ...
 
 
+class DirectoryLock(Protocol):
+    """A directory that this process owns."""
+
+    def release(self) -> None:
+        """Give it back."""
+        ...
+
+
 class Disk(Protocol):
     """The files and directories."""
+
+    def lock(self, directory: str) -> DirectoryLock | None:
+        """Take a directory for this process; None when another process has it."""
+        ...
 
     def open(self, path: str, *, create: bool = False) -> File:
         """Open a file to read and append; with `create`, make it when it is not there."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hailbus_broker.log import CompactionTask, LogDirectory, PartitionLog, TopicPartition
+    from hailbus_broker.runtime.threads import Threads
 
 log: Any = get_logger()
 
@@ -34,6 +34,7 @@ class Cleaner:
 
     Args:
         logs: The directory.
+        threads: Where logs are read and written.
         wall_ms: The time, in milliseconds since 1970 UTC.
         dedupe_buffer_bytes: Memory for the keys of one round.
         names: Held while files are renamed; whoever renames the directory of a partition holds it, too.
@@ -45,6 +46,7 @@ class Cleaner:
         self,
         logs: LogDirectory,
         *,
+        threads: Threads,
         wall_ms: Callable[[], int],
         dedupe_buffer_bytes: int,
         names: threading.Lock | None = None,
@@ -52,23 +54,20 @@ class Cleaner:
         max_bytes_per_second: float = float("inf"),
     ) -> None:
         self._logs: Final = logs
+        self._threads: Final = threads
         self._wall_ms: Final = wall_ms
         self._max_keys: Final = max(dedupe_buffer_bytes // BYTES_PER_KEY, 1)
         self._names: Final = names or threading.Lock()
         self._report: Final = report
         self._max_bytes_per_second: Final = max_bytes_per_second
         self._uncleanable: Final[set[TopicPartition]] = set()
-        self._stopping = False
         self.round_count = 0
 
     async def run(self, *, backoff_ms: int) -> None:
         """Compact what needs it, then wait a while, until cancelled."""
-        try:
-            while True:
-                if not await self.clean_one():
-                    await asyncio.sleep(backoff_ms / 1000)
-        finally:
-            self._stopping = True
+        while True:
+            if not await self.clean_one():
+                await asyncio.sleep(backoff_ms / 1000)
 
     async def clean_one(self) -> bool:
         """Compact the log that needs it most.
@@ -79,11 +78,10 @@ class Cleaner:
         where, task = self._choose()
         if where is None or task is None:
             return False
-        loop = asyncio.get_running_loop()
         partition_log = self._logs.logs[where]
         try:
-            is_whole = await loop.run_in_executor(None, self._work, task)
-            if not is_whole or not self._is_of(where, partition_log, task):
+            await self._work(task)
+            if not self._is_of(where, partition_log, task):
                 with suppress(StorageError):  # gone with its topic
                     task.discard()
                 return False
@@ -140,7 +138,7 @@ class Cleaner:
                     return error
                 return None
 
-        error = await asyncio.get_running_loop().run_in_executor(None, swap_in)
+        error = await self._threads.run(swap_in)
         if self._logs.logs.get(where) is not partition_log:
             return False
         partition_log.end_swap(task, error)
@@ -161,14 +159,15 @@ class Cleaner:
                 best, best_ratio = (where, task), task.dirty_ratio
         return best
 
-    def _work(self, task: CompactionTask) -> bool:
-        """Drive a task, in a thread. False when the node stops meanwhile."""
-        started = time.monotonic()
-        for done_bytes in task.steps():
-            if self._stopping:
-                return False
-            busy_s = time.monotonic() - started
+    async def _work(self, task: CompactionTask) -> None:
+        """Drive a task, a step at a time, with pauses in between."""
+        loop = asyncio.get_running_loop()
+        steps = task.steps()
+        while True:
+            started_s = loop.time()
+            done_bytes = await self._threads.run(lambda: next(steps, None))
+            if done_bytes is None:
+                return
+            busy_s = loop.time() - started_s
             wanted_s = max(busy_s / BUSY_SHARE, done_bytes / self._max_bytes_per_second)
-            time.sleep(max(wanted_s - busy_s, 0.0))
-            started = time.monotonic()
-        return True
+            await asyncio.sleep(wanted_s - busy_s)

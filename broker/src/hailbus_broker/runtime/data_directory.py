@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import os.path
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -14,7 +11,6 @@ from hailbus_broker.log import LogDirectory, MetaProperties, PartitionLog, Stora
 from hailbus_broker.log.log_directory import LOG_STARTS
 from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
-from hailbus_broker.runtime.descriptors import Descriptors
 from hailbus_broker.runtime.errors import StartError
 
 if TYPE_CHECKING:
@@ -22,12 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hailbus_broker.log import Disk, LogConfig, TailCache
+    from hailbus_broker.log.disk import DirectoryLock
     from hailbus_broker.protocol.schema import Uuid
+    from hailbus_broker.runtime.threads import Threads
 
 log = get_logger()
 
 METADATA_DIRECTORY: Final = "__cluster_metadata-0"
-PARALLEL_COUNT: Final = 16
 _MISREAD_CHARACTERS: Final = 2
 
 
@@ -44,12 +41,12 @@ class DataDirectory:
 
     def __init__(self, disk: Disk, path: str, *, node_id: int, chance: random.Random, tail_cache: TailCache) -> None:
         self.disk: Final = disk
-        self.path: Final = str(Path(path).absolute())
+        self.path: Final = os.path.abspath(path)  # noqa: PTH100 - disks know paths as strings
+        self._chance: Final = chance
         self._lock = self._take_lock()
         self._tail_cache = tail_cache
         self.names: Final = threading.Lock()
         """Held while a partition's directory is renamed, and by whoever renames files in one from another thread."""
-        self.descriptors: Final = Descriptors.of_process()
         new = MetaProperties(
             cluster_id=encode_uuid(UUID(bytes=chance.randbytes(16), version=4)),
             node_id=node_id,
@@ -58,7 +55,7 @@ class DataDirectory:
         try:
             self.logs: Final = LogDirectory.open(self.disk, self.path, new_meta=new, tail_cache=tail_cache)
         except StorageError as error:
-            os.close(self._lock)
+            self._lock.release()
             raise StartError(f"cannot use the data directory: {error}") from error
 
     @property
@@ -71,23 +68,19 @@ class DataDirectory:
         """Of the directory itself."""
         return self.logs.meta.directory_id.bytes
 
-    def _take_lock(self) -> int:
+    def _take_lock(self) -> DirectoryLock:
         try:
-            Path(self.path).mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(f"{self.path}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
+            self.disk.make_directory(self.path)
+            lock = self.disk.lock(self.path)
+        except StorageError as error:
             raise StartError(
-                f"cannot use the data directory {self.path}: {error.strerror}; "
-                "give --data-dir a folder that can be written"
+                f"cannot use the data directory {self.path}: {error}; give --data-dir a folder that can be written"
             ) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
+        if lock is None:
             raise StartError(
                 f"the data directory {self.path} is in use by another process; stop it or give another --data-dir"
-            ) from error
-        return descriptor
+            )
+        return lock
 
     @property
     def metadata_path(self) -> str:
@@ -96,7 +89,7 @@ class DataDirectory:
 
     def release(self) -> None:
         """Give the directory back without having used it."""
-        os.close(self._lock)
+        self._lock.release()
 
     def open_metadata(self, config: LogConfig, *, log_start_offset: int, now_ms: int) -> PartitionLog:
         """Open the log of the cluster's metadata.
@@ -144,17 +137,16 @@ class DataDirectory:
                 "or give --data-dir an empty folder to begin a new cluster"
             )
 
-    def load(self, config_of: Callable[[str], LogConfig], *, now_ms: int) -> None:
+    def load(self, config_of: Callable[[str], LogConfig], threads: Threads, *, now_ms: int) -> None:
         """Open all partitions; after a crash, recover them and sync what they hold before anybody reads it.
 
         Raises:
             StartError: One of them is damaged.
         """
         try:
-            with ThreadPoolExecutor(PARALLEL_COUNT) as threads:
-                self.logs.load(config_of, now_ms=now_ms, for_each=threads.map)
-                if not self.logs.was_clean:
-                    list(threads.map(PartitionLog.sync, self.logs.logs.values()))
+            self.logs.load(config_of, now_ms=now_ms, for_each=threads.map)
+            if not self.logs.was_clean:
+                list(threads.map(PartitionLog.sync, self.logs.logs.values()))
             for where, found in self.logs.logs.items():
                 found.advance_high_watermark(found.log_end_offset)
                 _tell_recovery(str(where), found)
@@ -195,7 +187,7 @@ class DataDirectory:
             del self.logs.logs[where]
             source = f"{self.path}/{where}"
             # The name of a folder has at most 255 bytes; its path may be longer.
-            target = f"{self.path}/{str(where)[:200]}.{os.urandom(16).hex()}-stray"
+            target = f"{self.path}/{str(where)[:200]}.{self._chance.randbytes(16).hex()}-stray"
             self.disk.rename(source, target)
             log.warning("stray_partition_set_aside", partition=str(where), path=target)
 
@@ -228,7 +220,7 @@ class DataDirectory:
     def delete(self, topic: str, index: int) -> str:
         """Take a partition away; what is returned is a folder for `Disk.remove_tree`."""
         with self.names:
-            return self.logs.delete(TopicPartition(topic, index), unique=os.urandom(16).hex())
+            return self.logs.delete(TopicPartition(topic, index), unique=self._chance.randbytes(16).hex())
 
     def close(self, metadata: PartitionLog, *, now_ms: int, failure: StorageError | None) -> list[StorageError]:
         """Close all logs and give the directory back.
@@ -248,7 +240,7 @@ class DataDirectory:
                 errors = self.logs.close(now_ms=now_ms)
             except StorageError as error:
                 errors = [error]
-        os.close(self._lock)
+        self._lock.release()
         return errors
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LEAST_RESERVE: Final = 64
 RESERVE_SHARE: Final = 8
@@ -21,10 +24,15 @@ class Descriptors:
 
     Attributes:
         limit: How many there may be (`ulimit -n`).
+
+    Args:
+        limit: See above.
+        open_count: Counts those that are in use.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, open_count: Callable[[], int] = lambda: 0) -> None:
         self.limit: Final = limit
+        self._open_count: Final = open_count
         self._reserve: Final = min(max(limit // RESERVE_SHARE, LEAST_RESERVE), limit // 3)
 
     @classmethod
@@ -33,7 +41,7 @@ class Descriptors:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        return cls(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        return cls(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _open_count)
 
     def has_room_for_connection(self, descriptor: int) -> bool:
         """Whether a connection may stay. The system gives the lowest free number: all below it are in use."""
@@ -45,5 +53,9 @@ class Descriptors:
         Args:
             hosted_count: Partitions that there are.
         """
-        by_open_files = self.limit - self._reserve - len(os.listdir("/dev/fd"))  # noqa: PTH208 - a Path per descriptor is much more work
+        by_open_files = self.limit - self._reserve - self._open_count()
         return max(min(by_open_files, self.limit - 2 * self._reserve - hosted_count), 0)
+
+
+def _open_count() -> int:
+    return len(os.listdir("/dev/fd"))  # noqa: PTH208 - a Path per descriptor is much more work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import threading
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from hailbus_broker.log.disk import Buffer
 
 _IOV_MAX: Final = 1024
+_NO_WAIT: Final = getattr(os, "RWF_NOWAIT", None)
+_SAMPLE_BYTES: Final = 64 * 1024
+"""One byte in so many is looked for: the system reads ahead, and forgets, in larger pieces."""
 
 
 class RealFile:
@@ -92,6 +96,30 @@ class RealFile:
         except OSError as error:
             raise _storage_error("cannot read", self.path, error) from error
 
+    def read_cached(self, position: int, length: int) -> bytearray | None:
+        """The bytes if the page cache has them all."""
+        if _NO_WAIT is None:
+            return None
+        buffer = bytearray(length)
+        try:
+            count = os.preadv(self._descriptor, [buffer], position, _NO_WAIT)
+        except OSError:
+            return None
+        return buffer if count == length else None
+
+    def is_cached(self, position: int, length: int) -> bool:
+        """Whether the page cache has the bytes, as far as a few samples tell."""
+        if _NO_WAIT is None:
+            return False
+        byte, last = bytearray(1), position + length - 1
+        try:
+            for sample in (*range(position, last, _SAMPLE_BYTES), last):
+                if os.preadv(self._descriptor, [byte], sample, _NO_WAIT) != 1:
+                    return False
+        except OSError:
+            return False
+        return True
+
     def truncate(self, size: int) -> None:
         """Cut the file."""
         try:
@@ -148,6 +176,17 @@ class _Reserve:
                     os.close(self._held.pop())  # another thread may be faster: then the next one goes
 
 
+class RealLock:
+    """An advisory lock (flock) on a file in the directory."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: Final = descriptor
+
+    def release(self) -> None:
+        """See `log.disk.DirectoryLock`."""
+        os.close(self._descriptor)
+
+
 class RealDisk:
     """The file system of this machine; see `log.disk.Disk`.
 
@@ -160,6 +199,17 @@ class RealDisk:
     def __init__(self, *, reserved_descriptors: int = 0) -> None:
         if reserved_descriptors:
             self._reserve = _Reserve(reserved_descriptors)
+
+    def lock(self, directory: str) -> RealLock | None:
+        """Lock the directory's `.lock` file."""
+        with _failing("cannot lock", directory):
+            descriptor = os.open(f"{directory}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+            return RealLock(descriptor)
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
         """Open a file to read and append."""

@@ -6,9 +6,8 @@ few lanes, each with one sync round at a time, so that a slow file holds up its 
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from hailbus_broker.log import StorageError
 
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
 
     from hailbus_broker.log import PendingSync
     from hailbus_broker.runtime.partition import Partition
+    from hailbus_broker.runtime.threads import Threads
+
+    Rounds: TypeAlias = list[tuple[Partition, PendingSync]]
+    Results: TypeAlias = list[tuple[Partition, PendingSync, StorageError | None]]
 
 LANES: Final = 4
 
@@ -27,13 +30,14 @@ class GroupSync:
 
     Args:
         loop: Where appends happen and results arrive.
+        threads: At least one for each lane.
         interval_s: Pause before a round, so that it covers more; 0 is the next turn of the loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, interval_s: float = 0.0) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: Threads, *, interval_s: float = 0.0) -> None:
         self._loop = loop
         self._interval_s = interval_s
-        self._threads = ThreadPoolExecutor(LANES, thread_name_prefix="sync")
+        self._threads = threads
         self._dirty: list[dict[int, Partition]] = [{} for _ in range(LANES)]
         self._is_busy = [False] * LANES
         self._idle_callbacks: list[Callable[[], None]] = []
@@ -61,7 +65,7 @@ class GroupSync:
     def _start(self, lane: int) -> None:
         partitions = list(self._dirty[lane].values())
         self._dirty[lane].clear()
-        rounds: list[tuple[Partition, PendingSync]] = []
+        rounds: Rounds = []
         for partition in partitions:
             pending = partition.log.start_sync()
             if pending is not None:
@@ -73,24 +77,14 @@ class GroupSync:
             self._tell_idle()
             return
         self.round_count += 1
-        self._threads.submit(self._run, lane, rounds)
+        self._threads.submit(partial(_run, rounds), partial(self._finish, lane))
 
-    def _run(self, lane: int, rounds: list[tuple[Partition, PendingSync]]) -> None:
-        # In a thread.
-        results: list[tuple[Partition, PendingSync, StorageError | None]] = []
-        for partition, pending in rounds:
-            try:
-                pending.run()
-            except StorageError as error:
-                results.append((partition, pending, error))
-            else:
-                results.append((partition, pending, None))
-        with suppress(RuntimeError):  # the loop is gone when the process ends
-            self._loop.call_soon_threadsafe(self._finish, lane, results)
-
-    def _finish(self, lane: int, results: list[tuple[Partition, PendingSync, StorageError | None]]) -> None:
-        for partition, pending, error in results:
-            partition.synced(pending, error)
+    def _finish(self, lane: int, results: Results | None, error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+        assert results is not None
+        for partition, pending, failure in results:
+            partition.synced(pending, failure)
         if self._dirty[lane]:
             self._start(lane)
         else:
@@ -112,4 +106,20 @@ class GroupSync:
 
     def close(self) -> None:
         """End the threads."""
-        self._threads.shutdown(wait=True)
+        self._threads.close()
+
+
+def _run(rounds: Rounds) -> Results:
+    """Sync the logs of one round; in a thread."""
+    results: Results = []
+    for partition, pending in rounds:
+        try:
+            pending.run()
+        except StorageError as error:
+            results.append((partition, pending, error))
+        except Exception as error:  # noqa: BLE001 - a defect: those who wait for this sync must hear of it
+            failure = StorageError(f"a sync ended in {error!r}", path=partition.name)
+            results.append((partition, pending, failure))
+        else:
+            results.append((partition, pending, None))
+    return results

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.controller import PRODUCER_ID_BLOCK, Controller
@@ -38,12 +38,11 @@ from hailbus_broker.records import (
     build_batch,
 )
 from hailbus_broker.runtime.cleaner import Cleaner
-from hailbus_broker.runtime.clock import Clock, SystemClock
 from hailbus_broker.runtime.data_directory import DataDirectory
-from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.group_coordinator import GroupCoordinator
-from hailbus_broker.runtime.group_sync import GroupSync
+from hailbus_broker.runtime.group_sync import LANES, GroupSync
+from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
 from hailbus_broker.runtime.partition import Partition
 from hailbus_broker.runtime.replay import read_records
@@ -53,15 +52,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from hailbus_broker.cluster.metadata.image import PartitionState
-    from hailbus_broker.log import Disk, PartitionLog, PendingRemoval
+    from hailbus_broker.log import PartitionLog, PendingRemoval
     from hailbus_broker.protocol.schema import Message, Uuid
 
 log: Any = get_logger()
 
 TAIL_CACHE_BYTES: Final = 32 * 1024 * 1024
 CHECKPOINT_INTERVAL_MS: Final = 60_000
-RESERVED_DESCRIPTORS: Final = 8
-"""More than there are threads that sync directories and write checkpoints at the same time."""
+WORK_THREADS: Final = 6
+"""For what waits for the disk and is not a sync: reads of cold segments, checkpoints, compaction, removals."""
+LOADING_THREADS: Final = 16
 WARNING_INTERVAL_MS: Final = 10_000
 
 
@@ -81,23 +81,15 @@ class Node:
 
     Args:
         config: Its settings.
-        clock: Where time comes from.
-        chance: For ids.
-        disk: Where data lies; None is the machine's.
+        machine: What it runs on; None is the process's own.
     """
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        *,
-        clock: Clock | None = None,
-        chance: random.Random | None = None,
-        disk: Disk | None = None,
-    ) -> None:
+    def __init__(self, config: BrokerConfig, *, machine: Machine | None = None) -> None:
         self.config = config
-        self.clock: Clock = clock or SystemClock()
-        self.disk: Disk = disk or RealDisk(reserved_descriptors=RESERVED_DESCRIPTORS)
-        self.chance = chance or random.SystemRandom()
+        self.machine = machine or Machine()
+        self.clock = self.machine.clock
+        self.disk = self.machine.disk
+        self.chance = self.machine.random
         self.node_id: int = config["node.id"] if "node.id" in config.given else config["broker.id"]
         self.image = MetadataImage()
         self.listeners: list[Listener] = []
@@ -107,7 +99,7 @@ class Node:
         self._next_producer_id = 0
         self._last_producer_id = 0
         self._reservation: asyncio.Future[None] | None = None
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background: dict[asyncio.Task[Any], None] = {}
         self.failure: StorageError | None = None
         """Why the data directory is offline: nothing is written to it before the next start."""
         self._is_stopping = False
@@ -123,7 +115,8 @@ class Node:
             StartError: The directory cannot be used.
         """
         self.loop = asyncio.get_running_loop()
-        self.sync = GroupSync(self.loop)
+        self.threads = self.machine.start_threads(WORK_THREADS, "work")
+        self.sync = GroupSync(self.loop, self.machine.start_threads(LANES, "sync"))
         self.tail_cache = TailCache(TAIL_CACHE_BYTES)
         self.data = DataDirectory(
             self.disk, self.config["log.dirs"], node_id=self.node_id, chance=self.chance, tail_cache=self.tail_cache
@@ -135,6 +128,7 @@ class Node:
                 await self.metadata.committed()
         except BaseException:
             self.data.release()
+            self._close_threads()
             raise
         self.every(self.config["offsets.retention.check.interval.ms"], self.groups.expire_offsets)
         self.every(CHECKPOINT_INTERVAL_MS, self._checkpoint)
@@ -143,6 +137,7 @@ class Node:
         if self.config["log.cleaner.enable"]:
             cleaner = Cleaner(
                 self.data.logs,
+                threads=self.threads,
                 wall_ms=self.clock.wall_ms,
                 dedupe_buffer_bytes=self.config["log.cleaner.dedupe.buffer.size"],
                 names=self.data.names,
@@ -194,7 +189,11 @@ class Node:
         topics = list(self.image.topics.values())
         known = {(topic.name, state.index): topic.topic_id for topic in topics for state in topic.partitions}
         self.data.restore_deleted(known)
-        self.data.load(self.log_config, now_ms=self.clock.wall_ms())
+        loading = self.machine.start_threads(LOADING_THREADS, "load")
+        try:
+            self.data.load(self.log_config, loading, now_ms=self.clock.wall_ms())
+        finally:
+            loading.close()
         self.data.set_strays_aside(known)
         for topic in topics:
             self._host_all(topic, topic.partitions)
@@ -227,9 +226,13 @@ class Node:
         self.groups.close()
         self.transactions.close()
         await self.sync.drain()
-        self.sync.close()
+        self._close_threads()
         for error in self.data.close(self.metadata.log, now_ms=self.clock.wall_ms(), failure=self.failure):
             log.error("log_not_closed", error=str(error))
+
+    def _close_threads(self) -> None:
+        self.sync.close()
+        self.threads.close()
 
     def take_offline(self, error: StorageError) -> None:
         """The machine failed: nothing is written to the data directory any more, until the next start looks at it.
@@ -262,15 +265,15 @@ class Node:
             log.warning(
                 "too_many_open_files",
                 reason=reason,
-                limit=self.data.descriptors.limit,
+                limit=self.machine.descriptors.limit,
                 advice="raise the limit of open files (ulimit -n), or have fewer partitions or connections",
             )
 
     def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
         """Run something beside the requests until it ends or the node stops."""
         task = self.loop.create_task(coroutine, name=name)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background[task] = None
+        task.add_done_callback(self._background.pop)
         return task
 
     def every(self, interval_ms: int, work: Any) -> None:
@@ -440,7 +443,7 @@ class Node:
                 for partition in created:
                     partition.release()
                 for folder in folders:
-                    self.loop.run_in_executor(None, self.data.disk.remove_tree, folder)
+                    self.spawn(self._remove_folder(folder), "removal")
             finish(error)
 
         self.metadata.when_committed(result.last_offset + 1, settle)
@@ -481,7 +484,7 @@ class Node:
         if not new_count:
             return
         hosted_count = sum(map(len, self.partitions.values()))
-        descriptors = self.data.descriptors
+        descriptors = self.machine.descriptors
         if new_count > descriptors.room_for_partitions(hosted_count):
             self.data.release_closed_segments()
             room = descriptors.room_for_partitions(hosted_count)
@@ -600,12 +603,7 @@ class Node:
             StorageError: The machine failed.
         """
         async with self._checkpointing:  # two at once would write the same temporary files
-            writing = self.loop.run_in_executor(None, self.data.logs.prepare_checkpoint().run)
-            try:
-                await asyncio.shield(writing)
-            except asyncio.CancelledError:
-                await writing
-                raise
+            await self.threads.run(self.data.logs.prepare_checkpoint().run)
 
     def _checkpoint(self) -> None:
         if self.failure is None:
@@ -645,11 +643,11 @@ class Node:
         # With this record the new segment and all that the snapshot covers are safe, before the old segments go.
         await self.write_metadata([NoOpRecord()])
         data = encode_snapshot(records, timestamp=now_ms)
-        await self.loop.run_in_executor(None, self._snapshots.write, covered, data)
+        await self.threads.run(partial(self._snapshots.write, covered, data))
         log_.delete_records(covered.end_offset)
         removal = log_.start_retention(now_ms=now_ms)
         if removal is not None:
-            await self.loop.run_in_executor(None, removal.run)
+            await self.threads.run(removal.run)
         log.info("metadata_snapshot_written", end_offset=covered.end_offset, records=len(records), bytes=len(data))
 
     def _apply_retention(self) -> None:
@@ -670,9 +668,15 @@ class Node:
 
     async def _remove(self, removal: PendingRemoval) -> None:
         try:
-            await self.loop.run_in_executor(None, removal.run)
+            await self.threads.run(removal.run)
         except StorageError as error:
             self.take_offline(error)
+
+    async def _remove_folder(self, folder: str) -> None:
+        try:
+            await self.threads.run(partial(self.disk.remove_tree, folder))
+        except StorageError as error:
+            log.warning("folder_not_removed", path=folder, error=str(error), effect="the next start removes it")
 
 
 class TopicDeletedError(Exception):

@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(peer, tuple):
             self.peer_host, self.peer = str(peer[0]), f"{peer[0]}:{peer[1]}"
         node = self.dispatcher.node
-        if not node.data.descriptors.has_room_for_connection(transport.get_extra_info("socket").fileno()):
+        if not node.machine.descriptors.has_room_for_connection(transport.get_extra_info("socket").fileno()):
             node.warn_of_descriptors(f"a connection from {self.peer} was refused")
             self.close()
             return
@@ -291,7 +291,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.abort(f"too many open files: {error}")
                 return
             self._socket.setblocking(False)
-        self._file_send = FileSend(self.dispatcher.node.loop, self._socket, request.parts, self._files_sent)
+        node = self.dispatcher.node
+        self._file_send = FileSend(node.loop, node.threads, self._socket, request.parts, self._files_sent)
         self._is_file_send_due = transport.get_write_buffer_size() > 0
         if self._is_file_send_due:
             transport.set_write_buffer_limits(high=0)  # calls `resume_writing` when it is empty

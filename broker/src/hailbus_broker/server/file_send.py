@@ -18,16 +18,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from hailbus_broker.runtime.threads import Threads
     from hailbus_broker.server.request import Part
 
 WINDOW_BYTES: Final = 1024 * 1024
 """So much is sent at once: it bounds how long one connection holds the loop up, and what is looked for in the cache."""
 
-SAMPLE_BYTES: Final = 64 * 1024
-"""One byte in so many is looked for: the system reads ahead, and forgets, in larger pieces."""
-
 MORE: Final = getattr(socket, "MSG_MORE", 0)
-NO_WAIT: Final = getattr(os, "RWF_NOWAIT", None)
 
 
 class FileSend:
@@ -35,6 +32,7 @@ class FileSend:
 
     Args:
         loop: Where it is driven.
+        threads: Where the disk is waited for.
         connection: The socket, not blocking. Closed by `cancel`.
         parts: Bytes and slices of files.
         done: Called once, with what went wrong or None; not after `cancel`.
@@ -43,11 +41,13 @@ class FileSend:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        threads: Threads,
         connection: socket.socket,
         parts: Sequence[Part | FileSlice],
         done: Callable[[OSError | None], None],
     ) -> None:
         self._loop: Final = loop
+        self._threads: Final = threads
         self._socket: Final = connection
         self._parts: Final = deque(part if isinstance(part, FileSlice) else memoryview(part) for part in parts)
         self._done: Final = done
@@ -69,7 +69,7 @@ class FileSend:
             return
         if self._is_cold():
             self._is_in_thread = True
-            self._loop.run_in_executor(None, self._send).add_done_callback(self._sent)
+            self._threads.submit(self._send, self._sent)
             return
         try:
             is_full = self._send()
@@ -78,14 +78,14 @@ class FileSend:
         else:
             self._next(is_full=is_full)
 
-    def _sent(self, future: asyncio.Future[bool]) -> None:
+    def _sent(self, is_full: bool | None, error: BaseException | None) -> None:
         self._is_in_thread = False
-        if self._is_cancelled or future.cancelled():
+        if self._is_cancelled:
             self._abandon()
-        elif isinstance(error := future.exception(), OSError):
-            self._finish(error)
+        elif error is not None:
+            self._finish(error if isinstance(error, OSError) else OSError(EIO, str(error)))
         else:
-            self._next(is_full=future.result())
+            self._next(is_full=bool(is_full))
 
     def _next(self, *, is_full: bool) -> None:
         if not self._parts:
@@ -100,7 +100,7 @@ class FileSend:
         """Whether sending the next window would wait for the disk, as far as a few samples tell."""
         left = WINDOW_BYTES
         for part in self._parts:
-            if isinstance(part, FileSlice) and not is_in_page_cache(part, left):
+            if isinstance(part, FileSlice) and not part.file.is_cached(part.position, min(part.length, left)):
                 return True
             left -= part.length if isinstance(part, FileSlice) else len(part)
             if left <= 0:
@@ -149,30 +149,3 @@ class FileSend:
     def _abandon(self) -> None:
         self._parts.clear()  # lets go of the files, which may be deleted ones
         self._socket.close()
-
-
-def is_in_page_cache(piece: FileSlice, length: int) -> bool:
-    """Whether the first bytes of a slice can be read without waiting, as far as a few samples tell."""
-    if NO_WAIT is None:
-        return False
-    descriptor, byte = piece.file.fileno(), bytearray(1)
-    last = piece.position + min(length, piece.length) - 1
-    try:
-        for position in (*range(piece.position, last, SAMPLE_BYTES), last):
-            if os.preadv(descriptor, [byte], position, NO_WAIT) != 1:
-                return False
-    except OSError:
-        return False
-    return True
-
-
-def read_without_waiting(piece: FileSlice) -> bytearray | None:
-    """The bytes of a slice if the page cache has them all; None if the disk would have to be asked."""
-    if NO_WAIT is None:
-        return None
-    buffer = bytearray(piece.length)
-    try:
-        count = os.preadv(piece.file.fileno(), [buffer], piece.position, NO_WAIT)
-    except OSError:
-        return None
-    return buffer if count == piece.length else None

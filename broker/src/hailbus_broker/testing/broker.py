@@ -23,6 +23,7 @@ from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.clock import SystemClock
 from hailbus_broker.runtime.disk import RealDisk, RealFile
+from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.node import Node
 from hailbus_broker.server.listener import Server
 
@@ -194,7 +195,7 @@ async def running_broker(
     )
     clock = VirtualClock()
     chance = random.SystemRandom() if seed is None else random.Random(seed)
-    server = Server(Node(config, clock=clock, chance=chance, disk=UnsyncedDisk()))
+    server = Server(Node(config, machine=Machine(clock=clock, random=chance, disk=UnsyncedDisk())))
     try:
         await server.start()
         broker = RunningBroker(server, clock)

@@ -71,6 +71,14 @@ class SimulatedFile:
         self._disk.check(self.path, "read")
         return bytes(self._inode.data[position : position + length])
 
+    def read_cached(self, position: int, length: int) -> bytes:
+        """Everything is in memory."""
+        return self.read(position, length)
+
+    def is_cached(self, position: int, length: int) -> bool:  # noqa: ARG002 - the port's signature
+        """Everything is in memory."""
+        return True
+
     def truncate(self, size: int) -> None:
         """Cut the file."""
         self._disk.step(self.path, "truncate")
@@ -82,6 +90,19 @@ class SimulatedFile:
         """From now on the data lasts."""
         self._disk.step(self.path, "sync")
         self._inode.synced = bytes(self._inode.data)
+
+
+class SimulatedLock:
+    """A directory that a process owns; see `log.disk.DirectoryLock`."""
+
+    def __init__(self, locks: dict[str, SimulatedLock], directory: str) -> None:
+        self._locks: Final = locks
+        self._directory: Final = directory
+
+    def release(self) -> None:
+        """Give it back, unless another life of the process has it."""
+        if self._locks.get(self._directory) is self:
+            del self._locks[self._directory]
 
 
 class SimulatedDisk:
@@ -110,6 +131,7 @@ class SimulatedDisk:
         self._durable_names: dict[str, _Inode] = {}
         self._pending_names: dict[str, list[Callable[[dict[str, _Inode]], None]]] = {}
         self._directories: set[str] = {""}
+        self._locks: dict[str, SimulatedLock] = {}
 
     # ---- faults
 
@@ -142,6 +164,7 @@ class SimulatedDisk:
         """SIGKILL: what was written stays, in the page cache of the system."""
         self.has_crashed = False
         self.crash_at_step = None
+        self._locks.clear()
 
     def cut_power(self) -> None:
         """What was not synced is gone, or arrived in part, or as garbage."""
@@ -180,6 +203,14 @@ class SimulatedDisk:
         return left
 
     # ---- the port
+
+    def lock(self, directory: str) -> SimulatedLock | None:
+        """Take a directory; the lock ends with the process, like that of the system."""
+        self.check(directory, "lock")
+        if directory in self._locks:
+            return None
+        lock = self._locks[directory] = SimulatedLock(self._locks, directory)
+        return lock
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
         """Open a file."""

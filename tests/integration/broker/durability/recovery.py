@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from unittest.mock import patch
 
 from hailbus_broker.cluster.options import BrokerConfig
 from hailbus_broker.log import Isolation
 from hailbus_broker.records import iterate_batches, iterate_records
 from hailbus_broker.runtime.errors import StartError
+from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.node import Node
 from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulated_threads import SimulatedThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from hailbus_broker.log import PartitionLog
@@ -53,21 +52,6 @@ COMPACTED: Final = frozenset({"keyed"})
 EXPIRING: Final = frozenset({"expiring"})
 
 
-class _InThisThread(Executor):
-    """Runs what it is given at once: to start a thread takes longer than what it would do here."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*arguments, **keywords))
-        except Exception as error:  # noqa: BLE001 - as an executor does
-            future.set_exception(error)
-        return future
-
-
 async def start_on(state: State, directory: Path, settings: dict[str, str]) -> View:
     """Start a broker on a state, in this process and in memory, and look at what it holds."""
     disk = SimulatedDisk(random.Random(0))
@@ -79,13 +63,10 @@ async def start_on(state: State, directory: Path, settings: dict[str, str]) -> V
         elif name != ".lock":
             disk.write_whole(f"{path}/{name}", content)
     own = {"log.dirs": path, "log.cleaner.enable": "false", "log.retention.check.interval.ms": "600000"}
-    node = Node(BrokerConfig({**settings, **own}), chance=random.Random(1), disk=disk)
+    machine = Machine(random=random.Random(1), disk=disk, start_threads=SimulatedThreads)
+    node = Node(BrokerConfig({**settings, **own}), machine=machine)
     try:
-        with (
-            patch("hailbus_broker.runtime.data_directory.ThreadPoolExecutor", _InThisThread),
-            patch("hailbus_broker.runtime.group_sync.ThreadPoolExecutor", _InThisThread),
-        ):
-            await node.start()
+        await node.start()
     except StartError as error:
         return View(failure=str(error))
     try:

@@ -5,7 +5,7 @@ Deviations: no follower, no tiered storage and no preferred replica, so the fiel
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,9 +18,10 @@ from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.records import RecordsError
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchEntry, FetchSession
-from hailbus_broker.server.file_send import read_without_waiting
 
 if TYPE_CHECKING:
+    import asyncio
+
     from hailbus_broker.log import FileSlice
     from hailbus_broker.protocol.definitions.fetch_request import FetchTopic
     from hailbus_broker.runtime.partition import Partition
@@ -203,15 +204,16 @@ class ParkedFetch:
                 self.session.rotate([answer.entry for answer in answers if answer.read and answer.read.length])
         cold: dict[int, FileSlice] = {}
         blocks: dict[int, Part] = {}
+        node = self.dispatcher.node
         left = COPIED_BYTES
         for number, answer in enumerate(answers):
             piece = answer.read.file_slice if answer.read is not None else None
             if piece is None:
                 continue
-            if piece.length <= left and (block := read_without_waiting(piece)) is not None:
+            if piece.length <= left and (block := piece.file.read_cached(piece.position, piece.length)) is not None:
                 blocks[number] = block
                 left -= piece.length
-            elif piece.length >= COLD_COPIED_BYTES:
+            elif piece.length >= COLD_COPIED_BYTES and node.machine.can_send_files:
                 blocks[number] = piece
                 self.request.has_files = True
             else:
@@ -219,21 +221,20 @@ class ParkedFetch:
         if not cold:
             self._send(answers, blocks)
             return
-        future = self.dispatcher.node.loop.run_in_executor(None, _read_all, cold)
 
-        def done(result: asyncio.Future[dict[int, bytes | StorageError]]) -> None:
-            if result.cancelled():
-                return
-            for number, found in result.result().items():
+        def done(result: dict[int, bytes | StorageError] | None, error: BaseException | None) -> None:
+            if result is None:
+                raise error or AssertionError("nothing was read")
+            for number, found in result.items():
                 if isinstance(found, StorageError):
-                    self.dispatcher.node.take_offline(found)
+                    node.take_offline(found)
                     answers[number].read = None
                     answers[number].code = ErrorCode.KAFKA_STORAGE_ERROR
                 else:
                     blocks[number] = found
             self._send(answers, blocks)
 
-        future.add_done_callback(done)
+        node.threads.submit(partial(_read_all, cold), done)
 
     def _send(self, answers: list[_Answer], blocks: dict[int, Part]) -> None:
         request = self.request
