@@ -202,9 +202,10 @@ class PartitionLog:
         self._producers = producer_state
         self._tail: deque[CachedBatch] = deque()
         self._tail_cache: Final = tail_cache
-        self._dirty_files: set[File] = set()
-        self._first_directories: set[str] = set()
-        self._first_paths: set[str] = set()
+        # Dicts for sets in the order of insertion: two runs of a simulation sync in the same order.
+        self._dirty_files: dict[File, None] = {}
+        self._first_directories: dict[str, None] = {}
+        self._first_paths: dict[str, None] = {}
         """What the first sync takes along: it need not last before there is something in the log."""
         self._is_directory_dirty = False
         self._are_epochs_dirty = False
@@ -272,15 +273,15 @@ class PartitionLog:
             tail_cache=tail_cache or TailCache(0),
         )
         if recovered.is_new:
-            log._first_directories = {directory, directory.rpartition("/")[0]}
+            log._first_directories = dict.fromkeys((directory, directory.rpartition("/")[0]))
         if not clean:
-            log._first_directories.add(directory)
+            log._first_directories[directory] = None
             # After SIGKILL the data is in the page cache, not necessarily on the disk: the first sync brings it
             # there, and only then may anything be acknowledged again that depends on it.
             log.synced_end_offset = min(recovery_point, log.log_end_offset)
             log._total_bytes = log._active.size_bytes  # so that the next checkpoint saves what was read now
             if log.synced_end_offset < log.log_end_offset:
-                log._dirty_files.update(segment.file for segment in log._segments_after(log.synced_end_offset))
+                log._dirty_files.update((segment.file, None) for segment in log._segments_after(log.synced_end_offset))
                 log._is_directory_dirty = True
         return log
 
@@ -416,7 +417,7 @@ class PartitionLog:
         except StorageError as error:
             self._fail_write(segment, error)
         segment.note(size_bytes, last_offset, max_timestamp, config.index_interval_bytes)
-        self._dirty_files.add(file)
+        self._dirty_files[file] = None
         self._total_bytes += size_bytes
         self.log_end_offset = last_offset + 1
         if producer_id >= 0:
@@ -507,7 +508,7 @@ class PartitionLog:
             segment.write(buffer)
         except StorageError as error:
             self._fail_write(segment, error)
-        self._dirty_files.add(segment.file)
+        self._dirty_files[segment.file] = None
         self._total_bytes += len(buffer)
         for batch in batches:
             header = batch.header
@@ -523,7 +524,7 @@ class PartitionLog:
 
     def _complete(self, segment: Segment, completed: CompletedTransaction) -> None:
         if completed.is_aborted:
-            self._dirty_files.add(segment.transaction_index.append(aborted_entry(self._producers, completed)))
+            self._dirty_files[segment.transaction_index.append(aborted_entry(self._producers, completed))] = None
             self._is_directory_dirty = True
         self._producers.complete(completed)
 
@@ -576,7 +577,7 @@ class PartitionLog:
         if self._active.size_bytes == 0:
             return
         try:
-            self._dirty_files.update(self._active.finish_indexes())
+            self._dirty_files.update(dict.fromkeys(self._active.finish_indexes()))
             self._write_snapshot(self.log_end_offset)
             self._active = Segment(self._disk, self.directory, self.log_end_offset, is_new=True, created_ms=now_ms)
         except StorageError as error:
@@ -609,7 +610,7 @@ class PartitionLog:
         return CheckpointFiles(
             path=f"{self.directory}/{file_name(self.log_end_offset, SNAPSHOT_SUFFIX)}",
             data=self._producers.to_snapshot(),
-            removed_paths=tuple(f"{self.directory}/{file_name(offset, SNAPSHOT_SUFFIX)}" for offset in removed),
+            removed_paths=tuple(f"{self.directory}/{file_name(offset, SNAPSHOT_SUFFIX)}" for offset in sorted(removed)),
         )
 
     def _write_snapshot(self, offset: Offset) -> None:
@@ -617,7 +618,7 @@ class PartitionLog:
         self._disk.remove(path)
         file = self._disk.open(path, create=True)
         file.append(self._producers.to_snapshot())
-        self._dirty_files.add(file)
+        self._dirty_files[file] = None
         self._is_directory_dirty = True
         self._snapshot_offset = offset
         self._snapshot_total_bytes = self._total_bytes
@@ -641,24 +642,28 @@ class PartitionLog:
             self._disk,
             tuple(self._dirty_files),
             tuple(self._first_paths),
-            tuple(self._first_directories | ({self.directory} if self._is_directory_dirty else set())),
+            tuple(self._first_directories | ({self.directory: None} if self._is_directory_dirty else {})),
             (self.leader_epochs.path, self.leader_epochs.to_bytes()) if self._are_epochs_dirty else None,
             self.log_end_offset,
         )
         self._dirty_files.clear()
         self._is_directory_dirty = self._are_epochs_dirty = False
-        self._first_paths, self._first_directories = set(), set()
+        self._first_paths, self._first_directories = {}, {}
         return pending
+
+    def _forget_file(self, file: File | None) -> None:
+        if file is not None:
+            self._dirty_files.pop(file, None)
 
     def sync_first(self, path: str) -> None:
         """Let the next sync take a file along, which somebody else has written."""
-        self._first_paths.add(path)
+        self._first_paths[path] = None
 
     def retry_sync(self, pending: PendingSync) -> None:
         """Take back a sync that failed because no file descriptor was free. The next sync covers it."""
-        self._dirty_files.update(pending.files)
-        self._first_paths.update(pending.paths)
-        self._first_directories.update(pending.directories)
+        self._dirty_files.update(dict.fromkeys(pending.files))
+        self._first_paths.update(dict.fromkeys(pending.paths))
+        self._first_directories.update(dict.fromkeys(pending.directories))
         self._are_epochs_dirty |= pending.epochs is not None
         self._is_directory_dirty = True
 
@@ -722,7 +727,7 @@ class PartitionLog:
             raise self.failure
         # If nothing was written and nothing had to be repaired, everything is as the last clean stop left it.
         if self._total_bytes or self.is_dirty or self.recovery != RecoveryReport():
-            self._dirty_files.update(self._active.finish_indexes())
+            self._dirty_files.update(dict.fromkeys(self._active.finish_indexes()))
             self._write_snapshot(self.log_end_offset)
             self.sync()
             self._remove_old_snapshots()
@@ -1018,7 +1023,7 @@ class PartitionLog:
         paths: list[str] = []
         for segment in deleted:
             if segment.file_if_open is not None:
-                self._dirty_files.discard(segment.file_if_open)
+                self._forget_file(segment.file_if_open)
             paths += [segment.path_of(suffix) for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX)]
         self._is_directory_dirty = True
         start_offset = self._segments[0].base_offset
@@ -1144,7 +1149,8 @@ class PartitionLog:
             raise error
         for originals, segment in task.swapped:
             at = self._segments.index(originals[0])
-            self._dirty_files -= {original.file_if_open for original in originals}
+            for original in originals:
+                self._forget_file(original.file_if_open)
             self._segments[at : at + len(originals)] = [segment]
         # Aborted records may be in the cache, and no longer in a transaction index that would hide them.
         self._tail.clear()
@@ -1161,7 +1167,7 @@ class PartitionLog:
         self._tail.clear()
         while len(self._segments) > 1 and self._segments[-1].base_offset >= offset:
             dropped = self._segments.pop()
-            self._dirty_files.discard(dropped.file)
+            self._forget_file(dropped.file)
             dropped.remove_files()
         active = self._active = self._segments[-1]
         end_offset = offset
@@ -1175,7 +1181,7 @@ class PartitionLog:
         self.log_end_offset = end_offset
         self.high_watermark = min(self.high_watermark, end_offset)
         self.synced_end_offset = min(self.synced_end_offset, end_offset)
-        self._dirty_files.add(active.file)
+        self._dirty_files[active.file] = None
         self._is_directory_dirty = True
         if self.leader_epochs.truncate_end(end_offset):
             self._are_epochs_dirty = True

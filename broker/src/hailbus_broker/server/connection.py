@@ -12,7 +12,6 @@ import os
 import socket
 from collections import deque
 from errno import EIO
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.log import StorageError
@@ -32,7 +31,6 @@ RECEIVE_BYTES: Final = 256 * 1024
 QUEUED_FRAMES: Final = 256
 QUEUED_BYTES: Final = 8 * 1024 * 1024
 PRODUCE: Final = 0
-_numbers: Final = count(1)
 JOINED_BYTES: Final = 16 * 1024
 """Answers that are smaller together are copied into one buffer: cheaper than a vector of many."""
 
@@ -65,7 +63,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_host = ""
         self.peer = ""
         self.client_software = ""
-        self.number = next(_numbers)
+        dispatcher.connection_count += 1
+        self.number = dispatcher.connection_count
         self.is_closed = False
         self.is_idle = False
         self._receive = receive
@@ -102,7 +101,7 @@ class Connection(asyncio.BufferedProtocol):
             node.warn_of_descriptors(f"a connection from {self.peer} was refused")
             self.close()
             return
-        self.dispatcher.connections.add(self)
+        self.dispatcher.connections[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio calls it so
         """See `asyncio`."""
@@ -116,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self.dispatcher.finished(self._queued_bytes + sum(len(request.frame) for request in self._in_work))
         self._queue.clear()
         self._queued_bytes = 0
-        self.dispatcher.connections.discard(self)
+        self.dispatcher.connections.pop(self, None)
         self.dispatcher.disconnected(list(self._in_work))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio calls it so

@@ -49,7 +49,7 @@ class Dispatcher:
         from hailbus_broker.server.handlers.table import HANDLERS
 
         self.node = node
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         self.handlers: Final = HANDLERS
         self.ranges: Final = {
             key: (APIS[key].first if handler.first is None else handler.first, APIS[key].last)
@@ -66,11 +66,13 @@ class Dispatcher:
         Each batch belongs to a request in work, so `queued.max.request.bytes` bounds them.
         """
         self.bytes_in_work = 0
+        self.connection_count = 0
+        """Of all connections that there ever were."""
         self._max_bytes_in_work: int = node.config["queued.max.request.bytes"]
-        self._waiting: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}
         self.disturb: Callable[[Request, Callable[[Request], None]], bool] | None = None
         self.observe: Callable[[Request], None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
 
     def handle(self, request: Request) -> None:
         """Serve one request, or let it go wrong where a test asks for that."""
@@ -113,8 +115,8 @@ class Dispatcher:
                 return
             if isinstance(result, Awaitable):
                 task = asyncio.ensure_future(self._finish(request, result))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks[task] = None
+                task.add_done_callback(self._tasks.pop)
                 return
             request.respond(result)
         except Exception as error:  # noqa: BLE001 - every one has its meaning, or is our mistake and is logged as such
@@ -152,14 +154,14 @@ class Dispatcher:
         """Whether a connection must wait until other requests are done; it is told when."""
         if self.bytes_in_work <= self._max_bytes_in_work:
             return False
-        self._waiting.add(connection)
+        self._waiting[connection] = None
         return True
 
     def finished(self, byte_count: int) -> None:
         """Requests of so many bytes are done."""
         self.bytes_in_work -= byte_count
         if self._waiting and self.bytes_in_work <= self._max_bytes_in_work:
-            waiting, self._waiting = self._waiting, set()
+            waiting, self._waiting = self._waiting, {}
             for connection in waiting:
                 connection.look_again()
 
