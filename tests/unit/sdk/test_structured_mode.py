@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -144,6 +145,32 @@ async def test_batches_read_them(bus: MemoryBus) -> None:
         await pub.publish_many([OrderPlaced(order_id="a", amount=n) for n in range(5)])
         await t.settle()
     assert seen == [(n, 1) for n in range(5)]
+
+
+@pytest.mark.parametrize("order", ["partition", "key"])
+async def test_handlers_keep_the_order_that_they_ask_for(bus: MemoryBus, order: Literal["partition", "key"]) -> None:
+    svc = Service("shop", content_mode="structured")
+    pub = svc.publishes(OrderPlaced)
+    running = {0: 0, 1: 0}
+    most = 0
+    amounts: dict[int, list[int]] = {0: [], 1: []}
+
+    @svc.on(OrderPlaced, delivery=AtLeastOnce(order=order))
+    async def take(event: OrderPlaced, ctx: Context) -> None:
+        nonlocal most
+        running[ctx.partition] += 1
+        most = max(most, running[ctx.partition])
+        await asyncio.sleep(1 / (event.amount + 1))
+        running[ctx.partition] -= 1
+        amounts[ctx.partition].append(event.amount)
+
+    async with bus.run(svc) as t:
+        for amount in range(6):
+            await pub.publish(OrderPlaced(order_id=f"o{amount}", amount=amount))
+        await t.settle()
+    assert sorted(amounts[0] + amounts[1]) == list(range(6))
+    in_order = all(found == sorted(found) for found in amounts.values())
+    assert (most == 1, in_order) == ((True, True) if order == "partition" else (False, False))
 
 
 async def test_dead_letter_and_replay_keep_the_bytes(bus: MemoryBus) -> None:

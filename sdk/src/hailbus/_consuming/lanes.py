@@ -103,8 +103,9 @@ class LaneRunner:
         elif route.batch is not None:
             route.batch.push(Part(chunk.partition, chunk.prefix, [record], route))
         elif route.error is not None or route is self._router.decode_first:
-            # By key as well: a structured record may turn out to be an event that is handled.
-            self._lanes.push(chunk.partition, record.key, item)
+            # Ordered as well: a structured record may turn out to be an event that is handled.
+            name = None if chunk.partition.topic in self._router.partition_ordered else record.key
+            self._lanes.push(chunk.partition, name, item)
         else:
             self._partitions.end(item, Ending.SKIPPED)
 

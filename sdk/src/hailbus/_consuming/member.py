@@ -95,6 +95,8 @@ class Member(ABC):
                 )
                 raise ConfigurationError(message)
             self._by_class[cls] = Route(subscription, cls, batch=batch)
+            if subscription.delivery.order == "partition":
+                self._router.partition_ordered.add(event_info(cls).topic.name)
 
     # -------------------------------------------------------------------------------------------- life
 

@@ -55,6 +55,8 @@ class Router:
         self.decode_first = Route(None, None)
         """The route of records whose headers do not name their type."""
         self.usual = Usual(None, None, self.decode_first)
+        self.partition_ordered: set[str] = set()
+        """Topics with a handler that wants the order of the partition, not of the key."""
 
     def route_of(self, record: Received) -> Route:
         """Where a record goes, by its headers alone.
