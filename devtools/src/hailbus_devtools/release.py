@@ -23,7 +23,18 @@ from pathlib import Path
 
 from hailbus_devtools.tools import ROOT
 
-__all__ = ["Environment", "ReleaseError", "Wheel", "build", "follow_quickstart", "interpreters", "main", "problems_of"]
+__all__ = [
+    "PYTHONS",
+    "Environment",
+    "ReleaseError",
+    "Wheel",
+    "build",
+    "follow_quickstart",
+    "interpreters",
+    "main",
+    "pins",
+    "problems_of",
+]
 
 MEMBERS = {"hailbus": "sdk", "hailbus-broker": "broker", "hailbus-registry": "registry"}
 """The distributions that are published, and where they are made."""
@@ -145,7 +156,7 @@ class Environment:
     def __init__(self, folder: Path, wheels: Path, *, python: str = sys.executable) -> None:
         self.folder = folder
         self.work = folder / "work"
-        self._wheels = wheels
+        self.wheels = wheels
         self._constraints = folder / "constraints.txt"
         self.work.mkdir(parents=True)
         self._built = [Wheel.read(path) for path in sorted(wheels.glob("*.whl"))]
@@ -168,7 +179,7 @@ class Environment:
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "VIRTUAL_ENV": str(self.folder / "venv"),
             "PIP_CONSTRAINT": str(self._constraints),
-            "PIP_FIND_LINKS": str(self._wheels.resolve()),
+            "PIP_FIND_LINKS": str(self.wheels.resolve()),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -181,7 +192,7 @@ class Environment:
             name = requirement.partition("[")[0]
             found.append(f"{requirement} @ {names[name]}" if name in names else requirement)
         command = ["uv", "pip", "install", "--quiet", "--python", str(self.bin / "python")]
-        command += ["--constraints", str(self._constraints), "--find-links", str(self._wheels), *found]
+        command += ["--constraints", str(self._constraints), "--find-links", str(self.wheels), *found]
         _run([*command, "--offline"], fallback=command)
 
     def installed(self) -> list[str]:
