@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,6 +39,7 @@ from hailbus import (
 from hailbus._transport.cluster import ClientName
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
+from hailbus.event import event_info
 from sqlalchemy import text
 
 Until = Callable[..., Awaitable[None]]
@@ -417,3 +420,49 @@ async def test_exactly_once_over_a_rebalance(cluster: Cluster, client: ClientNam
     found = [d.event.amount async for d in bus_reader(bus, total_changed, start="earliest", until_end=True)]
     assert sorted(found) == list(range(600))
     assert out.name != topic.name
+
+
+class Attempts(logging.Filter):
+    """Counts what a library would log."""
+
+    count = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.count += 1
+        return True
+
+
+async def test_an_outage_of_the_broker_is_logged_once_and_not_at_each_attempt(
+    own_cluster: OwnCluster, client: ClientName, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, order_placed = language("quiet")
+    svc = Service("quiet-" + event_info(order_placed).topic.name, subscribing=FAST)
+    pub = svc.publishes(order_placed)
+    seen: list[int] = []
+
+    @svc.on([order_placed])
+    async def placed(event: Any, ctx: Context) -> None:
+        seen.append(event.amount)
+
+    async with svc.running(bus_of(own_cluster, client)):
+        await pub.publish(order_placed(order_id="a", amount=0))
+        await until(lambda: seen == [0])
+        caplog.clear()
+        attempts = Attempts()
+        logging.getLogger("aiokafka").filters.insert(0, attempts)
+        try:
+            await asyncio.to_thread(own_cluster.kill)
+            during = await pub.enqueue(order_placed(order_id="b", amount=1))
+            await until(lambda: client == "librdkafka" or attempts.count >= 20, seconds=60)
+            await until(lambda: svc.unhealthy_reasons, seconds=60)
+        finally:
+            logging.getLogger("aiokafka").removeFilter(attempts)
+        lines = Counter((r.name, r.levelname, str(r.msg)) for r in caplog.records if r.levelno >= logging.WARNING)
+        assert lines
+        clients = {
+            ("hailbus.transport", "WARNING", "broker_unreachable: %s: %s"): 2
+        }  # producer and consumer, each once
+        assert {line: count for line, count in lines.items() if count > clients.get(line, 1)} == {}
+        await asyncio.to_thread(own_cluster.start)
+        await during
+        await until(lambda: seen == [0, 1], seconds=60)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from aiokafka import errors as kafka_errors
 
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
+from hailbus._transport.repeated_lines import aiokafka_lines
 from hailbus.errors import BrokerUnreachableError, DeliveryError
 
 __all__ = ["connected", "connection", "translated"]
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 def connection(settings: ClusterSettings, client_id: str) -> dict[str, Any]:  # Any: arguments of an untyped library
     """Connection settings as aiokafka's arguments."""
+    aiokafka_lines.install("aiokafka")
     return {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.client_id_of(client_id),
@@ -86,6 +88,7 @@ async def connected(
                 await stop(client)
             raise
         else:
+            aiokafka_lines.reached()
             return client
 
 

@@ -26,6 +26,7 @@ from hailbus._transport import (
 from hailbus._transport.aiokafka_client import connected, connection
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
 from hailbus._transport.reachability import Reachability
+from hailbus._transport.repeated_lines import aiokafka_lines
 
 __all__ = ["AiokafkaConsumer", "stop_consumer"]
 
@@ -94,7 +95,7 @@ class AiokafkaConsumer:
         self._listener = listener
         self._read_committed = read_committed
         self._started: aiokafka.AIOKafkaConsumer | None = None
-        self._reachability = Reachability()
+        self._reachability = Reachability(on_return=aiokafka_lines.reached)
         self._paused: set[TopicPartition] = set()
         self._resumed = asyncio.Event()
 

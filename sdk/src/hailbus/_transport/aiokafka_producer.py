@@ -14,6 +14,7 @@ from hailbus._transport import Outgoing, TopicPartition, aiokafka_private, all_o
 from hailbus._transport.aiokafka_client import connected, connection, translated
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
 from hailbus._transport.reachability import Reachability
+from hailbus._transport.repeated_lines import aiokafka_lines
 from hailbus.errors import DeliveryError, ProducerFencedError, RecordTooLargeError, TopicMissingError
 
 __all__ = ["AiokafkaProducer"]
@@ -52,7 +53,7 @@ class AiokafkaProducer:
         self._replacing = asyncio.Lock()
         self._stopped = False
         self._counts: dict[str, int] = {}
-        self._reachability = Reachability()
+        self._reachability = Reachability(on_return=aiokafka_lines.reached)
         self._sending = 0
 
     def _make(self) -> aiokafka.AIOKafkaProducer:
@@ -125,12 +126,19 @@ class AiokafkaProducer:
         return self._counts.get(topic)
 
     async def partition_count(self, topic: str) -> int:
+        client = self._client
+        self._sending += 1
         try:
-            partitions = await self._client.partitions_for(topic)
+            partitions = await client.partitions_for(topic)
         except kafka_errors.UnknownTopicOrPartitionError as error:
+            if not aiokafka_private.is_connected(client):  # nobody has said that the topic is unknown
+                message = f"the partitions of topic {topic!r} are not known: no broker answers"
+                raise DeliveryError(message, topic=topic, retriable=True) from error
             raise TopicMissingError(topic=topic) from error
         except kafka_errors.KafkaError as error:
             raise translated(error, topic, None) from error
+        finally:
+            self._sending -= 1
         self._counts[topic] = len(partitions)
         return len(partitions)
 

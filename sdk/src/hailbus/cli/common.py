@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Coroutine
@@ -73,6 +74,7 @@ class OptionalValues(TyperCommand):
 
 def bus_at(bootstrap: str, *, connect_timeout_s: float = 5.0) -> KafkaBus:
     """The bus of a command: it does not wait long for a broker. Its other settings come from the environment."""
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # what it has to say, the command's error says
     bus = bus_from_environment(bootstrap_servers=bootstrap)
     assert bus is not None
     return bus if "HAILBUS_CONNECT_TIMEOUT_S" in os.environ else replace(bus, connect_timeout_s=connect_timeout_s)
