@@ -81,12 +81,19 @@ def health_router(
 async def _outboxes(service: Service) -> tuple[list[str], list[str]]:
     """Reasons to be unhealthy, and warnings, of the outboxes of a service."""
     stall_s = service.settings.stall_after.total_seconds()
+    outage_s = service.settings.outage_after.total_seconds()
     stuck: list[str] = []
     warnings: list[str] = []
     for outbox in service.outboxes:
         lag = await _lag_of(outbox)
+        failing = outbox.reasons(after_s=outage_s)
+        stuck += failing
         if lag is None:
-            warnings.append("the outbox's database does not answer")
+            silent_s = asyncio.get_running_loop().time() - (outbox.silent_since_s or 0.0)
+            if silent_s < outage_s:
+                warnings.append("the outbox's database does not answer")
+            elif not failing:
+                stuck.append(f"the outbox's database has not answered for {silent_s:.0f} s")
         elif lag[1] > stall_s:
             stuck.append(f"the outbox holds {lag[0]} events to publish, the oldest for {lag[1]:.0f} s")
         elif lag[0]:
@@ -95,11 +102,15 @@ async def _outboxes(service: Service) -> tuple[list[str], list[str]]:
 
 
 async def _lag_of(outbox: Outbox) -> tuple[int, float] | None:
+    began_s = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(DATABASE_TIMEOUT_S):
             lag = await outbox.lag()
     except Exception:  # noqa: BLE001 whatever it is, the probe must have its answer
+        if outbox.silent_since_s is None:
+            outbox.silent_since_s = began_s
         return None
+    outbox.silent_since_s = None
     return lag.due_count, lag.oldest_s
 
 

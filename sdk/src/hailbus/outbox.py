@@ -285,6 +285,10 @@ class Outbox:
         """What `lag` found last; `GET /metrics` has it look anew."""
         self.is_listening = False
         """Whether PostgreSQL tells this relay of commits; without, it polls."""
+        self.silent_since_s: float | None = None
+        """When its database first left a probe without an answer, on the event loop's clock; None while it answers."""
+        self._failing_since_s: float | None = None
+        self._failure = ""
 
     async def create_tables(self) -> None:
         """Create table and indexes where they are missing; see `hailbus.database.ensure_tables`."""
@@ -453,10 +457,11 @@ class Outbox:
             try:
                 published = await self.relay_once(producer, partitioner)
             except (SQLAlchemyError, DeliveryError, ConfigurationError, OSError, TimeoutError) as error:
-                log.warning("relay_failed: %s, trying again in %.1f s", error, delay_s)
+                self._note_failure(error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 15.0)
                 continue
+            self._note_success()
             delay_s = 0.1
             if published < self._batch_records:
                 try:
@@ -464,6 +469,27 @@ class Outbox:
                         await self._woken.wait()
                 except TimeoutError:
                     pass
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failure = str(getattr(error, "orig", None) or error)  # SQLAlchemy adds statement and parameters
+        if self._failing_since_s is None:
+            self._failing_since_s = asyncio.get_running_loop().time()
+            log.warning("relay_failed: %s, trying again until it works", self._failure)
+        else:
+            log.debug("relay_failed_again: %s", self._failure)
+
+    def _note_success(self) -> None:
+        if self._failing_since_s is not None:
+            lasted_s = asyncio.get_running_loop().time() - self._failing_since_s
+            self._failing_since_s = None
+            log.info("relay_recovered: after %.0f s", lasted_s)
+
+    def reasons(self, *, after_s: float) -> list[str]:
+        """Why the relay is unhealthy: it has failed for longer than `after_s`."""
+        if self._failing_since_s is None:
+            return []
+        lasted_s = asyncio.get_running_loop().time() - self._failing_since_s
+        return [f"the outbox relay has failed for {lasted_s:.0f} s: {self._failure}"] if lasted_s >= after_s else []
 
     async def relay_once(self, producer: Producer, partitioner: Partitioner) -> int:
         """Publish one round of due rows; how many rows it looked at.

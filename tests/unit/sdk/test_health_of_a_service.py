@@ -33,11 +33,14 @@ from hailbus import (
 )
 from hailbus._consuming.path import FailurePath
 from hailbus.admin import ClusterAdmin
+from hailbus.cli.explaining import explained
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
 from hailbus.health import service_checks
+from hailbus.outbox import OutboxLag
 from hailbus.testing import Harness, MemoryBus, VirtualClock, run_virtual
 from hailbus.testing.memory import MemoryConsumer
+from sqlalchemy import text
 
 ORDERS = Topic("orders.v1", partitions=2)
 ONE_S = timedelta(seconds=1)
@@ -67,7 +70,10 @@ async def probes(svc: Service) -> AsyncIterator[Callable[[str], Awaitable[tuple[
 
         async def ask(path: str) -> tuple[int, dict[str, Any]]:
             answer = await http.get(path)
-            return answer.status_code, answer.json()
+            body = answer.json()
+            for sentence in (*body.get("reasons", ()), *body.get("warnings", ())):
+                assert explained(sentence), f"`hailbus doctor` has no explanation of: {sentence}"
+            return answer.status_code, body
 
         yield ask
 
@@ -280,6 +286,69 @@ async def test_an_outbox_that_nobody_empties_makes_the_service_unhealthy(bus: Me
                 await asyncio.sleep(0.02)
         status, body = await ask("/readyz")
         assert "the outbox holds 1 events to publish" in body["reasons"][0]
+    await engine.dispose()
+
+
+async def answered(ask: Callable[[str], Awaitable[tuple[int, dict[str, Any]]]], status: int) -> dict[str, Any]:
+    """The body of `/readyz` once it has this status."""
+    async with asyncio.timeout(10):
+        while True:
+            found, body = await ask("/readyz")
+            if found == status:
+                return body
+            await asyncio.sleep(0.02)
+
+
+async def test_a_relay_whose_database_is_away_makes_the_service_unhealthy(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hailbus.outbox")
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    outbox = Outbox(engine, poll_interval=timedelta(milliseconds=5))
+    svc = Service("shop", subscribing=SubscriberSettings(outage_after=timedelta(milliseconds=500)))
+    svc.relays(outbox)
+
+    async def rename(old: str, new: str) -> None:
+        async with engine.begin() as tx:
+            await tx.execute(text(f"ALTER TABLE {old} RENAME TO {new}"))
+
+    async with svc.running(bus), probes(svc) as ask:
+        assert (await ask("/readyz"))[0] == 200
+        await rename("hailbus_outbox", "away")
+        body = await answered(ask, 503)
+        assert body["reasons"] == [body["reasons"][0]]
+        assert body["reasons"][0].startswith("the outbox relay has failed for ")
+        assert body["reasons"][0].endswith("no such table: hailbus_outbox")
+        assert (await ask("/livez"))[0] == 200
+        await rename("away", "hailbus_outbox")
+        await answered(ask, 200)
+    words = [record.getMessage().partition(":")[0] for record in caplog.records if record.name == "hailbus.outbox"]
+    assert words == ["relay_failed", "relay_recovered"], "each state once, and not each attempt"
+    await engine.dispose()
+
+
+async def test_an_outbox_whose_database_hangs_makes_the_service_unhealthy(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    outbox = Outbox(engine)
+    svc = Service("shop", subscribing=SubscriberSettings(outage_after=timedelta(milliseconds=200)))
+    svc.relays(outbox, elsewhere=True)
+    monkeypatch.setattr("hailbus.health.DATABASE_TIMEOUT_S", 0.05)
+    lag = outbox.lag
+
+    async def hang() -> OutboxLag:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with svc.running(bus), probes(svc) as ask:
+        monkeypatch.setattr(outbox, "lag", hang)
+        status, body = await ask("/readyz")
+        assert (status, body["warnings"]) == (200, ["the outbox's database does not answer"])
+        body = await answered(ask, 503)
+        assert body["reasons"][0].startswith("the outbox's database has not answered for ")
+        monkeypatch.setattr(outbox, "lag", lag)
+        assert "warnings" not in await answered(ask, 200)
     await engine.dispose()
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as encoder
-import platform
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
 
-from hailbus.admin import ClusterAdmin
 from hailbus.cli import contracts, kafka
 from hailbus.cli.common import (
     Bootstrap,
@@ -21,13 +17,12 @@ from hailbus.cli.common import (
     bus_at,
     catalogue_named,
     event_named,
-    load,
     out,
     run,
-    table,
 )
 from hailbus.cli.configs import configs
 from hailbus.cli.database import db
+from hailbus.cli.doctor import doctor
 from hailbus.cli.groups import groups
 from hailbus.cli.letters import dlq, parked
 from hailbus.cli.needs import needs
@@ -38,7 +33,6 @@ from hailbus.cli.running import run_service
 from hailbus.cli.transactions import transactions
 from hailbus.errors import ConfigurationError, HailbusError, InvalidPayloadError
 from hailbus.event import event_info
-from hailbus.health import service_checks
 from hailbus.reader import bus_reader
 from hailbus.service import Service
 
@@ -59,6 +53,7 @@ app.add_typer(db, name="db")
 app.command("relay")(relay)
 app.command("new")(new)
 app.command("run")(run_service)
+app.command("doctor")(doctor)
 app.command("topics")(kafka.topics)
 app.command("produce")(kafka.produce)
 app.command("consume")(kafka.consume)
@@ -172,63 +167,6 @@ def publish(
         out(receipt._asdict())
 
     run(main())
-
-
-@app.command()
-def doctor(
-    bootstrap_server: Bootstrap,
-    service: Annotated[str | None, typer.Option("--service", help="package.module:service to check as well.")] = None,
-    json: Json = False,
-) -> None:
-    """Check the cluster, and whether a service's topics and settings fit it. Exit code 1 when something is wrong."""
-
-    async def main() -> int:
-        rows: list[list[object]] = []
-
-        def note(what: str, answer: object, *, ok: bool = True) -> None:
-            rows.append(["ok" if ok else "WRONG", what, answer])
-
-        for package in ("hailbus", "aiokafka", "confluent-kafka", "pydantic", "sqlalchemy"):
-            with contextlib.suppress(PackageNotFoundError):  # of an extra that is not installed
-                note(package, version(package))
-        note("python", platform.python_version())
-        async with ClusterAdmin(bus_at(bootstrap_server)) as admin:
-            topics = await admin.topics()
-            note("broker", f"{bootstrap_server}, {len(topics)} topics")
-            leaderless = [f"{t.name}-{p}" for t in topics.values() for p, leader in t.leaders.items() if leader < 0]
-            note("partitions without leader", ", ".join(leaderless) or "none", ok=not leaderless)
-            if service is not None:
-                found: Any = load(service)
-                if not isinstance(found, Service):
-                    message = f"{service!r} is no hailbus.Service"
-                    raise ConfigurationError(message)
-                for topic in found.topics:
-                    there = topics.get(topic.name)
-                    if there is None:
-                        note(f"topic {topic.name}", "missing; created at the service's start")
-                    else:
-                        fits = there.partition_count == topic.partitions
-                        text = f"{there.partition_count} partitions, declared {topic.partitions}"
-                        note(f"topic {topic.name}", text, ok=fits)
-                for group in sorted({s.group for s in found.subscriptions}):
-                    lag = sum(entry.lag for entry in await admin.lag(group))
-                    note(f"group {group}", f"lag {lag}")
-                    for topic in found.topics:
-                        if topic.name.endswith(f".{group}-dlt") and topic.name in topics:
-                            ends = sum((await admin.end_offsets([topic])).values())
-                            starts = sum((await admin.start_offsets([topic])).values())
-                            note(f"dead letters in {topic.name}", ends - starts)
-                for check in await service_checks(found, admin):
-                    note(check.what, check.answer, ok=check.ok)
-        if json:
-            for state, what, answer in rows:
-                out({"what": what, "found": answer, "ok": state == "ok"})
-        else:
-            table(["", "WHAT", "FOUND"], rows)
-        return sum(row[0] != "ok" for row in rows)
-
-    if run(main()):
-        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from hailbus.service import Service
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["run_service"]
+__all__ = ["listening", "run_service", "with_health"]
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
 LEVELS = ("debug", "info", "warning", "error")
@@ -64,7 +64,7 @@ def run_service(
         typer.echo("hailbus: --workers and --reload exclude each other; reload one process", err=True)
         raise typer.Exit(2)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("aiokafka").setLevel(logging.ERROR)
+    logging.getLogger("aiokafka").setLevel(max(logging.getLevelNamesMapping()[log_level.upper()], logging.WARNING))
     if workers > 1 or reload:
         words = [sys.executable, "-m", "hailbus._command", "run", target, "--log-level", log_level]
         words += ["--bootstrap-server", bootstrap] if bootstrap else []
@@ -87,17 +87,13 @@ async def _run(
             with _parent_watched(parent_fd, service.request_stop):
                 await service.run(bus)
             return
-        found = _with_health(service, bus)
+        found = with_health(service, bus)
     from hailbus.fastapi import serve
 
     address = listen or DEFAULT_LISTEN
-    listener = socket.socket(fileno=listen_fd) if listen_fd is not None else None
+    listener = socket.socket(fileno=listen_fd) if listen_fd is not None else listening(address)
     with _parent_watched(parent_fd, stop.set):
-        try:
-            await serve(found, address, stop=stop, listener=listener)
-        except OSError as error:
-            message = f"--listen {address}: {error.strerror or error}; choose another address"
-            raise ConfigurationError(message) from error
+        await serve(found, address, stop=stop, listener=listener)
 
 
 def _found(target: str) -> Any:  # a service, or an ASGI application
@@ -128,7 +124,7 @@ def _announce(service: Service) -> None:
         typer.echo(f"{subscription.group}: {subscription.name} <- {names} ({promise})", err=True)
 
 
-def _with_health(service: Service, bus: Any) -> FastAPI:  # Any: a bus or None
+def with_health(service: Service, bus: Any) -> FastAPI:  # Any: a bus or None
     """An application of nothing but the service's health routes."""
     from fastapi import FastAPI
 
@@ -140,6 +136,21 @@ def _with_health(service: Service, bus: Any) -> FastAPI:  # Any: a bus or None
     app = FastAPI(lifespan=lifespan, openapi_url=None)
     app.include_router(service.health())
     return app
+
+
+def listening(address: str) -> socket.socket:
+    """A socket that listens at the address.
+
+    Raises:
+        ConfigurationError: It is no address, or it is taken.
+    """
+    from hailbus.fastapi import listener_at
+
+    try:
+        return listener_at(address)
+    except OSError as error:
+        message = f"--listen {address}: {error.strerror or error}; choose another address"
+        raise ConfigurationError(message) from error
 
 
 @contextlib.contextmanager
@@ -166,15 +177,7 @@ async def _work(words: list[str], target: str, listen: str | None, count: int) -
     found = _found(target)  # what is wrong with it is said once, not by each process
     if isinstance(found, Service) and listen is None:
         return await Workers(Command(words), count).run()
-    from hailbus.fastapi import listener_at
-
-    address = listen or DEFAULT_LISTEN
-    try:
-        listener = listener_at(address)
-    except OSError as error:
-        message = f"--listen {address}: {error.strerror or error}; choose another address"
-        raise ConfigurationError(message) from error
-    with listener:
+    with listening(listen or DEFAULT_LISTEN) as listener:
         return await Workers(
             Command([*words, "--listen-fd", str(listener.fileno())], fds=(listener.fileno(),)), count
         ).run()
