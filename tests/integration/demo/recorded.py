@@ -17,7 +17,7 @@ import sqlite3
 import sys
 import tarfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class RecordedRun:
         records: Topic and partition → records, the first at offset 0; `None` is an offset that no reader sees.
         committed: Group → partition → offset.
         letters: Records of dead-letter topics.
+        starts: Topic and partition → first offset, where it is not 0.
         restarted: Names of processes that the launcher restarted.
         lake: The report of `lake verify --json`, made of `records` as they were recorded.
     """
@@ -56,6 +57,7 @@ class RecordedRun:
     committed: dict[str, dict[Place, int]]
     lake: dict[str, Any]
     letters: dict[str, list[LogRecord]]
+    starts: dict[Place, int] = field(default_factory=dict)
     restarted: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------------------------------------ the log
@@ -97,6 +99,14 @@ class RecordedRun:
         del self.records[place][-count:]
         assert lost is not None
         return lost
+
+    def take_out(self, gone: LogRecord) -> None:
+        """Take a record out as if it had never been published: the records behind it move up."""
+        records = self.records[gone.topic, gone.partition]
+        del records[gone.offset]
+        for offset in range(gone.offset, len(records)):
+            moved = records[offset]
+            records[offset] = None if moved is None else moved._replace(offset=offset)
 
     def hide(self, first: LogRecord) -> None:
         """Take two neighbouring records out, as compaction does: their offsets stay empty."""
@@ -241,7 +251,7 @@ class RecordedLog:
     def bounds(self, topics: Collection[str]) -> tuple[dict[Place, int], dict[Place, int]]:
         """Return the first offset and the end of each partition."""
         ends = {place: len(held) for place, held in sorted(self._run.records.items()) if place[0] in topics}
-        return dict.fromkeys(ends, 0), ends
+        return {place: self._run.starts.get(place, 0) for place in ends}, ends
 
     def committed(self, groups: Sequence[str]) -> dict[str, dict[Place, int]]:
         """Return group → partition → committed offset."""
@@ -359,6 +369,7 @@ def copy(run: RecordedRun, folder: Path) -> RecordedRun:
         committed={group: dict(offsets) for group, offsets in run.committed.items()},
         lake=json.loads(json.dumps(run.lake)),
         letters={},
+        starts={},
     )
 
 

@@ -107,7 +107,10 @@ class BookingMultiplier(NamedTuple):
 
 
 class OutboxRow(NamedTuple):
-    """A row of `hailbus_outbox`. `content` is the hash of key, payload and headers; see `log.content_hash`."""
+    """A row of `hailbus_outbox`. `content` is the hash of key, payload and headers; see `log.content_hash`.
+
+    `published_ms` is None where booking's clock is the events' own: the log deletes by the time of day.
+    """
 
     packed_id: PackedId
     topic: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -33,7 +34,6 @@ from hailbus_demo.ledger.accounts import (
 from hailbus_demo.ledger.log import COMPACTED, content_hash, pack_id, value_hash
 
 ROWS_AT_A_TIME = 5_000
-LATEST_US = 2**62
 _DATA = b',"data":'
 _OPTION_ID, _RANK = 0, 2
 """Positions of the fields of an option in `recommender_answer.options`."""
@@ -47,7 +47,8 @@ async def read_booking(url: str) -> BookingAccount:
     """
     reader = _Database(url)
     try:
-        now_us = await _clock_us(reader)
+        event_us = await _event_clock_us(reader)
+        now_us = _wall_us() if event_us is None else event_us
         return BookingAccount(
             rides={
                 row[0]: BookingRide(*row[1:])
@@ -70,7 +71,7 @@ async def read_booking(url: str) -> BookingAccount:
                 row[0]: BookingMultiplier(row[1], row[2], _ms(row[3]))
                 async for row in reader.rows("SELECT cell, multiplier, version, valid_until FROM booking_multipliers")
             },
-            outbox=[_outbox_row(row, now_us) async for row in reader.rows(_OUTBOX)],
+            outbox=[_outbox_row(row, now_us, is_dated=event_us is None) async for row in reader.rows(_OUTBOX)],
         )
     finally:
         await reader.close()
@@ -82,7 +83,7 @@ _OUTBOX = (
 )
 
 
-def _outbox_row(row: Sequence[Any], now_us: int) -> OutboxRow:
+def _outbox_row(row: Sequence[Any], now_us: int, *, is_dated: bool) -> OutboxRow:
     event_id, topic, kind, key, payload, headers, published, cancelled, failed, not_before, partition, offset = row
     state: OutboxState
     if published is not None:
@@ -103,7 +104,7 @@ def _outbox_row(row: Sequence[Any], now_us: int) -> OutboxRow:
             for name, value in json.loads(headers)
         ],
     )
-    published_ms = None if published is None else published // 1000
+    published_ms = published // 1000 if published is not None and is_dated else None
     return OutboxRow(pack_id(event_id), topic, kind, key, state, partition, offset, published_ms, content)
 
 
@@ -119,16 +120,21 @@ async def count_due(url: str) -> int:
             "SELECT count(*) FROM hailbus_outbox WHERE published_at IS NULL AND cancelled_at IS NULL "
             "AND failed_at IS NULL AND (not_before IS NULL OR not_before <= :now)"
         )
-        now_us = await _clock_us(reader)
+        event_us = await _event_clock_us(reader)
+        now_us = _wall_us() if event_us is None else event_us
         return sum([int(row[0]) async for row in reader.rows(statement, {"now": now_us})])
     finally:
         await reader.close()
 
 
-async def _clock_us(reader: _Database) -> int:
-    """Return booking's time in microseconds: of its event clock, where it has one, else nothing counts as waiting."""
+async def _event_clock_us(reader: _Database) -> int | None:
+    """Return the time of booking's event clock in microseconds, `None` where booking follows the time of day."""
     latest = [row[0] async for row in reader.rows("SELECT now FROM booking_clock WHERE name = 'event'")]
-    return _ms(latest[0]) * 1000 if latest else LATEST_US
+    return _ms(latest[0]) * 1000 if latest else None
+
+
+def _wall_us() -> int:
+    return time.time_ns() // 1_000
 
 
 async def read_inbox(url: str, consumer: str) -> InboxAccount:

@@ -29,7 +29,7 @@ _OUTPUT_CHARACTERS = 6_000
 PASSED_ITS_LIMIT = 75
 """The exit status of a fork in which one test took longer than its limit."""
 ARGUMENTS = (
-    *("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "--hypothesis-seed=0"),
+    *("-x", "-q", "--no-header", "--tb=short", "--assert=plain", "--hypothesis-seed=0", "-m", "not slow"),
     *("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:faulthandler"),
 )
 

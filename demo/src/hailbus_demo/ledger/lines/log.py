@@ -11,6 +11,7 @@ from hailbus_demo.ledger.accounts import (
     Accounts,
     BookingAccount,
     GroupsAccount,
+    InboxAccount,
     JournalAccount,
     LettersAccount,
     OutboxRow,
@@ -42,11 +43,13 @@ def _outbox(accounts: Accounts) -> Judgement:
     waiting = sent = 0
     said: set[PackedId] = set()
     keyed = _newest_published(booking)
+    applied = _applied_ms(accounts, log)
     for row in booking.outbox:
         said.add(row.packed_id)
         if row.state == "published":
             sent += 1
-            _published(found, log, row, keyed, accounts.read_at_ms)
+            known_ms = applied.get(row.packed_id) if row.published_ms is None else row.published_ms
+            _published(found, log, row, keyed, is_expired=_is_expired(row.topic, known_ms, accounts.read_at_ms))
             continue
         if row.packed_id in reader.rows:
             # Published and not marked yet is a moment of the relay; cancelled or refused, it must not be there.
@@ -78,8 +81,26 @@ def _newest_published(booking: BookingAccount) -> dict[tuple[str, int, str], int
     return newest
 
 
+def _applied_ms(accounts: Accounts, log: LogAccount) -> dict[PackedId, int]:
+    """Return event id → when a consumer applied it first; empty where the log has deleted nothing."""
+    applied: dict[PackedId, int] = {}
+    if not any(log.starts.values()):
+        return applied
+    for inbox in accounts.inboxes.values():
+        if isinstance(inbox, InboxAccount):
+            for packed, at_ms in zip(inbox.ids, inbox.applied_ms, strict=True):
+                applied[packed] = min(at_ms, applied.get(packed, at_ms))
+    return applied
+
+
+def _is_expired(topic: str, known_ms: int | None, read_at_ms: int) -> bool:
+    """Return whether an event that was there at a time of day may have been deleted by its topic's retention."""
+    kept_ms = RETENTION_MS.get(topic)
+    return kept_ms is not None and known_ms is not None and known_ms + kept_ms <= read_at_ms
+
+
 def _published(
-    found: Findings, log: LogAccount, row: OutboxRow, newest: Mapping[tuple[str, int, str], int], read_at_ms: int
+    found: Findings, log: LogAccount, row: OutboxRow, newest: Mapping[tuple[str, int, str], int], *, is_expired: bool
 ) -> None:
     reader = log.reader
     number = reader.rows.get(row.packed_id)
@@ -90,8 +111,7 @@ def _published(
         if offset >= end:
             what = f"{row.type} was acknowledged at or beyond the log's end {end}: the acknowledged tail is lost"
         elif offset < start:
-            kept_ms = RETENTION_MS.get(row.topic)
-            if kept_ms is not None and row.published_ms is not None and row.published_ms + kept_ms <= read_at_ms:
+            if is_expired:
                 return  # older than its topic keeps it
             what = f"{row.type} was deleted before its time: the log starts at {start}"
         elif row.topic in COMPACTED and row.key is not None:

@@ -1,0 +1,487 @@
+"""Faults of booking, its database and its outbox."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from hailbus_demo.ledger.log import LogRecord
+from hailbus_demo.ledger.model import Finding
+
+from tests.integration.demo.faults.declared import NEW_ID, Faults, at, everywhere, last_of, ride_in
+from tests.integration.demo.recorded import RecordedRun, data, header, with_data, with_header
+
+FAULTS: Final = Faults()
+
+
+@FAULTS.declare("booking", "a payment is captured a second time under an id of its own", "money-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    made = run.append(with_header(with_data(paid, seq=3), "ce_id", NEW_ID))
+    run.outbox(made)
+    return at(made, f"ride {ride_id}: payment.captured a second time")
+
+
+@FAULTS.declare("booking", "a rider is charged another fare than the ride's", "money-rides-payments")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    everywhere(run, with_data(paid, amount={"amount_minor": 191_900, "currency": "USD"}))
+    return at(paid, f"ride {ride_id}: payment.captured of 191900, its ride.completed says")
+
+
+@FAULTS.declare("booking", "a rider is charged more than was told, everywhere in booking", "money-book-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    fare = {"amount_minor": 191_900, "currency": "USD"}
+    everywhere(run, with_data(paid, amount=fare))
+    everywhere(run, with_data(run.find("ride.completed", ride_id=ride_id), fare=fare))
+    run.sql("booking", "UPDATE booking_rides SET fare_minor = 191900 WHERE ride_id = ?", ride_id)
+    return at(paid, f"ride {ride_id}: charged 191900 by the log")
+
+
+@FAULTS.declare("booking", "the money of a ride without a driver is not given back", "money-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, refund = ride_in(run, "unmatched")
+    held = run.records[refund.topic, refund.partition]
+    last = held[-1]
+    assert last is not None
+    # The refund never was: another rider's event is where it would have been.
+    run.sql("booking", "DELETE FROM hailbus_outbox WHERE id = ?", header(refund, "ce_id"))
+    run.put(last._replace(offset=refund.offset))
+    run.drop_tail((refund.topic, refund.partition))
+    return Finding(what=f"ride {ride_id} is unmatched: payment.refunded of", topic="payments.v1", id=ride_id)
+
+
+@FAULTS.declare("booking", "a refund of another amount than was reserved", "money-rides-payments")
+def _(run: RecordedRun) -> Finding:
+    ride_id, refund = ride_in(run, "unmatched")
+    everywhere(run, with_data(refund, amount={"amount_minor": 5, "currency": "USD"}))
+    return at(refund, f"ride {ride_id}: 5 given back of")
+
+
+@FAULTS.declare("booking", "a driver has two rides at once", "drivers-rides")
+def _(run: RecordedRun) -> Finding:
+    free = run.find("driver.became_free")
+    other = run.find("ride.requested", nth=1)
+    changed = {name: data(free)[name] for name in ("driver_id", "seq", "simulated")}
+    body = json.dumps({**changed, "ride_id": data(other)["ride_id"]}, separators=(",", ":")).encode()
+    record = with_header(free._replace(value=body), "ce_type", "driver.became_busy")
+    record = with_header(record, "ce_dataschema", "hailbus:driver.became_busy/v1")
+    run.put(record)
+    run.outbox(record)
+    return at(record, f"driver {data(free)['driver_id']} is busy with ride")
+
+
+@FAULTS.declare("booking", "a quote is offered at a price that surge never published", "quotes-surge")
+def _(run: RecordedRun) -> Finding:
+    offered = run.find("quote.offered", surge_version=None)
+    everywhere(run, with_data(offered, multiplier=2.0))
+    return at(offered, f"quoted at 2.0 in cell {data(offered)['pickup_cell']} by no update of surge")
+
+
+@FAULTS.declare("booking's database", "a ride is lost", "rides-book-booking")
+def _(run: RecordedRun) -> Finding:
+    ride_id = run.ask("booking", "SELECT min(ride_id) FROM booking_rides")[0][0]
+    run.sql("booking", "DELETE FROM booking_rides WHERE ride_id = ?", ride_id)
+    return Finding(what=f"ride {ride_id} is in the riders' book and not in booking's database", id=ride_id)
+
+
+@FAULTS.declare("booking's database", "a ride is invented", "rides-booking-log")
+def _(run: RecordedRun) -> Finding:
+    columns = [row[1] for row in run.ask("booking", "PRAGMA table_info(booking_rides)")]
+    others = ", ".join(column for column in columns if column != "ride_id")
+    run.sql(
+        "booking", f"INSERT INTO booking_rides (ride_id, {others}) SELECT 'new', {others} FROM booking_rides LIMIT 1"
+    )
+    return Finding(
+        what="ride new is in booking's database and no event of it is in the log", topic="rides.v1", id="new"
+    )
+
+
+@FAULTS.declare("booking's database", "a ride is in a state that does not exist", "rides-book-booking")
+def _(run: RecordedRun) -> Finding:
+    ride_id = run.ask("booking", "SELECT min(ride_id) FROM booking_rides")[0][0]
+    run.sql("booking", "UPDATE booking_rides SET state = 'banana' WHERE ride_id = ?", ride_id)
+    return Finding(what=f"ride {ride_id} is 'banana' by booking's database, which is no state of a ride", id=ride_id)
+
+
+@FAULTS.declare("booking's database", "a ride has another driver than the log tells", "rides-booking-log")
+def _(run: RecordedRun) -> Finding:
+    done = run.find("ride.completed")
+    ride_id = data(done)["ride_id"]
+    run.sql("booking", "UPDATE booking_rides SET driver_id = 'nobody' WHERE ride_id = ?", ride_id)
+    return at(done, f"ride {ride_id}: driver is nobody by booking's database")
+
+
+@FAULTS.declare("booking's database", "a ride has more events than the log", "order")
+def _(run: RecordedRun) -> Finding:
+    done = run.find("ride.completed")
+    ride_id, seq = data(done)["ride_id"], data(done)["seq"]
+    run.sql("booking", "UPDATE booking_rides SET seq = seq + 1 WHERE ride_id = ?", ride_id)
+    return at(done, f"ride {ride_id}: booking's database has {seq + 1} events, the log ends with {seq}")
+
+
+@FAULTS.declare("booking's database", "a payment is in another state than its ride", "money-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, _ = ride_in(run, "completed")
+    run.sql("booking", "UPDATE booking_rides SET payment = 'authorised' WHERE ride_id = ?", ride_id)
+    return Finding(what=f"ride {ride_id} is completed and its payment 'authorised'", id=ride_id)
+
+
+@FAULTS.declare("booking's database", "a driver is busy with a ride that has ended", "drivers-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, _ = ride_in(run, "completed")
+    driver_id = run.ask("booking", "SELECT min(driver_id) FROM booking_drivers")[0][0]
+    run.sql(
+        "booking", "UPDATE booking_drivers SET status = 'busy', ride_id = ? WHERE driver_id = ?", ride_id, driver_id
+    )
+    return Finding(what=f"driver {driver_id} is busy with ride {ride_id}, which has ended", id=driver_id)
+
+
+@FAULTS.declare("booking's database", "a multiplier is not surge's latest", "booking-multipliers")
+def _(run: RecordedRun) -> Finding:
+    cell = run.ask("booking", "SELECT min(cell) FROM booking_multipliers")[0][0]
+    run.sql("booking", "UPDATE booking_multipliers SET version = version - 1 WHERE cell = ?", cell)
+    last = max((r for r in run.all("surge.v1") if data(r)["cell"] == cell), key=lambda r: data(r)["surge_version"])
+    return at(last, f"cell {cell} costs")
+
+
+@FAULTS.declare("booking's database", "a multiplier is there that surge never published", "booking-multipliers")
+def _(run: RecordedRun) -> Finding:
+    cell = run.ask("booking", "SELECT min(cell) FROM booking_multipliers")[0][0]
+    run.sql("booking", "UPDATE booking_multipliers SET cell = '88ffffffffffff' WHERE cell = ?", cell)
+    what = "cell 88ffffffffffff has a multiplier by booking's database and none in the log"
+    return Finding(what=what, topic="surge.v1", id="88ffffffffffff")
+
+
+@FAULTS.declare("booking's database", "a timer was claimed and nothing came of it", "booking-timers")
+def _(run: RecordedRun) -> Finding:
+    timer = run.find("booking.timer_elapsed", kind="quote_expiry")
+    quote_id = data(timer)["subject_id"]
+    run.sql("booking", "UPDATE booking_quotes SET state = 'offered' WHERE quote_id = ?", quote_id)
+    return at(timer, f"the time of quote {quote_id} is over, and it is still offered")
+
+
+@FAULTS.declare("booking's outbox", "a published event is lost", "outbox-log")
+def _(run: RecordedRun) -> Finding:
+    ride = run.find("ride.matched")
+    run.sql("booking", "DELETE FROM hailbus_outbox WHERE id = ?", header(ride, "ce_id"))
+    return at(ride, "ride.matched is in the log and not in booking's outbox")
+
+
+@FAULTS.declare("booking's outbox", "an event is invented", "outbox-log")
+def _(run: RecordedRun) -> Finding:
+    ride = run.find("ride.matched")
+    run.outbox(with_header(ride, "ce_id", NEW_ID))
+    return Finding(
+        what="ride.matched was acknowledged and is not in the log",
+        topic=ride.topic,
+        partition=ride.partition,
+        offset=ride.offset,
+        id=NEW_ID,
+    )
+
+
+@FAULTS.declare("booking's outbox", "an event is due and was not published", "outbox-log")
+def _(run: RecordedRun) -> Finding:
+    run.outbox(with_header(run.find("ride.matched"), "ce_id", NEW_ID))
+    run.sql("booking", "UPDATE hailbus_outbox SET published_at = NULL WHERE id = ?", NEW_ID)
+    return Finding(what="ride.matched is due and not published", topic="rides.v1", id=NEW_ID)
+
+
+@FAULTS.declare("booking's outbox", "an event was refused by the broker", "outbox-log")
+def _(run: RecordedRun) -> Finding:
+    run.outbox(with_header(run.find("ride.matched"), "ce_id", NEW_ID))
+    run.sql("booking", "UPDATE hailbus_outbox SET published_at = NULL, failed_at = 1 WHERE id = ?", NEW_ID)
+    return Finding(what="ride.matched could not be published", topic="rides.v1", id=NEW_ID)
+
+
+@FAULTS.declare("booking's outbox", "an event that was cancelled is in the log", "outbox-log")
+def _(run: RecordedRun) -> Finding:
+    ride = run.find("ride.matched")
+    statement = "UPDATE hailbus_outbox SET published_at = NULL, cancelled_at = 1 WHERE id = ?"
+    run.sql("booking", statement, header(ride, "ce_id"))
+    return at(ride, "ride.matched is cancelled by booking's outbox and in the log all the same")
+
+
+def _given_back(run: RecordedRun, ride_id: str, paid: LogRecord) -> LogRecord:
+    """Have booking give back the money of a ride that it charged; return the record."""
+    told = data(paid)
+    fields = {name: told[name] for name in ("rider_id", "payment_id", "amount")}
+    made = with_data(run.find("payment.refunded"), ride_id=ride_id, seq=3, **fields)._replace(key=ride_id.encode())
+    made = with_header(with_header(made, "ce_subject", ride_id), "ce_id", NEW_ID)
+    made = run.append(made._replace(partition=paid.partition))
+    run.outbox(made)
+    return made
+
+
+@FAULTS.declare("booking", "a ride that was charged is given its money back, too", "money-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    made = _given_back(run, ride_id, paid)
+    return at(made, f"ride {ride_id} is completed: payment.refunded must not be")
+
+
+@FAULTS.declare("booking", "a ride that was charged is given its money back by the log", "money-rides-payments")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    made = _given_back(run, ride_id, paid)
+    return at(made, f"ride {ride_id} is completed and was given money back")
+
+
+@FAULTS.declare("booking", "money is taken for a ride that was never requested", "money-rides-payments")
+def _(run: RecordedRun) -> Finding:
+    paid = run.find("payment.captured")
+    made = with_header(with_data(paid, ride_id=NEW_ID)._replace(key=NEW_ID.encode()), "ce_id", NEW_ID)
+    made = run.append(with_header(made, "ce_subject", NEW_ID))
+    run.outbox(made)
+    return at(made, f"ride {NEW_ID}: payment.captured, and nothing in rides.v1 for it")
+
+
+@FAULTS.declare("booking", "money is taken for a ride that booking does not know", "money-booking-log")
+def _(run: RecordedRun) -> Finding:
+    paid = run.find("payment.captured")
+    made = with_header(with_data(paid, ride_id=NEW_ID)._replace(key=NEW_ID.encode()), "ce_id", NEW_ID)
+    made = run.append(with_header(made, "ce_subject", NEW_ID))
+    run.outbox(made)
+    return at(made, f"money of ride {NEW_ID}, which is not in booking's database")
+
+
+@FAULTS.declare("booking", "a payment is captured under another id than it was authorised", "money-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    everywhere(run, with_data(paid, payment_id="another"))
+    return at(paid, f"ride {ride_id} has 2 payments")
+
+
+@FAULTS.declare("booking", "a payment is taken from another rider", "money-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    everywhere(run, with_data(paid, rider_id="another"))
+    return at(paid, f"ride {ride_id}: the money is another's by the log")
+
+
+@FAULTS.declare("booking", "a payment is captured of another amount than booking stores", "money-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    said = data(paid)["amount"]["amount_minor"]
+    everywhere(run, with_data(paid, amount={"amount_minor": said + 1, "currency": "USD"}))
+    return at(paid, f"ride {ride_id}: payment.captured of {said + 1} by the log, {said} by booking's database")
+
+
+@FAULTS.declare("booking", "another amount is reserved than the rider was quoted", "money-book-log")
+def _(run: RecordedRun) -> Finding:
+    reserved = run.find("payment.authorised")
+    told = data(reserved)
+    said = told["amount"]["amount_minor"]
+    everywhere(run, with_data(reserved, amount={"amount_minor": said + 1, "currency": "USD"}))
+    return at(reserved, f"ride {told['ride_id']}: payment.authorised of {said + 1} by the log, quoted {said}")
+
+
+@FAULTS.declare("booking", "a rider was told of a charge that is not in the log", "money-book-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    run.take_out(paid)
+    what = f"the rider was told that ride {ride_id} is completed; payment.captured is not in the log"
+    return Finding(what=what, topic="payments.v1", id=ride_id)
+
+
+@FAULTS.declare("booking", "a ride without a driver keeps its money in the log", "money-rides-payments")
+def _(run: RecordedRun) -> Finding:
+    ride_id, refund = ride_in(run, "unmatched")
+    run.take_out(refund)
+    return at(run.find("ride.unmatched", ride_id=ride_id), f"ride {ride_id} is unmatched and nothing was given back")
+
+
+@FAULTS.declare("booking", "a completed ride is not charged in the log", "money-rides-payments")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    run.take_out(paid)
+    return at(run.find("ride.completed", ride_id=ride_id), f"ride {ride_id}: ride.completed without payment.captured")
+
+
+@FAULTS.declare("booking", "a ride is completed that never started", "order")
+def _(run: RecordedRun) -> Finding:
+    started = run.find("ride.started")
+    wrong = with_header(started, "ce_type", "ride.matched")
+    wrong = with_header(wrong, "ce_dataschema", "hailbus:ride.matched/v1")
+    matched = run.find("ride.matched", ride_id=data(started)["ride_id"])
+    wrong = wrong._replace(value=with_data(matched, seq=data(started)["seq"]).value)
+    run.put(wrong)
+    return at(wrong, f"ride {data(started)['ride_id']}: ride.matched follows the state 'arrived'")
+
+
+@FAULTS.declare("booking", "an event of a ride is missing between two others", "order")
+def _(run: RecordedRun) -> Finding:
+    arrived = run.find("ride.driver_arrived")
+    ride_id, seq = data(arrived)["ride_id"], data(arrived)["seq"]
+    after = run.find("ride.started", ride_id=ride_id)
+    run.take_out(arrived)
+    moved = run.find("ride.started", ride_id=ride_id)
+    assert header(moved, "ce_id") == header(after, "ce_id")
+    return at(moved, f"ride {ride_id}: event {seq + 1} follows event {seq - 1}")
+
+
+@FAULTS.declare("booking", "two drivers are with one rider's and another's ride at once", "drivers-rides")
+def _(run: RecordedRun) -> Finding:
+    """Two rides are under way in the log, both with the same driver."""
+    rides = [data(r)["ride_id"] for r in run.all("rides.v1") if header(r, "ce_type") == "ride.completed"][:2]
+    driver = data(run.find("ride.matched", ride_id=rides[0]))["driver_id"]
+    for ride_id in rides:
+        run.take_out(run.find("ride.completed", ride_id=ride_id))
+    run.put(with_data(run.find("ride.matched", ride_id=rides[1]), driver_id=driver))
+    last = run.find("ride.started", ride_id=rides[1])
+    return Finding(what=f"driver {driver} is with ride ", topic=last.topic)
+
+
+@FAULTS.declare("booking", "a matched driver never became busy", "drivers-rides")
+def _(run: RecordedRun) -> Finding:
+    matched = run.find("ride.matched")
+    ride_id, driver_id = data(matched)["ride_id"], data(matched)["driver_id"]
+    busy = run.find("driver.became_busy", ride_id=ride_id)
+    run.put(with_data(busy, ride_id="another"))
+    what = f"ride {ride_id} was matched with driver {driver_id}, who did not become busy with it in drivers.v1"
+    return at(matched, what)
+
+
+@FAULTS.declare("booking", "a driver is busy with a ride that was not matched", "drivers-rides")
+def _(run: RecordedRun) -> Finding:
+    busy = run.find("driver.became_busy")
+    run.put(with_data(busy, ride_id="another"))
+    driver_id = data(busy)["driver_id"]
+    what = f"driver {driver_id} became busy with ride another, which rides.v1 does not match with that driver"
+    return Finding(what=what, topic="drivers.v1", id=driver_id)
+
+
+@FAULTS.declare("booking", "a quote names an update that surge never published", "quotes-surge")
+def _(run: RecordedRun) -> Finding:
+    offered = run.find("quote.offered")
+    everywhere(run, with_data(offered, surge_version=7, multiplier=1.5))
+    return at(offered, f"quoted at 1.5 in cell {data(offered)['pickup_cell']} by version 7, which is None in surge.v1")
+
+
+@FAULTS.declare("booking", "a quote honours another multiplier than the update that it names", "quotes-surge")
+def _(run: RecordedRun) -> Finding:
+    update = run.find("surge.updated")
+    told = data(update)
+    offered = run.find("quote.offered", pickup_cell=told["cell"])
+    everywhere(run, with_data(offered, surge_version=told["surge_version"], multiplier=told["multiplier"] + 0.1))
+    what = f"in cell {told['cell']} by version {told['surge_version']}, which is {told['multiplier']} in surge.v1"
+    return at(offered, what)
+
+
+@FAULTS.declare("booking's database", "a ride is lost that the log tells", "rides-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride = run.find("ride.requested")
+    ride_id = data(ride)["ride_id"]
+    run.sql("booking", "DELETE FROM booking_rides WHERE ride_id = ?", ride_id)
+    return at(ride, f"ride {ride_id} is in the log and not in booking's database")
+
+
+@FAULTS.declare("booking's database", "a ride is there of which the log has no event", "order")
+def _(run: RecordedRun) -> Finding:
+    columns = [row[1] for row in run.ask("booking", "PRAGMA table_info(booking_rides)")]
+    others = ", ".join(column for column in columns if column != "ride_id")
+    run.sql(
+        "booking", f"INSERT INTO booking_rides (ride_id, {others}) SELECT 'new', {others} FROM booking_rides LIMIT 1"
+    )
+    seq = run.ask("booking", "SELECT seq FROM booking_rides WHERE ride_id = 'new'")[0][0]
+    return Finding(what=f"ride new has {seq} events by booking's database, none is in the log", id="new")
+
+
+@FAULTS.declare("booking's database", "a driver is lost", "drivers-booking-log")
+def _(run: RecordedRun) -> Finding:
+    last = last_of(run, "drivers.v1")
+    driver_id = data(last)["driver_id"]
+    run.sql("booking", "DELETE FROM booking_drivers WHERE driver_id = ?", driver_id)
+    return at(last, f"driver {driver_id} is in the log and not in booking's database")
+
+
+@FAULTS.declare("booking's database", "a driver is invented", "drivers-booking-log")
+def _(run: RecordedRun) -> Finding:
+    run.sql("booking", "UPDATE booking_drivers SET driver_id = 'new' WHERE status = 'free'")
+    return Finding(what="driver new is in booking's database and not in the log", topic="drivers.v1", id="new")
+
+
+@FAULTS.declare("booking's database", "a driver is in another state than the log tells", "drivers-booking-log")
+def _(run: RecordedRun) -> Finding:
+    last = last_of(run, "drivers.v1")
+    driver_id, seq = data(last)["driver_id"], data(last)["seq"]
+    run.sql("booking", "UPDATE booking_drivers SET seq = seq + 1 WHERE driver_id = ?", driver_id)
+    what = f"after event {seq + 1} by booking's database, offline after event {seq} by the log"
+    return at(last, what)
+
+
+@FAULTS.declare("booking's database", "a driver has two rides", "drivers-booking-log")
+def _(run: RecordedRun) -> Finding:
+    rides = [row[0] for row in run.ask("booking", "SELECT ride_id FROM booking_rides ORDER BY ride_id LIMIT 2")]
+    for ride_id in rides:
+        run.sql("booking", "UPDATE booking_rides SET state = 'matched', driver_id = 'd' WHERE ride_id = ?", ride_id)
+    return Finding(what="driver d has rides", id="d")
+
+
+@FAULTS.declare("booking's database", "a ride is with a driver who has another ride", "drivers-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id = run.ask("booking", "SELECT min(ride_id) FROM booking_rides")[0][0]
+    driver_id = run.ask("booking", "SELECT min(driver_id) FROM booking_drivers")[0][0]
+    run.sql(
+        "booking", "UPDATE booking_rides SET state = 'matched', driver_id = ? WHERE ride_id = ?", driver_id, ride_id
+    )
+    run.sql("booking", "UPDATE booking_drivers SET ride_id = 'other' WHERE driver_id = ?", driver_id)
+    what = f"ride {ride_id} is with driver {driver_id}, who has ride other by booking's database"
+    return Finding(what=what, id=ride_id)
+
+
+@FAULTS.declare("booking's database", "a ride is with a driver who has none", "drivers-booking-log")
+def _(run: RecordedRun) -> Finding:
+    ride_id = run.ask("booking", "SELECT min(ride_id) FROM booking_rides")[0][0]
+    run.sql("booking", "UPDATE booking_rides SET state = 'matched', driver_id = 'd' WHERE ride_id = ?", ride_id)
+    return Finding(what=f"ride {ride_id} is with driver d, who has no ride by booking's database", id=ride_id)
+
+
+@FAULTS.declare("booking's database", "a ride waits for a driver after its time", "booking-timers")
+def _(run: RecordedRun) -> Finding:
+    timer = run.find("booking.timer_elapsed", kind="match_timeout")
+    ride_id, seq = data(timer)["subject_id"], data(timer)["seq"]
+    run.sql("booking", "UPDATE booking_rides SET state = 'requested', timer_seq = ? WHERE ride_id = ?", seq, ride_id)
+    return at(timer, f"the time of ride {ride_id} for match_timeout is over, and it is still requested")
+
+
+@FAULTS.declare("booking's database", "a timer has elapsed of a ride that is lost", "booking-timers")
+def _(run: RecordedRun) -> Finding:
+    timer = run.find("booking.timer_elapsed", kind="match_timeout")
+    ride_id = data(timer)["subject_id"]
+    run.sql("booking", "DELETE FROM booking_rides WHERE ride_id = ?", ride_id)
+    return at(timer, f"the time of ride {ride_id} for match_timeout is over, and it is still unknown")
+
+
+@FAULTS.declare("booking's database", "a timer has elapsed of a quote that is lost", "booking-timers")
+def _(run: RecordedRun) -> Finding:
+    timer = run.find("booking.timer_elapsed", kind="quote_expiry")
+    quote_id = data(timer)["subject_id"]
+    run.sql("booking", "DELETE FROM booking_quotes WHERE quote_id = ?", quote_id)
+    return at(timer, f"the time of quote {quote_id} is over, and it is still unknown")
+
+
+@FAULTS.declare("booking's database", "a multiplier is lost", "booking-multipliers")
+def _(run: RecordedRun) -> Finding:
+    cell = data(run.find("surge.updated"))["cell"]
+    run.sql("booking", "DELETE FROM booking_multipliers WHERE cell = ?", cell)
+    last = max((r for r in run.all("surge.v1") if data(r)["cell"] == cell), key=lambda r: data(r)["surge_version"])
+    return at(last, f"cell {cell} costs nothing by booking's database")
+
+
+@FAULTS.declare("booking's outbox", "an event that is in the log is still due", "outbox-log")
+def _(run: RecordedRun) -> Finding:
+    ride = run.find("ride.matched")
+    run.sql("booking", "UPDATE hailbus_outbox SET published_at = NULL WHERE id = ?", header(ride, "ce_id"))
+    what = "ride.matched is in the log and due by booking's outbox"
+    return Finding(what=what, topic="rides.v1", id=header(ride, "ce_id"))
+
+
+@FAULTS.declare("booking's outbox", "an event that waits for its time is in the log", "outbox-log")
+def _(run: RecordedRun) -> Finding:
+    ride = run.find("ride.matched")
+    statement = "UPDATE hailbus_outbox SET published_at = NULL, not_before = ? WHERE id = ?"
+    run.sql("booking", statement, 2**62, header(ride, "ce_id"))
+    return at(ride, "ride.matched is waiting by booking's outbox and in the log all the same")
