@@ -67,6 +67,7 @@ TARGETS = (
         files=_all("demo/src/hailbus_demo/ledger"),
         tests=(
             *(f"tests/unit/demo/test_{name}.py" for name in ("ledger", "so_far")),
+            "tests/integration/demo/test_lines.py",
             "tests/integration/demo/test_the_auditor.py",
         ),
         deselected=(
