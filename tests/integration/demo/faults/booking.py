@@ -278,7 +278,7 @@ def _(run: RecordedRun) -> Finding:
     return at(reserved, f"ride {told['ride_id']}: payment.authorised of {said + 1} by the log, quoted {said}")
 
 
-@FAULTS.declare("booking", "a rider was told of a charge that is not in the log", "money-book-log")
+@FAULTS.declare("the log", "the charge that a rider was told of is missing", "money-book-log")
 def _(run: RecordedRun) -> Finding:
     ride_id, paid = ride_in(run, "completed")
     run.take_out(paid)
@@ -286,21 +286,21 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what=what, topic="payments.v1", id=ride_id)
 
 
-@FAULTS.declare("booking", "a ride without a driver keeps its money in the log", "money-rides-payments")
+@FAULTS.declare("the log", "the refund of a ride without a driver is missing", "money-rides-payments")
 def _(run: RecordedRun) -> Finding:
     ride_id, refund = ride_in(run, "unmatched")
     run.take_out(refund)
     return at(run.find("ride.unmatched", ride_id=ride_id), f"ride {ride_id} is unmatched and nothing was given back")
 
 
-@FAULTS.declare("booking", "a completed ride is not charged in the log", "money-rides-payments")
+@FAULTS.declare("the log", "the charge of a completed ride is missing", "money-rides-payments")
 def _(run: RecordedRun) -> Finding:
     ride_id, paid = ride_in(run, "completed")
     run.take_out(paid)
     return at(run.find("ride.completed", ride_id=ride_id), f"ride {ride_id}: ride.completed without payment.captured")
 
 
-@FAULTS.declare("booking", "a ride is completed that never started", "order")
+@FAULTS.declare("the log", "a ride is matched a second time instead of started", "order")
 def _(run: RecordedRun) -> Finding:
     started = run.find("ride.started")
     wrong = with_header(started, "ce_type", "ride.matched")
@@ -311,7 +311,7 @@ def _(run: RecordedRun) -> Finding:
     return at(wrong, f"ride {data(started)['ride_id']}: ride.matched follows the state 'arrived'")
 
 
-@FAULTS.declare("booking", "an event of a ride is missing between two others", "order")
+@FAULTS.declare("the log", "an event of a ride is missing between two others", "order")
 def _(run: RecordedRun) -> Finding:
     arrived = run.find("ride.driver_arrived")
     ride_id, seq = data(arrived)["ride_id"], data(arrived)["seq"]
@@ -322,9 +322,8 @@ def _(run: RecordedRun) -> Finding:
     return at(moved, f"ride {ride_id}: event {seq + 1} follows event {seq - 1}")
 
 
-@FAULTS.declare("booking", "two drivers are with one rider's and another's ride at once", "drivers-rides")
+@FAULTS.declare("the log", "two rides are under way with the same driver", "drivers-rides")
 def _(run: RecordedRun) -> Finding:
-    """Two rides are under way in the log, both with the same driver."""
     rides = [data(r)["ride_id"] for r in run.all("rides.v1") if header(r, "ce_type") == "ride.completed"][:2]
     driver = data(run.find("ride.matched", ride_id=rides[0]))["driver_id"]
     for ride_id in rides:
@@ -334,7 +333,7 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what=f"driver {driver} is with ride ", topic=last.topic)
 
 
-@FAULTS.declare("booking", "a matched driver never became busy", "drivers-rides")
+@FAULTS.declare("the log", "the driver of a matched ride never became busy with it", "drivers-rides")
 def _(run: RecordedRun) -> Finding:
     matched = run.find("ride.matched")
     ride_id, driver_id = data(matched)["ride_id"], data(matched)["driver_id"]
@@ -344,7 +343,7 @@ def _(run: RecordedRun) -> Finding:
     return at(matched, what)
 
 
-@FAULTS.declare("booking", "a driver is busy with a ride that was not matched", "drivers-rides")
+@FAULTS.declare("the log", "a driver became busy with a ride that was not matched", "drivers-rides")
 def _(run: RecordedRun) -> Finding:
     busy = run.find("driver.became_busy")
     run.put(with_data(busy, ride_id="another"))

@@ -12,7 +12,7 @@ from hailbus_demo.ledger.lines import LINES
 from tests.integration.demo.faults import book, booking, consumers, lake, log, recommender, surge
 from tests.integration.demo.faults.declared import Fault
 
-FAULTS: Final[tuple[Fault, ...]] = (
+_DECLARED: Final = (
     *log.FAULTS,
     *booking.FAULTS,
     *consumers.FAULTS,
@@ -21,6 +21,8 @@ FAULTS: Final[tuple[Fault, ...]] = (
     *book.FAULTS,
     *lake.FAULTS,
 )
+_PLACES: Final = list(dict.fromkeys(fault.place for fault in _DECLARED))
+FAULTS: Final[list[Fault]] = sorted(_DECLARED, key=lambda fault: _PLACES.index(fault.place))
 
 
 def table() -> list[str]:

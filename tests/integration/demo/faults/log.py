@@ -173,7 +173,7 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what="MOVES")  # the test publishes
 
 
-@FAULTS.declare("the log", "the first record of a topic that keeps everything is lost", "outbox-log")
+@FAULTS.declare("the log", "the first record of a partition is gone before its time", "outbox-log")
 def _(run: RecordedRun) -> Finding:
     first = next(r for r in run.all("rides.v1") if r.offset == 0)
     run.starts[first.topic, first.partition] = 1
