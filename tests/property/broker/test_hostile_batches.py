@@ -16,7 +16,7 @@ from hailbus_broker.records import (
     iterate_records,
 )
 from hailbus_broker.records.building import assemble
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

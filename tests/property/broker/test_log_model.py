@@ -16,7 +16,7 @@ from hailbus_broker.records import (
     iterate_batches,
     iterate_records,
 )
-from hailbus_broker.testing.simulated_disk import SimulatedCrashError, SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedCrashError, SimulatedDisk
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

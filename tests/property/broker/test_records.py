@@ -23,7 +23,7 @@ from hailbus_broker.records import (
 )
 from hailbus_broker.records.building import assemble, write_varint
 from hailbus_broker.records.record import read_varint
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ import random
 from bisect import bisect_right
 
 from hailbus_broker.log.offset_index import OffsetIndex
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

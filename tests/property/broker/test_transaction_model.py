@@ -16,7 +16,7 @@ from hailbus_broker.log import LogConfig, LogError, Origin, PartitionLog
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import ControlType, RecordToWrite, build_batch, build_control_batch
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

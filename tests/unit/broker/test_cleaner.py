@@ -22,7 +22,7 @@ from hailbus_broker.log import (
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
 from hailbus_broker.runtime.cleaner import Cleaner
 from hailbus_broker.runtime.threads import ThreadPool
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 
 WHERE = TopicPartition("accounts", 0)
 CONFIG = LogConfig(cleanup_policy=frozenset({CleanupPolicy.COMPACT}), segment_bytes=1000)

@@ -23,7 +23,7 @@ from hailbus_broker.records import (
     iterate_batches,
     iterate_records,
 )
-from hailbus_broker.testing.simulated_disk import SimulatedCrashError, SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedCrashError, SimulatedDisk
 
 DIRECTORY = "data/rides-0"
 FIRST_SEGMENT = f"{DIRECTORY}/00000000000000000000.log"

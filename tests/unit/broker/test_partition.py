@@ -9,7 +9,7 @@ import pytest
 from hailbus_broker.log import LogConfig, PartitionLog, StorageError, TailCache
 from hailbus_broker.records import RecordToWrite, build_batch
 from hailbus_broker.runtime.partition import Partition
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable

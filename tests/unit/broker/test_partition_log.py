@@ -43,7 +43,7 @@ from hailbus_broker.records import (
     iterate_batches,
     iterate_records,
 )
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from struct import pack
 
 from hailbus_broker.log.results import AbortedTransaction
 from hailbus_broker.log.transaction_index import TransactionIndex
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 
 PATH = "data/rides-0/0.txnindex"
 FIRST = AbortedTransaction(producer_id=7, first_offset=10, last_offset=14, last_stable_offset=11)

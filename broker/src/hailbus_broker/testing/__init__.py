@@ -3,7 +3,7 @@
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.testing.broker import Fault, RunningBroker, ThreadedBroker, VirtualClock, running_broker
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 
 __all__ = [
     "ApiKey",

@@ -12,8 +12,8 @@ from hailbus_broker.records import iterate_batches, iterate_records
 from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.node import Node
-from hailbus_broker.testing.simulated_disk import SimulatedDisk
-from hailbus_broker.testing.simulated_threads import SimulatedThreads
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
+from hailbus_broker.testing.simulation.threads import SimulatedThreads
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,6 +11,7 @@ from errno import ENOENT, ENOSPC
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.errors import StorageError
+from hailbus_broker.testing.simulation.errors import SimulatedCrashError
 
 if TYPE_CHECKING:
     import random
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from hailbus_broker.log.disk import Buffer
 
 SECTOR_BYTES: Final = 512
-
-
-class SimulatedCrashError(BaseException):
-    """The machine stopped. Not an Exception, so that nothing handles it by mistake."""
 
 
 class _Inode:

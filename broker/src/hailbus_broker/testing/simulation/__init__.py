@@ -1,0 +1,37 @@
+"""A seeded world for whole programs: virtual time, a network, disks and clocks that fail, processes that are killed.
+
+async def main(world: World) -> None:
+    server = world.process("server")
+    server.start(serve())
+    client = world.process("client").start(talk("server", 9092))
+    await world.sleep(10)
+    server.kill()
+
+World(seed=7).run(main)
+"""
+
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
+from hailbus_broker.testing.simulation.errors import (
+    DeadlockError,
+    EscapedError,
+    LivelockError,
+    SimulatedCrashError,
+    SimulationError,
+)
+from hailbus_broker.testing.simulation.network import LinkQuality, Network
+from hailbus_broker.testing.simulation.process import Host, SimulatedProcess
+from hailbus_broker.testing.simulation.world import World
+
+__all__ = [
+    "DeadlockError",
+    "EscapedError",
+    "Host",
+    "LinkQuality",
+    "LivelockError",
+    "Network",
+    "SimulatedCrashError",
+    "SimulatedDisk",
+    "SimulatedProcess",
+    "SimulationError",
+    "World",
+]

@@ -1,0 +1,110 @@
+"""A seeded world: hosts with processes on them, a network between them, virtual time for all."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from hailbus_broker.testing.simulation.loop import SimulatedLoop
+from hailbus_broker.testing.simulation.network import LinkQuality, Network
+from hailbus_broker.testing.simulation.patching import patched
+from hailbus_broker.testing.simulation.process import Host, SimulatedProcess
+from hailbus_broker.testing.simulation.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+T = TypeVar("T")
+
+_FIRST_PID: Final = 1_000
+
+
+class World:
+    """Everything that happens in one simulation; the same seed gives the same trace.
+
+    Args:
+        seed: Decides everything that is left to chance.
+        keep_trace: How many of the newest lines of the trace to keep; None keeps all.
+        quality: Of links that nobody has changed.
+
+    Attributes:
+        loop: The event loop of all processes.
+        network: Hosts and links, and how to cut them.
+        trace: What has happened.
+        notes: How often each thing happened that a campaign wants to have seen.
+        main: The process of the function that `run` is given.
+    """
+
+    def __init__(self, seed: int, *, keep_trace: int | None = 1_000, quality: LinkQuality | None = None) -> None:
+        self.seed: Final = seed
+        self.trace: Final = Trace(keep=keep_trace)
+        self.notes: Final[Counter[str]] = Counter()
+        self.loop: Final = SimulatedLoop(self.rng("loop"), self.trace)
+        self.network: Final = Network(self.loop, self.rng("network"), self.note, quality or LinkQuality())
+        self.loop.network = self.network
+        self._incarnations: Final[Counter[str]] = Counter()
+        self.main: Final = self.process("main")
+        self.loop.main = self.main
+
+    def rng(self, purpose: str) -> random.Random:
+        """Make a generator of its own, so that draws for one purpose do not change those for another."""
+        return random.Random(f"{self.seed}/{purpose}")
+
+    def note(self, what: str) -> None:
+        """Count something that a campaign wants to have seen."""
+        self.notes[what] += 1
+
+    def host(self, name: str) -> Host:
+        """Return the host of a name; the first call makes it."""
+        return self.network.host(name)
+
+    def process(self, name: str, host: str | None = None) -> SimulatedProcess:
+        """Start a process: nothing runs in it yet.
+
+        Args:
+            name: Each further process of the name is another life of it, `name.2`, `name.3` and so on.
+            host: Where it runs; None is the host of the same name. The host boots if it is off.
+        """
+        machine = self.host(host or name)
+        self.network.boot(machine)
+        self._incarnations[name] += 1
+        life = self._incarnations[name]
+        full_name = name if life == 1 else f"{name}.{life}"
+        pid = _FIRST_PID + len(self.loop.processes)
+        process = SimulatedProcess(full_name, machine, self.loop, self.rng(f"process/{full_name}"), pid=pid)
+        self.loop.processes.append(process)
+        return process
+
+    async def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        await asyncio.sleep(seconds)
+
+    def run(self, main: Callable[[World], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine function in this world, then end the world; once only.
+
+        Raises:
+            DeadlockError: Nothing can happen any more, and `main` still waits.
+        """
+        with patched(), _collector_paused():
+            try:
+                return self.loop.run_until_complete(self.main.start(main(self), name="main"))
+            finally:
+                self.loop.end()
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from running finalizers at moments that no seed decides."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()  # the collection at the end looks at what the world has made only
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
