@@ -30,6 +30,7 @@ from hailbus.errors import (
     BrokerUnreachableError as BrokerUnreachableError,
     ClockNotSetError as ClockNotSetError,
     ConfigurationError as ConfigurationError,
+    ConnectionRejectedError as ConnectionRejectedError,
     ContractError as ContractError,
     DeliveryError as DeliveryError,
     DeliveryTimeoutError as DeliveryTimeoutError,

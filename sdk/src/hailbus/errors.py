@@ -97,14 +97,22 @@ class TopicMismatchError(ConfigurationError):
 class BrokerUnreachableError(ConfigurationError):
     """No broker answered at the bootstrap address within the time allowed."""
 
-    def __init__(self, *, bootstrap: str, waited_s: float, reason: str = "") -> None:
+    def __init__(self, *, bootstrap: str, waited_s: float, reason: str = "", advice: str = "") -> None:
         self.bootstrap = bootstrap
         self.waited_s = waited_s
         self.reason = reason
         super().__init__(
             f"no Kafka broker answers at {bootstrap} (waited {waited_s:.0f} s{': ' + reason if reason else ''}); "
-            "start the broker or correct the bootstrap address"
+            f"{advice or 'start the broker or correct the bootstrap address'}"
         )
+
+
+class ConnectionRejectedError(BrokerUnreachableError):
+    """A broker answers, but its listener and this client do not agree on TLS or SASL."""
+
+    def __init__(self, *, bootstrap: str, waited_s: float, reason: str, advice: str) -> None:
+        super().__init__(bootstrap=bootstrap, waited_s=waited_s, reason=reason, advice=advice)
+        self.args = (f"the connection to the broker at {bootstrap} was rejected: {reason}; {advice}",)
 
 
 # ------------------------------------------------------------------------------------------------ contract

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 from aiokafka import errors as kafka_errors
 
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
+from hailbus._transport.refusals import refusal, unreachable
 from hailbus._transport.repeated_lines import aiokafka_lines
-from hailbus.errors import BrokerUnreachableError, DeliveryError
+from hailbus.errors import ConfigurationError, DeliveryError
 
-__all__ = ["connected", "connection", "translated"]
+__all__ = ["connected", "connection", "tls_context", "translated"]
 
 T = TypeVar("T")
 
@@ -41,11 +42,26 @@ def tls_context(settings: ClusterSettings) -> ssl.SSLContext | None:
     """The given context, else one from the given files; None without encryption."""
     if settings.ssl_context is not None or not settings.security_protocol.endswith("SSL"):
         return settings.ssl_context
-    context = ssl.create_default_context(cafile=settings.ssl_ca_file)
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_ca_file)
+    except OSError as error:  # an SSLError is one
+        message = f"ssl_ca_file={settings.ssl_ca_file!r} cannot be used: {_of_file(error)}; give a readable PEM file"
+        raise ConfigurationError(message) from error
     context.check_hostname = settings.ssl_check_hostname
     if settings.ssl_cert_file is not None:
-        context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file, settings.ssl_key_password)
+        try:  # without a password OpenSSL would ask for one at the terminal
+            context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file, settings.ssl_key_password or "")
+        except OSError as error:
+            message = (
+                f"ssl_cert_file={settings.ssl_cert_file!r} and ssl_key_file={settings.ssl_key_file!r} cannot be used: "
+                f"{_of_file(error)}; give readable PEM files that belong together, and the key's ssl_key_password="
+            )
+            raise ConfigurationError(message) from error
     return context
+
+
+def _of_file(error: OSError) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)
 
 
 async def connected(
@@ -58,7 +74,9 @@ async def connected(
 
     Raises:
         BrokerUnreachableError: No broker answered in time.
+        ConnectionRejectedError: One answered, but does not agree with this client on TLS or SASL.
     """
+    arguments = connection(settings, "hailbus-check")
     began = time.monotonic()
     delay_s = RETRY_BACKOFF_S
     while True:
@@ -77,10 +95,10 @@ async def connected(
                 or getattr(error, "retriable", False)
                 or isinstance(error, (kafka_errors.KafkaConnectionError, kafka_errors.UnrecognizedBrokerVersion))
             )
-            if not retriable or waited_s >= settings.connect_timeout_s:
-                raise BrokerUnreachableError(
-                    bootstrap=settings.bootstrap_servers, waited_s=waited_s, reason="" if retriable else str(error)
-                ) from error
+            # The library says no more than that it could not connect.
+            found = await refusal(settings, arguments) if retriable else None
+            if not retriable or (found is not None and found.is_certain) or waited_s >= settings.connect_timeout_s:
+                raise unreachable(settings, waited_s, found, reason="" if retriable else str(error)) from error
             await asyncio.sleep(min(delay_s, max(settings.connect_timeout_s - waited_s, 0.0)))
             delay_s = min(delay_s * 2, 1.0)
         except BaseException:

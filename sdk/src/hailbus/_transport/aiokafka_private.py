@@ -5,15 +5,17 @@ aiokafka may rename these attributes in any release. `missing` says which ones i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import create_conn
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.producer.sender import Sender
+from aiokafka.protocol.metadata import MetadataRequest
 
 __all__ = [
     "PRIVATE",
@@ -28,6 +30,7 @@ __all__ = [
     "request_metadata",
     "send_to_node",
     "sender_ended",
+    "try_connection",
 ]
 
 PRIVATE: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
@@ -60,6 +63,18 @@ def missing(private: Sequence[tuple[type[Any], str, str]] = PRIVATE) -> list[str
 
 
 # Arguments and results below are aiokafka's, which is untyped: its classes stand for Any.
+
+
+async def try_connection(host: str, port: int, arguments: Mapping[str, Any]) -> None:  # Any: as above
+    """Connect, authenticate and ask for metadata, as a client does first; raise whatever fails, and disconnect."""
+    wanted = {
+        name: value for name, value in arguments.items() if name not in {"bootstrap_servers", "metadata_max_age_ms"}
+    }
+    connection = await create_conn(host, port, **wanted)
+    try:
+        await connection.send(MetadataRequest([]))
+    finally:
+        connection.close()
 
 
 def sender_ended(producer: AIOKafkaProducer) -> bool:

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
+from hailbus._transport.aiokafka_client import connection as arguments
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
 from hailbus._transport.reachability import Reachability
+from hailbus._transport.refusals import refusal, unreachable
 from hailbus.errors import BrokerUnreachableError, DeliveryError
 
 __all__ = ["Connection", "connect", "in_thread", "partition_counts", "translated"]
@@ -92,14 +94,28 @@ class Connection:
             self.refusal = None
 
 
-def connect(
+async def connect(
     settings: ClusterSettings, connection: Connection, client: Producer | Consumer, stopped: threading.Event
 ) -> dict[str, int]:
-    """Wait until a broker answers; the partition count of each topic. Blocks.
+    """Wait until a broker answers; the partition count of each topic.
 
     Raises:
-        BrokerUnreachableError: None answered within the connect timeout, or it refused this client.
+        BrokerUnreachableError: None answered within the connect timeout.
+        ConnectionRejectedError: One answered, but does not agree with this client on TLS or SASL.
     """
+    try:
+        return await in_thread(lambda: _connect(settings, connection, client, stopped))
+    except BrokerUnreachableError as error:
+        # librdkafka has its own words for its own settings, and none for some refusals.
+        found = await refusal(settings, arguments(settings, "hailbus-check"))
+        if found is None:
+            raise
+        raise unreachable(settings, error.waited_s, found) from error
+
+
+def _connect(
+    settings: ClusterSettings, connection: Connection, client: Producer | Consumer, stopped: threading.Event
+) -> dict[str, int]:
     began_s = time.monotonic()
     while True:
         left_s = settings.connect_timeout_s - (time.monotonic() - began_s)

@@ -19,6 +19,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import TopicPartition as LibraryTopicPartition
 
 from hailbus._transport import RebalanceListener, Received, Start, TopicPartition, TransportBrokenError, cluster
+from hailbus._transport.aiokafka_client import tls_context
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
 from hailbus._transport.librdkafka_client import Config, Connection, connect, in_thread, kafka_error, partition_counts
 from hailbus.errors import TopicMissingError
@@ -141,9 +142,10 @@ class LibrdkafkaConsumer:
     async def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         connection = self._connection = Connection(self._settings, self._client_id, loop)
+        tls_context(self._settings)  # names a file that cannot be used, in terms of our settings
         client = Consumer(self._config(connection))
         try:
-            counts = await in_thread(lambda: connect(self._settings, connection, client, self._closing))
+            counts = await connect(self._settings, connection, client, self._closing)
             self._started = client  # the listener may use this consumer before `start` returns
             if self._group is None:
                 await in_thread(lambda: self._assign_all(client, counts))

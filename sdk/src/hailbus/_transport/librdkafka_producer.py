@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka import TopicPartition as LibraryTopicPartition
 
 from hailbus._transport import Outgoing, TopicPartition, all_or_raise, record_bytes
+from hailbus._transport.aiokafka_client import tls_context
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
 from hailbus._transport.librdkafka_client import (
     Config,
@@ -175,10 +176,11 @@ class LibrdkafkaProducer:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(self._settings, self._client_id, self._loop)
+        tls_context(self._settings)  # names a file that cannot be used, in terms of our settings
         client = Producer(self._config(self._connection))
         try:
             connection = self._connection
-            self._counts = await in_thread(lambda: connect(self._settings, connection, client, self._stopping))
+            self._counts = await connect(self._settings, connection, client, self._stopping)
             if self._transactional_id is not None:
                 await self._in_transaction(lambda: client.init_transactions(TRANSACTION_STEP_S))
         except BaseException:
