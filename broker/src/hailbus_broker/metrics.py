@@ -283,6 +283,6 @@ class MetricsServer:
             writer.write(body)
             await writer.drain()
         except (TimeoutError, ConnectionError):
-            pass  # whoever asked is gone, or never said what
+            pass  # the client is gone, or never sent its request
         finally:
             writer.close()

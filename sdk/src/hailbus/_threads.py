@@ -23,7 +23,7 @@ class HandlerThreads:
 
     Args:
         size: Threads at most.
-        name: The service; stands in the names of the threads.
+        name: The service, for the names of the threads.
     """
 
     def __init__(self, size: int, name: str) -> None:

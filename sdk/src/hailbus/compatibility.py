@@ -77,8 +77,8 @@ def unreadable(
     """Why a reader cannot read everything that a writer may write; nothing when it can.
 
     Args:
-        reader: Schema document of whoever reads. Its references point into itself; see `bundled`.
-        writer: Schema document of whoever writes.
+        reader: Schema document that the reader uses. Its references point into itself; see `bundled`.
+        writer: Schema document that the writer uses.
         policy: About fields that an open model does not name.
         formats: Whether readers check `format`, as pydantic does and JSON Schema validators do not.
     """

@@ -108,7 +108,7 @@ def compare(old: Contract, new: Contract, *, level: Level = Level.FULL) -> list[
     """What changed from one state of a version to another, breaking first."""
     found: list[Finding] = []
     if old.topic != new.topic:
-        sentence = f"moved from topic {old.topic} to {new.topic}; whoever reads the old topic misses it"
+        sentence = f"moved from topic {old.topic} to {new.topic}; readers of the old topic no longer receive it"
         found.append(Finding(contract=new.name, path="", is_breaking=True, sentence=sentence))
     if old.key != new.key:
         sentence = f"the key changed from {old.key} to {new.key}; events of one key move and lose their order"

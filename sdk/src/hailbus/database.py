@@ -151,7 +151,7 @@ def table_metadata() -> MetaData:
 
 
 async def ensure_tables(engine: AsyncEngine, *tables: Table) -> None:
-    """Create tables where they are missing, or refuse to go on without them; see `create_engine(create_tables=...)`.
+    """Create missing tables, or raise if that is not allowed; see `create_engine(create_tables=...)`.
 
     Raises:
         ConfigurationError: A table or a column is missing, and may not or cannot be created here.

@@ -73,7 +73,7 @@ class Letter:
     def facts(self) -> dict[str, str]:
         """What is known of the failure, by header without prefix, and of the event, by attribute, as `ce_type`.
 
-        The attributes of a structured CloudEvent stand in its value: in the corrected one where there is one.
+        The attributes of a structured CloudEvent are read from its value, or from the corrected value if there is one.
         """
         attributes = {
             name.removeprefix(EVENT): value.decode("utf-8", "replace")
@@ -234,7 +234,7 @@ class DeadLetterQueue:
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[Producer]:
-        """A producer that fences whoever else works on this queue; look at the letters after that only."""
+        """A producer that fences all others that work on this queue. Read the letters only after it has started."""
         producer = self._bus.producer(client_id="hailbus-dlq", transactional_id=f"hailbus-dlq-{self.topic}")
         await producer.start()
         try:

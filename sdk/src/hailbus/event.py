@@ -240,8 +240,8 @@ class Event(BaseModel):
         class RideRequested(RideEvent, type="ride.requested", version=1):
             rider_id: str
 
-    Readers ignore fields that they do not know, so a producer may add some. What the class says about itself stands in
-    `event_info(cls)`, where it cannot clash with a field.
+    Readers ignore fields that they do not know, so a producer may add some. Type, version, topic and key of the event
+    are in `event_info(cls)`, where they cannot clash with a field.
 
     Raises:
         ConfigurationError: At class creation, when the keywords do not fit together.

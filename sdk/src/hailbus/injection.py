@@ -41,7 +41,7 @@ from hailbus.event import Event, is_event
 __all__ = ["HandlerSignature", "Overrides", "event_classes"]
 
 Overrides = Mapping[Callable[..., Any], Callable[..., Any]]
-"""What stands in for which dependency."""
+"""Replacements of dependencies."""
 
 _P = inspect.Parameter
 
@@ -440,7 +440,7 @@ class _Scope:
 
     Args:
         values: The event and its context, or the batch.
-        overrides: What stands in for which dependency.
+        overrides: Replacements of dependencies.
         stack: Closes the dependencies that are generators.
         threads: Where plain functions run; None calls them in the event loop.
     """

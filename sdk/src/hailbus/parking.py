@@ -1,4 +1,4 @@
-"""Parked keys: after an event that cannot be handled, later events of its key wait in order; other keys go on."""
+"""Parked keys: after an event that cannot be handled, later events of its key wait in order; other keys continue."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class SchemaId(NamedTuple):
 
 
 def prefix_of(id: int) -> bytes:
-    """What stands in front of a value: magic byte 0 and the id, big-endian."""
+    """The prefix of a value: magic byte 0 and the id, big-endian."""
     return _BY_ID + id.to_bytes(4, "big")
 
 

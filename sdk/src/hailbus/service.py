@@ -150,7 +150,7 @@ class Service(Registrar):
             raise ConfigurationError(message)
         self._threads = HandlerThreads(handler_threads, name)
         self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
-        """What stands in for which dependency of a handler, in tests; as in FastAPI."""
+        """Replacements of handlers' dependencies in tests, as in FastAPI."""
         self._published: list[type[Event]] = []
         self._structured: set[type[Event]] = set()
         self._subscriptions: list[Subscription] = []
@@ -494,7 +494,7 @@ class Service(Registrar):
         if self._subscriptions and rebalance is not None and settings.revoke_grace >= rebalance:
             message = (
                 f"revoke_grace={settings.revoke_grace.total_seconds():g} s is not shorter than the bus's rebalance "
-                f"timeout of {rebalance.total_seconds():g} s: the group would go on without this member while its "
+                f"timeout of {rebalance.total_seconds():g} s: the group would continue without this member while its "
                 "handlers still run; shorten the one or lengthen the other"
             )
             raise ConfigurationError(message)

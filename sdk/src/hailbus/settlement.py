@@ -103,7 +103,7 @@ class Lane(Generic[ItemT]):
         self.waiting = False
         """True while a retry delay runs."""
         self.dropped = False
-        """True once the partition is gone: whoever runs this lane stops and settles nothing."""
+        """True once the partition is gone: the lane's runner stops and settles nothing."""
 
 
 Names = dict[object, Lane[ItemT] | None]

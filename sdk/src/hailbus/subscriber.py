@@ -368,7 +368,7 @@ class Subscriber(Member):
         if await self._committer.commit_now(ends):
             self._refused_commits = 0
             return True
-        # Not committed, so not ours to handle: whoever has the partition reads them again.
+        # Not committed, so not ours to handle: the partition's owner reads them again.
         first_s, max_s = REFUSED_COMMIT_PAUSE_S
         await self._reader.seek_back({TopicPartition(*tp): r[0].offset for tp, r in polled.items() if r})
         await asyncio.sleep(min(first_s * 2 ** min(self._refused_commits, 10), max_s))

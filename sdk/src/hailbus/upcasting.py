@@ -22,8 +22,8 @@ def upcast(old: type[OldT], new: type[NewT]) -> Callable[[Callable[[OldT], NewT]
         @upcast(RideRequestedV1, RideRequested)
         def _v1_to_v2(old: RideRequestedV1) -> RideRequested: ...
 
-    Whoever handles `RideRequested` then also gets the old records, as `RideRequested`; the old class needs no mention
-    anywhere else. Steps form a chain: version 1 to 2, 2 to 3.
+    A handler of `RideRequested` then also receives the old records, as `RideRequested`. The old class is named nowhere
+    else. Steps form a chain: version 1 to 2, 2 to 3.
 
     Raises:
         ConfigurationError: The classes are of different types, or not of rising versions, or there is a way already.
@@ -64,7 +64,7 @@ def predecessors(cls: type[Event]) -> tuple[type[Event], ...]:
 def upcasted(event: Event) -> Event:
     """The event in its newest version.
 
-    An upcaster that raises is a defect of the published language: its error goes on unchanged.
+    An upcaster that raises is a defect of the published language: its error is raised unchanged.
     """
     step = type(event).__dict__.get("__event_upcast__")
     while step is not None:

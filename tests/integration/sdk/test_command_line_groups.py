@@ -73,7 +73,7 @@ def test_consuming_from_a_time_by_key_and_to_the_end_touches_no_group(hailbus: C
     assert hailbus(*read, "--from-beginning", "--key", "a", "--max-messages", "2").split() == ["1", "3"]
     assert hailbus("groups", "--list") == before
     assert "only one of" in hailbus(*read, "--from-beginning", "--from-datetime", moment, code=2)
-    assert "goes on where the group is" in hailbus(*read, "--group", "g", code=2)
+    assert "continues at the group's committed offsets" in hailbus(*read, "--group", "g", code=2)
     assert "is not like" in hailbus(*read, "--from-datetime", "yesterday", code=2)
 
 

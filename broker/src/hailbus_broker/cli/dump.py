@@ -1,4 +1,4 @@
-"""`hailbus-broker dump-log` and `dump-metadata`: what stands in the files; no broker is needed, nothing is changed."""
+"""`hailbus-broker dump-log` and `dump-metadata`: print the files' contents. They need no broker and change nothing."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
     dumping = commands.add_parser(
         "dump-log",
-        help="show what stands in a partition's files",
+        help="print the contents of a partition's files",
         description="Show batches, index entries and states, and check them; exit code 1 when one is damaged. "
         "Records of the broker's own topics are decoded.",
         allow_abbrev=False,

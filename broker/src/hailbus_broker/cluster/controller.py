@@ -312,7 +312,7 @@ class Controller:
         names = [update.name for update in updates]
         for update in updates:
             if names.count(update.name) > 1:
-                raise ApiError(ErrorCode.INVALID_REQUEST, f"The feature {update.name} stands in the request twice.")
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names the feature {update.name} twice.")
             check_update(update, self._image.features, node_id=self._node_id)
         return [
             FeatureLevelRecord(name=update.name, feature_level=update.level)

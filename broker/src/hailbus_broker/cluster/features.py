@@ -15,7 +15,7 @@ GROUP_VERSION: Final = "group.version"
 TRANSACTION_VERSION: Final = "transaction.version"
 
 SUPPORTED: Final[dict[str, tuple[int, int]]] = {GROUP_VERSION: (0, 1), TRANSACTION_VERSION: (0, 2)}
-"""Lowest and highest level by name. What stands here is served whole; a new cluster finalises the highest."""
+"""Lowest and highest level by name. Each level listed here is fully supported; a new cluster finalises the highest."""
 
 
 class UpgradeType(IntEnum):

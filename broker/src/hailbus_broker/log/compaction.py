@@ -74,7 +74,7 @@ class CompactionTask:
         self._disk: Final = disk
         self._directory: Final = directory
         self._config: Final = config
-        # descriptors and index caches of its own: the log goes on using the originals in its thread
+        # descriptors and index caches of its own: the log still uses the originals in its own thread
         self.sources: Final = list(segments)
         self._now_ms: Final = now_ms
         self._max_keys: Final = max_keys

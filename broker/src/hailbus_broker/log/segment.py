@@ -35,7 +35,7 @@ _DELTA_POSITION: Final = 23
 
 
 class ScannedBatch(NamedTuple):
-    """A batch as a scan found it: where, its header, and its bytes, valid until the scan goes on."""
+    """A batch as a scan found it: where, its header, and its bytes, valid until the scan's next step."""
 
     position: int
     header: BatchHeader
@@ -197,7 +197,7 @@ class Segment:
         return [file for file in files if file is not None]
 
     def hold(self) -> None:
-        """Open all that reading may need, so that it can go on while the files get other names."""
+        """Open all that reading may need, so that reading continues while the files are renamed."""
         self.offset_index.open_file()
         self.time_index.open_file()
         assert self.file is not None

@@ -1,8 +1,8 @@
 """Aborted transactions of a segment: `.txnindex`.
 
 An entry of 34 bytes: version int16 (0), producer id, first offset, last offset (of the abort marker) and the last
-stable offset when the marker was written, int64 each. An entry stands in the segment of its marker. Most segments
-have none, and then no file.
+stable offset when the marker was written, int64 each. An entry belongs to the segment of its marker. Most segments
+have no entry, and therefore no index file.
 """
 
 from __future__ import annotations

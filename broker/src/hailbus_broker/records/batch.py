@@ -74,7 +74,7 @@ class TimestampType(IntEnum):
 
 
 class BatchHeader(NamedTuple):
-    """The fields of a batch header as they stand in the bytes."""
+    """The fields of a batch header, as encoded in its bytes."""
 
     base_offset: Offset
     length: int

@@ -37,7 +37,7 @@ class Cleaner:
         threads: Where logs are read and written.
         wall_ms: The time, in milliseconds since 1970 UTC.
         dedupe_buffer_bytes: Memory for the keys of one round.
-        names: Held while files are renamed; whoever renames the directory of a partition holds it, too.
+        names: Held while files are renamed, and while the directory of a partition is.
         report: Told when the machine failed.
         max_bytes_per_second: Read and written together; infinity for as fast as it goes.
     """
@@ -100,7 +100,7 @@ class Cleaner:
             if isinstance(error, StorageError) and error.is_out_of_descriptors:
                 self._report(error)
                 return False
-            # As in Apache Kafka: what is damaged is left as it is, and the others go on.
+            # As in Apache Kafka: a damaged log is left as it is, and the others are cleaned.
             self._uncleanable.add(where)
             log.error("compaction_failed", partition=str(where), error=str(error))
             if isinstance(error, StorageError):

@@ -46,7 +46,7 @@ class DataDirectory:
         self._lock = self._take_lock()
         self._tail_cache = tail_cache
         self.names: Final = threading.Lock()
-        """Held while a partition's directory is renamed, and by whoever renames files in one from another thread."""
+        """Held while a partition's directory is renamed, and while another thread renames files in one."""
         new = MetaProperties(
             cluster_id=encode_uuid(UUID(bytes=chance.randbytes(16), version=4)),
             node_id=node_id,

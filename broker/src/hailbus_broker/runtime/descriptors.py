@@ -1,7 +1,7 @@
 """How many files and connections the process may still open, and what is refused before there are too many.
 
 A process that has no file descriptor left cannot begin a segment or sync a directory. So new connections and new
-partitions are refused while there are still some, and what is served already goes on.
+partitions are refused while a reserve is left, and those that are open already stay served.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class TransactionCoordinator:
         self.drivers: list[TransactionDriver] = []
 
     def load(self) -> None:
-        """Replay the partitions of `__transaction_state`, if they exist, and go on with what a stop interrupted."""
+        """Replay the partitions of `__transaction_state`, if they exist, and resume interrupted transactions."""
         config = TransactionConfig(
             max_timeout_ms=self.node.config["transaction.max.timeout.ms"],
             id_expiration_ms=self.node.config["transactional.id.expiration.ms"],

@@ -1,7 +1,7 @@
 """An answer that holds slices of files: they go from the page cache to the socket without passing through Python.
 
-What lies in the page cache is sent in the loop's own thread, since that does not wait; what has to come from the disk
-first is sent by a thread of the loop's pool. Either stops when the socket takes no more, and goes on when it does.
+Data in the page cache is sent by the event loop's own thread, because that does not block. Data that must be read from
+the disk first is sent by a thread of the loop's pool. Both stop when the socket is full, and continue when it has room.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class UnsyncedDisk(RealDisk):
 
 
 class VirtualClock:
-    """A clock that a test turns; it also goes on by itself, like every clock."""
+    """A clock that a test can move forward; it also runs by itself."""
 
     def __init__(self) -> None:
         self._system = SystemClock()

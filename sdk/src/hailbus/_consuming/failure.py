@@ -53,7 +53,7 @@ DEFECT_FIRST_S = 0.5
 OUTAGE_FIRST_S = 0.2
 OUTAGE_MAX_S = 10.0
 REASON_LIMIT = 500
-"""Characters of a reason: it stands in log lines and health answers."""
+"""Characters of a reason: it appears in log lines and health answers."""
 
 
 class Stage(Enum):

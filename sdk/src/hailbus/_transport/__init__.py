@@ -63,7 +63,7 @@ class Received(Protocol):
 
 
 class TransportBrokenError(Exception):
-    """This consumer or producer cannot go on; a new one may."""
+    """This consumer or producer has failed for good; a new one may work."""
 
 
 def all_or_raise(outcomes: Sequence[int | DeliveryError]) -> Sequence[int]:

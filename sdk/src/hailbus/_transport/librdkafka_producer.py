@@ -124,7 +124,7 @@ class _Sending:
 
 
 class LibrdkafkaProducer:
-    """A producer that replaces its client when that one can no longer go on."""
+    """A producer that replaces its client when that client has failed for good."""
 
     def __init__(self, settings: ClusterSettings, *, client_id: str, transactional_id: str | None) -> None:
         self.retried_count = 0

@@ -1,4 +1,4 @@
-"""What goes on in the transactions of a cluster, and how to end one that hangs (KIP-664)."""
+"""List a cluster's transactions, and end one that hangs (KIP-664)."""
 
 from __future__ import annotations
 

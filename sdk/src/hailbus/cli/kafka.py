@@ -360,9 +360,9 @@ def consume(
     async def main() -> None:
         if group is not None and (from_datetime is not None or until_end or partition is not None):
             message = (
-                "a member of a group goes on where the group is: --group excludes --from-datetime, --until-end and "
+                "a member of a group continues at the group's committed offsets: --group excludes --from-datetime, "
+                "--until-end and --partition; `hailbus groups --reset-offsets` moves the group"
             )
-            message += "--partition; `hailbus groups --reset-offsets` moves the group"
             raise ConfigurationError(message)
         if from_datetime is not None and (from_beginning or offset != "latest"):
             message = "give only one of --from-beginning, --offset and --from-datetime"

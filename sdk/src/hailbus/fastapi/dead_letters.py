@@ -4,7 +4,8 @@
 
     app.include_router(dead_letter_router(bus), prefix="/dead-letters", dependencies=[Depends(only_operators)])
 
-Whoever reaches it may replay and drop: put it behind your own login. Forms are taken from the page itself only.
+Everyone who can open this page can replay and drop letters: put it behind your own login. Forms are accepted from the
+page itself only.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def dead_letter_router(bus: Bus, *, who: Who = _by_address) -> APIRouter:
 
 
 def _base(request: Request) -> str:
-    """The path that the router is mounted at: what stands before the part that this route has matched."""
+    """The path that the router is mounted at: the part before the one that this route has matched."""
     queue = request.path_params.get("queue")
     path = request.url.path
     return path.rstrip("/") if queue is None else path[: path.index(f"/{quote(queue)}")]

@@ -1,4 +1,4 @@
-"""A client of any schema registry with Confluent's REST interface: async, cached, able to go on without it."""
+"""A client of any schema registry with Confluent's REST interface: async, with a cache."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SchemaRegistry:
 
     Args:
         url: Of a registry; of several on one topic joined by commas, asked one after the other until one answers.
-        cache: A folder for what has been learned: with it a process starts and goes on while no registry answers.
+        cache: A folder that keeps schemas: with it a process starts and runs while no registry answers.
         timeout_s: For each attempt.
         auth: User and password.
         transport: For tests: an `httpx` transport.

@@ -500,7 +500,7 @@ class _StampingProducer:
             try:
                 stamped.append(self._stamped(topic, record))
                 outcomes.append(None)
-            except DeliveryError as error:  # of this one; its neighbours go on
+            except DeliveryError as error:  # of this record alone; the others are sent
                 outcomes.append(error)
         sent = iter(await self._inner.send_each(topic, partition, stamped) if stamped else ())
         return [next(sent) if outcome is None else outcome for outcome in outcomes]

@@ -6,11 +6,11 @@
 | assignment epoch | a new target assignment was computed for the group epoch |
 | member epoch | the member has given up what it must, and knows what it gets |
 
-| member state | means | goes on when |
+| member state | means | ends when |
 |---|---|---|
-| Stable | has what the target says | the target changes |
-| UnrevokedPartitions | must give partitions up | it says that it has |
-| UnreleasedPartitions | waits for partitions that another member still has | that one gives them up |
+| Stable | owns its target assignment | the target changes |
+| UnrevokedPartitions | must revoke partitions | it reports that it has |
+| UnreleasedPartitions | waits for partitions that another member still owns | that member revokes them |
 
 Durable: everything but the deadlines of sessions and revocations, which begin anew after a restart.
 """
@@ -35,7 +35,7 @@ STATIC_LEAVE_EPOCH: Final = -2
 
 
 class MemberState(IntEnum):
-    """As it stands in ConsumerGroupCurrentMemberAssignmentValue.
+    """The state that ConsumerGroupCurrentMemberAssignmentValue stores.
 
     Each can follow each, since every heartbeat compares with the newest target.
     """

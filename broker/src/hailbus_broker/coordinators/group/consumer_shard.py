@@ -303,7 +303,7 @@ class ConsumerGroupsMixin:
         return ConsumerGroup(group_id=request.group_id)
 
     def _upgrade(self, classic: ClassicGroup, out: Outcome) -> ConsumerGroup:
-        """Let a classic group with members go on as a consumer group."""
+        """Turn a classic group with members into a consumer group."""
         if not self.config.can_upgrade:
             raise ApiError(
                 ErrorCode.GROUP_ID_NOT_FOUND,
@@ -478,7 +478,7 @@ class ConsumerGroupsMixin:
     def _downgrade(
         self, group: ConsumerGroup, rest: Mapping[str, ConsumerMember], reason: str, now_ms: int, out: Outcome
     ) -> None:
-        """Let a consumer group, whose members are all of the classic protocol now, go on as a classic group."""
+        """Turn a consumer group into a classic group, once all its members use the classic protocol."""
         for member_id in sorted(group.members):
             out.records += _removal_records(group.group_id, member_id)
         out.records += self.consumer_group_removal(group)

@@ -1,8 +1,8 @@
 """Groups that change over between the classic and the consumer protocol while their members run (KIP-848).
 
-With the first member of the consumer protocol a classic group becomes a consumer group: its members stay where they
-are, and go on with JoinGroup, SyncGroup and Heartbeat, which are answered from the consumer group's state. With the
-last one that leaves, the group becomes classic again. `group.consumer.migration.policy` says which way is allowed.
+A classic group becomes a consumer group when the first member of the consumer protocol joins. Its other members keep
+using JoinGroup, SyncGroup and Heartbeat, which are answered from the consumer group's state. The group becomes classic
+again when the last member of the consumer protocol leaves. `group.consumer.migration.policy` says which way is allowed.
 """
 
 from __future__ import annotations

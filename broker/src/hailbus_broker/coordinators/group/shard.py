@@ -138,7 +138,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         member.timer_ms = None
         waits = member.sync_token is not None or (member.join_token is not None and not member.is_new)
         if waits:
-            # Whoever waits for us is not silent.
+            # A member that waits for our answer is not silent.
             member.deadline_ms = max(member.deadline_ms, now_ms + member.session_timeout_ms)
         if member.deadline_ms > now_ms:
             self._arm(group, member)
@@ -327,8 +327,8 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
     def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
         """Whether a member may join, as Apache Kafka decides it.
 
-        During a rebalance those count that have joined it, so that a group that has become too large loses whoever
-        comes last; otherwise the members. Ids that were given out and not used yet do not count.
+        During a rebalance only members that have joined it count, so that a group that is too large loses those that
+        join last. Otherwise all members count. Ids that were assigned and not used yet do not count.
         """
         member = group.members.get(member_id)
         match group.state:

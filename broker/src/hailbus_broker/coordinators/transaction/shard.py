@@ -4,8 +4,8 @@ What ends a transaction takes two records and, between them, markers: first `PRE
 which on the outcome is fixed; when that record is durable, a marker in every partition of the transaction; when these
 are durable, `COMPLETE_COMMIT` or `COMPLETE_ABORT`. A crash anywhere in between is rolled forward by `resume`.
 
-Apache Kafka answers EndTxn after the first record, and CONCURRENT_TRANSACTIONS to whoever is too quick with the next
-transaction. Here the markers are written by the same process, so the answer waits for them; that is the one difference.
+Apache Kafka answers EndTxn after the first record, and CONCURRENT_TRANSACTIONS to a producer that begins the next
+transaction too early. Here the same process writes the markers, so the answer waits for them: the only difference.
 
 Times are milliseconds since 1970 UTC, because they are stored.
 """
@@ -142,7 +142,7 @@ class TransactionShard:
             self._arm(transactional_id, changed.start_ms + changed.timeout_ms)
 
     def resume(self, *, now_ms: int) -> TransactionOutcome:
-        """After loading: go on with the transactions that were being ended."""
+        """After loading: resume the transactions that were being ended."""
         del now_ms
         outcome = TransactionOutcome()
         for _, transaction in sorted(self.transactions.items()):
@@ -497,7 +497,7 @@ class TransactionShard:
         return outcome
 
     def _fence_and_abort(self, outcome: TransactionOutcome, transaction: Transaction, now_ms: int, reason: str) -> None:
-        """Abort an open transaction with a higher producer epoch, so that its producer cannot go on."""
+        """Abort an open transaction with a higher producer epoch, so that its producer is fenced."""
         prepared = replace(
             transaction,
             state=State.PREPARE_ABORT,

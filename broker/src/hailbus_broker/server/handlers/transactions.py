@@ -177,7 +177,7 @@ def _add_partitions_of_brokers(dispatcher: Dispatcher, request: Request, message
             finished()
 
         if transaction.verify_only:
-            # v5 has a word for "abort and go on", which older brokers take for a fatal error.
+            # v5 has an error code for "abort and continue"; older clients treat it as fatal.
             absent = ErrorCode.TRANSACTION_ABORTABLE if request.version >= 5 else ErrorCode.INVALID_TXN_STATE
             codes = {place: verify(dispatcher, *identity, place) for place in asked}
             respond({place: absent if code is ErrorCode.INVALID_TXN_STATE else code for place, code in codes.items()})
