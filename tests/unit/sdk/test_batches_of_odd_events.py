@@ -258,3 +258,27 @@ async def test_effectively_once_applies_a_batch_as_a_whole(bus: MemoryBus, tmp_p
         case _:
             assert calls == [[1, 3]]
             assert (applied, counts, letters(bus)) == ([1, 3], (2, 3), [])
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["whole", "one by one"])
+async def test_a_batch_that_is_cancelled_at_stop_has_not_failed(bus: MemoryBus, alone: bool) -> None:
+    settings = SubscriberSettings(commit_interval=timedelta(milliseconds=10), drain_timeout=timedelta(seconds=2))
+    svc = Service("till", subscribing=settings)
+    calls: list[list[int]] = []
+
+    @svc.on_batch(OrderPaid, delivery=AtLeastOnce(retry=Backoff(attempts=1)), max_items=2, max_wait=LONG)
+    async def take(batch: Batch[OrderPaid]) -> None:
+        calls.append([event.cents for event in batch.events])
+        if alone and len(batch.events) > 1:
+            raise ValueError("one of them is bad")
+        await asyncio.sleep(600)
+
+    bus.create(ORDERS)
+    bus.append("orders.v1", 0, [paid(number, f"e{number}") for number in range(2)])
+    async with svc.running(bus):
+        await asyncio.sleep(1)
+        began_s = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(2)
+    assert calls == ([[0, 1], [0]] if alone else [[0, 1]])
+    assert letters(bus) == []
+    assert set(bus.committed("till").values()) <= {0}

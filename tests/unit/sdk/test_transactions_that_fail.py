@@ -428,3 +428,51 @@ async def test_a_log_that_begins_anew_is_handled_from_its_new_beginning() -> Non
         await t.given(*(Placed(number=number) for number in range(10, 13)))
         await t.settle()
         assert handled == bills(bus) == [0, 1, 2, 3, 4, 10, 11, 12]
+
+
+async def test_stopping_lets_the_event_in_progress_end_and_commits_it() -> None:
+    bus = Faulty()
+    began: list[int] = []
+    svc = Service("billing")
+    pub = svc.publishes(Billed)
+
+    @svc.on(Placed, delivery=ExactlyOnce())
+    async def bill(event: Placed) -> None:
+        began.append(event.number)
+        await asyncio.sleep(1)
+        await pub.publish(Billed(number=event.number))
+
+    async with bus.run(svc) as t:
+        await t.given(*(Placed(number=number) for number in range(3)))
+        await asyncio.sleep(0.5)
+        began_s = now()
+    assert now() - began_s == pytest.approx(0.5)
+    assert began == bills(bus) == [0]
+    assert bus.committed("billing")[P0] == 1
+
+
+async def test_a_handler_that_takes_too_long_is_cancelled_at_stop_and_nothing_is_committed() -> None:
+    bus = Faulty()
+    svc = Service("billing", subscribing=SubscriberSettings(drain_timeout=timedelta(seconds=4)))
+    pub = svc.publishes(Billed)
+
+    @svc.on(Placed, delivery=ExactlyOnce())
+    async def bill(event: Placed) -> None:
+        await pub.publish(Billed(number=event.number))
+        await asyncio.sleep(600)
+
+    async with bus.run(svc) as t:
+        await t.given(Placed(number=1))
+        await asyncio.sleep(1)
+        began_s = now()
+    assert now() - began_s == pytest.approx(4)
+    assert bills(bus) == []
+    assert letters(bus) == [], "being cancelled is no failure"
+    assert P0 not in bus.committed("billing")
+
+
+async def test_a_member_that_runs_transactions_has_no_lanes_and_parks_no_keys() -> None:
+    bus = Faulty()
+    async with billing(bus) as (t, _):
+        (member,) = t.services[0].subscribers
+        assert (member.lanes_in_use, member.parked_keys) == (0, 0)
