@@ -17,7 +17,7 @@ LEVELS: Final = {
 }
 
 _asked_level: list[str] = []
-"""What `configure` was told and structlog was not yet; never more than one. Empty in a process that configures it."""
+"""The level given to `configure` that structlog does not have yet; empty in a process that configures structlog."""
 
 
 class Logger:

@@ -39,7 +39,7 @@ class Metrics:
     """Counts requests and reads the state of a broker.
 
     Args:
-        dispatcher: Tells of each request from now on.
+        dispatcher: Reports each request from now on.
         max_partitions: With more partitions than this, none gets numbers of its own.
     """
 

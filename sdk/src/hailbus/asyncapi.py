@@ -54,7 +54,7 @@ def asyncapi(
     """The document, ready for `json.dumps`.
 
     Args:
-        services: Whose operations it shows.
+        services: Services whose operations it shows.
         title: Of the application.
         version: Of the application.
         catalogue: Events to show besides those of the services.

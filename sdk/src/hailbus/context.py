@@ -1,4 +1,4 @@
-"""What a handler is told about an event besides the event."""
+"""What a handler gets besides the event."""
 
 from __future__ import annotations
 

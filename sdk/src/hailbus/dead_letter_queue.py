@@ -39,7 +39,7 @@ class Letter:
     """A dead letter.
 
     Attributes:
-        record: Raw, as it lies in the dead letter topic.
+        record: Raw, as stored in the dead letter topic.
         origin_topic, origin_partition, origin_offset: Where it came from.
         status: `waiting`, `edited` (and waiting), `replayed` or `dropped`.
         value: The record's value, or the corrected one.

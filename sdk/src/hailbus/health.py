@@ -126,7 +126,7 @@ class Check(NamedTuple):
 
 
 async def service_checks(service: Service, admin: ClusterAdmin) -> list[Check]:
-    """What can be told about a service that runs elsewhere: the progress of its groups, parked keys, its outboxes.
+    """Check what is visible of a service that runs elsewhere: the progress of its groups, parked keys, its outboxes.
 
     Args:
         service: As its module declares it; it need not run in this process.

@@ -223,7 +223,7 @@ def _wake_after_commit(tx: AsyncSession | AsyncConnection, outbox: Outbox) -> No
                 outbox.wake()
 
         return
-    # A bare connection tells of its commit only before it happens: look shortly after, and once more a little later.
+    # A bare connection announces its commit only before it happens: look shortly after, and once more a little later.
     outbox.wake_soon()
     asyncio.get_running_loop().call_later(ROUND_EVERY_S, outbox.wake)
 
@@ -255,10 +255,10 @@ class Outbox:
 
     Args:
         engine: Made by `hailbus.database.create_engine`.
-        clock: Decides when `not_before` has come; after moving it by hand call `wake()`.
+        clock: Decides when `not_before` is reached; call `wake()` after moving it.
         batch_records: Rows per round.
-        poll_interval: How soon rows are seen that nobody tells of: those whose `not_before` has come, and on SQLite
-            those of other processes. This process' commits wake the relay at once; on PostgreSQL every commit does.
+        poll_interval: How soon the relay finds rows without a wake-up: those whose `not_before` is reached, and on
+            SQLite those of other processes. This process' commits wake the relay at once; on PostgreSQL every commit.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Outbox:
         self.published_count = 0
         """Rows that this relay has published since it began."""
         self.last_lag = OutboxLag(due_count=0, oldest_s=0.0)
-        """What `lag` found last; `GET /metrics` has it look anew."""
+        """The last result of `lag`; `GET /metrics` refreshes it."""
         self.is_listening = False
         """Whether PostgreSQL tells this relay of commits; without, it polls."""
         self.silent_since_s: float | None = None
@@ -319,7 +319,7 @@ class Outbox:
         Args:
             tx: The caller's transaction. The events are published after its commit, and only then.
             entries: May be empty.
-            wakes: False when the caller calls `wake` after its commit, which spares the relay a look in vain.
+            wakes: False when the caller calls `wake` after its commit, which spares the relay an empty round.
         """
         if not entries:
             return

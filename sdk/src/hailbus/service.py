@@ -648,7 +648,7 @@ class Service(Registrar):
 
     @property
     def failures(self) -> list[str]:
-        """What ended in this service and only a restart begins anew; empty when all of it runs."""
+        """Parts of this service that have ended and only a restart brings back; empty when all of it runs."""
         groups = [f"group {s.group} reads no more: {s.failure}" for s in self._subscribers if s.failure is not None]
         return [*self._failures, *groups]
 

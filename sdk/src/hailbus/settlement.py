@@ -49,7 +49,7 @@ class SettledPrefix:
         self._position = offsets[-1] + 1
 
     def settled(self, offset: int) -> None:
-        """A received record is done with, in any order."""
+        """Settle a received record, in any order."""
         pending = self._pending
         if pending and pending[0] == offset:
             pending.popleft()
@@ -60,7 +60,7 @@ class SettledPrefix:
             self._settled.add(offset)
 
     def settled_all(self, offsets: list[int]) -> None:
-        """Several received records are done with, in any order."""
+        """Settle several received records, in any order."""
         pending, settled = self._pending, self._settled
         for offset in offsets:
             if pending and pending[0] == offset:
@@ -201,7 +201,7 @@ class Lanes(Generic[ItemT]):
         return lane
 
     def finish(self, lane: Lane[ItemT]) -> None:
-        """The oldest record of a running lane is done with."""
+        """Remove the oldest record of a running lane."""
         if not lane.dropped:
             lane.items.popleft()
             self.item_count -= 1

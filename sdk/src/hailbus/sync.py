@@ -221,7 +221,7 @@ class SyncPublisher(Generic[E_contra]):
         self._reset()
 
     def _reset(self) -> None:
-        """Begin anew: when made, and in the child of a fork, which has neither the thread nor its events."""
+        """Reset: when made, and in the child of a fork, which has neither the thread nor its events."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(self._max_waiting)

@@ -27,7 +27,7 @@ def describe_options() -> None:
 
 
 def describe(bootstrap: str, *, timeout_s: float, shows_groups: bool, as_json: bool) -> int:
-    """Print what a broker says of itself; 1 when it does not answer.
+    """Print a broker's description; return 1 when it does not answer.
 
     Raises:
         StartError: The address is none.

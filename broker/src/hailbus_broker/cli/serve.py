@@ -36,7 +36,7 @@ def serve(
     flags: Mapping[str, str],
     log_level: str,
 ) -> int:
-    """Run a broker until it is told to stop.
+    """Run a broker until a signal stops it.
 
     Raises:
         StartError: It cannot start.

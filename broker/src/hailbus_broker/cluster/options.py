@@ -216,7 +216,7 @@ TOPIC_OPTIONS: Final = _table(
         "message.timestamp.type",
         _S,
         "CreateTime",
-        "Whose time records carry.",
+        "Which time records carry: the producer's or the broker's.",
         choices=("CreateTime", "LogAppendTime"),
         broker_name="log.message.timestamp.type",
     ),
@@ -279,7 +279,7 @@ TOPIC_OPTIONS: Final = _table(
 """What a topic can override. Flush settings say 1 where Kafka says never: see `log.flush.interval.messages`."""
 
 BROKER_OPTIONS: Final = _table(
-    Option("advertised.listeners", _S, None, "What clients are told to connect to: NAME://HOST:PORT, comma-separated."),
+    Option("advertised.listeners", _S, None, "The addresses that clients get: NAME://HOST:PORT, comma-separated."),
     Option("auto.create.topics.enable", _B, "true", "Whether asking for a topic creates it."),
     Option("broker.id", _I, "1", "The node's number; same as node.id.", 0),
     Option("connections.max.idle.ms", _L, "600000", "When an idle connection is closed.", -1),

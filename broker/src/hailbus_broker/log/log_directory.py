@@ -50,7 +50,7 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetaProperties:
-    """Whose directory it is.
+    """The owner of a directory.
 
     Attributes:
         cluster_id: Kafka's form: 22 characters of base64.
@@ -108,7 +108,7 @@ class LogDirectory:
 
     Attributes:
         path: Of the directory.
-        meta: Whose it is.
+        meta: The directory's owner.
         was_clean: Whether the node that used it last stopped in order.
         logs: The partitions that are open.
         topic_ids: Of the partitions that are open.

@@ -721,7 +721,7 @@ class PartitionLog:
         """Write indexes and producer state and sync, so that the next `open` may be a clean one.
 
         Raises:
-            StorageError: It failed: the next `open` must not be told that this was a clean stop.
+            StorageError: It failed: the next `open` must not treat this as a clean stop.
         """
         if self.failure is not None:
             raise self.failure

@@ -264,7 +264,7 @@ class ProducerState:
         """Whether a transaction marker may be appended.
 
         Args:
-            producer_id: Whose transaction ends.
+            producer_id: The producer whose transaction ends.
             producer_epoch: Of the marker.
             coordinator_epoch: Of the coordinator that writes it.
             must_be_newer: Whether the marker's producer epoch must be above that of the open transaction's data, as in

@@ -34,7 +34,7 @@ class DataDirectory:
     Args:
         disk: Where it lies.
         path: Of the folder; made if it is missing.
-        node_id: Whose it has to be.
+        node_id: The node that must own the directory.
         chance: For ids of a new one.
         tail_cache: Of the node.
     """

@@ -67,7 +67,7 @@ WARNING_INTERVAL_MS: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """An address at which clients reach this node, and the one that they are told."""
+    """An address that this node listens on, and the one that it advertises to clients."""
 
     name: str
     host: str
@@ -395,7 +395,7 @@ class Node:
     # ------------------------------------------------------------------ metadata
 
     def _finalise_features(self) -> None:
-        """A new cluster has all features; later it has those that it was told to have, by UpdateFeatures."""
+        """A new cluster finalises all features; later UpdateFeatures decides."""
         if not self.image.brokers:
             self.write_metadata(
                 [FeatureLevelRecord(name=name, feature_level=last) for name, (_, last) in sorted(SUPPORTED.items())]
@@ -405,7 +405,7 @@ class Node:
         """Append records to the metadata log and act on them.
 
         Returns:
-            Done when they are safe; before that nobody may be told of them.
+            Done when they are durable; no client may see them earlier.
 
         Raises:
             StorageError: The machine failed, or did before; nothing has changed then.

@@ -240,7 +240,7 @@ class Partition:
     def hold(self) -> None:
         """Commit nothing until `release`: the record that creates the partition is not durable yet.
 
-        A power cut could take the partition, so nobody may be told of a record in it.
+        A power cut could lose the partition, so no record in it may be acknowledged.
         """
         self._is_held = True
 

@@ -151,7 +151,7 @@ class Dispatcher:
             request.connection.close()
 
     def has_too_much(self, connection: Connection) -> bool:
-        """Whether a connection must wait until other requests are done; it is told when."""
+        """Whether a connection must wait until other requests are done; it is notified then."""
         if self.bytes_in_work <= self._max_bytes_in_work:
             return False
         self._waiting[connection] = None
@@ -187,7 +187,7 @@ class Dispatcher:
 
 
 def error_code(error: BaseException) -> ErrorCode:
-    """What a client is told of an exception."""
+    """The response for an exception."""
     if isinstance(error, ApiError):
         return error.code
     if isinstance(error, (LogError, RecordsError)):

@@ -106,7 +106,7 @@ class Committer:
             log.warning("commit_failed: group %s, the next commit covers it: %s", self._group, failure)
 
     def forget(self, partitions: frozenset[TopicPartition]) -> None:
-        """Partitions are gone, or their log begins anew."""
+        """Forget partitions that are gone, or whose log was created again."""
         for partition in partitions:
             self._committed.pop(partition, None)
 

@@ -99,7 +99,7 @@ class Partitions:
         self._room.set()
 
     def received(self, partition: TopicPartition, prefix: SettledPrefix, records: Sequence[Received]) -> bool:
-        """Records were read; whether so much is held back that the partition should not be read further."""
+        """Note records that were read; return whether the partition should pause, because too much is held back."""
         prefix.received_all([record.offset for record in records])
         self._reads.setdefault(partition, deque()).append((records[-1].offset, records[0].timestamp))
         self._stats.received += len(records)

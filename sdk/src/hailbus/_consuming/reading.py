@@ -68,9 +68,9 @@ class Reader:
         self._reading = reading
         self._listener = listener
         self.consumer: Consumer | None = None
-        """None while there is none to commit with."""
+        """None while no consumer can commit."""
         self.joining: Consumer | None = None
-        """The one that tells of assignments, also before its start has returned."""
+        """The consumer that reports assignments, also before its start has returned."""
         self._pauses: dict[TopicPartition, set[str]] = {}
         self._lost_s: float | None = None
         self._failure = ""

@@ -14,7 +14,7 @@ log = logging.getLogger("hailbus.subscriber")
 RESTART_FIRST_S = 0.2
 RESTART_MAX_S = 10.0
 MOST_RESTARTS = 6
-"""In a row: a task that ran for `STEADY_AFTER_S` begins to count anew."""
+"""In a row: the count restarts for a task that ran for `STEADY_AFTER_S`."""
 STEADY_AFTER_S = 60.0
 
 
@@ -22,7 +22,7 @@ class Supervisor:
     """Runs tasks that should run for as long as their owner does.
 
     Args:
-        owner: Whose tasks they are, for log lines: a group or a service.
+        owner: The owner of the tasks, for log lines: a group or a service.
         fail: Called with the reason when a task cannot be kept running.
     """
 

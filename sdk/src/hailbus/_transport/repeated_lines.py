@@ -10,7 +10,7 @@ __all__ = ["RepeatedLines", "aiokafka_lines"]
 
 log = logging.getLogger("hailbus.transport")
 QUIET_S = 60.0
-"""A line that did not come for so long tells of something new."""
+"""A line that was not logged for this long is logged again."""
 MAX_LINES = 256
 """Lines that are remembered, over all loggers."""
 

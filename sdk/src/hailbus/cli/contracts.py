@@ -102,7 +102,7 @@ def check(
 ) -> None:
     """Tell breaking from safe changes of events.
 
-    Exit code 0 when nothing breaks, 1 when something does, 2 when it cannot be told.
+    Exit code 0 when nothing breaks, 1 when something does, 2 when that cannot be determined.
     """
     try:
         if not (against or examples or needs or write):

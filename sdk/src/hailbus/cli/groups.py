@@ -326,7 +326,7 @@ def _show_rebalances(described: Sequence[GroupDescription], *, json: bool) -> No
     if not json:
         table(["GROUP", "AT", "GENERATION", "#MEMBERS", "CAUSE", "REASON"], rows)
         if not rows:
-            typer.echo("The broker tells of no rebalance: hailbus-broker remembers them since its start.", err=True)
+            typer.echo("The broker reports no rebalance: hailbus-broker keeps them from its start on.", err=True)
 
 
 async def _partition_numbers(admin: KafkaAdmin, topics: Sequence[str]) -> dict[str, list[int]]:

@@ -168,7 +168,7 @@ class VirtualClock:
     """A wall clock that goes with the running loop's time.
 
     Args:
-        start: What it says when the loop's time is 0.
+        start: The time that it returns when the loop's time is 0.
     """
 
     def __init__(self, start: datetime = EPOCH) -> None:

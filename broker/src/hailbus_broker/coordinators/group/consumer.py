@@ -12,7 +12,7 @@
 | UnrevokedPartitions | must revoke partitions | it reports that it has |
 | UnreleasedPartitions | waits for partitions that another member still owns | that member revokes them |
 
-Durable: everything but the deadlines of sessions and revocations, which begin anew after a restart.
+Durable: everything but the deadlines of sessions and revocations, which a restart sets again.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Rebalance:
 
 
 class RebalanceHistory:
-    """The last rebalances of one group. Not durable: it begins anew after a restart."""
+    """The last rebalances of one group. Not durable: it is empty after a restart."""
 
     __slots__ = ("entries",)
 

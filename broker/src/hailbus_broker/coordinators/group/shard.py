@@ -1,7 +1,7 @@
 """One partition of `__consumer_offsets`: the groups whose name hashes to it, and their committed offsets.
 
 Requests come in as method calls, with a token that identifies them; answers leave as `Outcome`s, perhaps for other
-tokens and perhaps later. Time is told by `tick`, which is due at `next_deadline_ms`.
+tokens and perhaps later. Time passes by `tick`, which is due at `next_deadline_ms`.
 
 There are two times: `now_ms` never goes back, and sessions and deadlines go by it; `wall_ms` is milliseconds since
 1970 UTC, and what is recorded carries it.
@@ -232,7 +232,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             client_id: From the request's header.
             client_host: Where it came from.
             requires_known_member: Whether a newcomer is first given an id and has to come back with it (KIP-394).
-            can_skip_assignment: Whether a static leader that comes back can be told to keep the assignment (KIP-814).
+            can_skip_assignment: Whether the answer can tell a returning static leader to keep the assignment (KIP-814).
             now_ms: The time.
             wall_ms: Milliseconds since 1970 UTC.
         """
@@ -389,7 +389,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
         if not has_changed and (
             group.state is ClassicState.COMPLETING_REBALANCE or (group.state is ClassicState.STABLE and not is_leader)
         ):
-            # It lost our answer, or asks again: it is told the same again.
+            # It lost our answer, or repeats its request: it gets the same answer.
             self._touch(group, known, now_ms)
             out.replies.append((token, self._join_response(group, known)))
             return
@@ -455,7 +455,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
                 if was_leader and can_skip:
                     response.skip_assignment = True
                 elif was_leader:
-                    # An older client would assign anew, so it is told that another one leads.
+                    # An older client would assign again, so the answer names another leader.
                     response.leader = old.member_id
                     response.members = []
                 out.replies.append((token, response))
@@ -900,7 +900,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             for member_id, member in group.members.items()
             if member.group_instance_id is not None
         }
-        # How long a group has been empty must not begin anew with each restart.
+        # How long a group has been empty must not restart with each start of the broker.
         group.recorded(value.current_state_timestamp if value.current_state_timestamp >= 0 else now_ms)
         group.sync_deadline_ms = None
 

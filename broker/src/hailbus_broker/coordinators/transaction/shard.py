@@ -184,7 +184,7 @@ class TransactionShard:
         """Give a transactional id to a producer and fence the one that had it.
 
         Args:
-            transactional_id: Whose transactions; never empty.
+            transactional_id: The owner of the transactions; never empty.
             timeout_ms: After which an open transaction is aborted.
             producer_id: What the producer had until now, -1 for a new one (KIP-360).
             producer_epoch: Likewise.
@@ -286,7 +286,7 @@ class TransactionShard:
         record is safe.
 
         Args:
-            transactional_id: Whose transaction.
+            transactional_id: The owner of the transaction.
             producer_id: Of the one who asks.
             producer_epoch: Likewise.
             partitions: Topics and partition numbers.
@@ -356,7 +356,7 @@ class TransactionShard:
         half way (KIP-890 closes this for v2 only). The connections tell the copies apart.
 
         Args:
-            transactional_id: Whose transaction.
+            transactional_id: The owner of the transaction.
             producer_id: Of the one who asks.
             producer_epoch: Likewise; who does not own the id is refused for that, and not counted.
             connection: Grows with each connection that the broker accepts.
@@ -384,7 +384,7 @@ class TransactionShard:
         """Commit or abort the open transaction. Asking again for what was done is fine, for the opposite is not.
 
         Args:
-            transactional_id: Whose transaction.
+            transactional_id: The owner of the transaction.
             producer_id: Of the one who asks.
             producer_epoch: Likewise.
             is_commit: Or an abort.

@@ -291,7 +291,7 @@ def _offset_fetch_groups(dispatcher: Dispatcher, request: Request, message: Offs
 
 
 def _when_safe(driver: Any, request: Request, response: Message) -> None:
-    """What was read may have been written a moment ago: it is told when it cannot be lost any more."""
+    """Answer once the state that was read is durable: it may have been written a moment ago."""
 
     def send(error: Exception | None) -> None:
         if error is None:

@@ -50,7 +50,7 @@ def leader_epoch_error(partition: Partition, current_leader_epoch: int) -> Error
 
 
 def list_offsets(dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest) -> ListOffsetsResponse:
-    """ListOffsets v1-11: by time, earliest, latest, greatest timestamp. Tiered storage: there is none."""
+    """ListOffsets v1-11: by time, earliest, latest, greatest timestamp. Tiered storage does not exist here."""
     response = ListOffsetsResponse()
     for topic in message.topics:
         answer = ListOffsetsTopicResponse(name=topic.name)
