@@ -5,7 +5,8 @@ this process, which hands it over when asked. The auditor runs at the lowest pri
 processors the auditor falls behind, and the run does not.
 
 An auditor that reads on never sees again what it has read. When the broker has been started again, another auditor
-begins with an empty memory: what a restart lost or changed is what an auditor must see.
+begins with an empty memory: what a restart lost or changed is what an auditor must see. Its first look is a short one,
+at what booking knows to be acknowledged.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Final
 
+from hailbus_demo import acknowledged
 from hailbus_demo.ledger.accounts import BookAccount
 from hailbus_demo.ledger.draw import Ledger, SoFar, draw_up
 from hailbus_demo.ledger.gather import Gatherer, Sources
-from hailbus_demo.ledger.model import FINDINGS_SHOWN, Unread
+from hailbus_demo.ledger.model import FINDINGS_SHOWN, Finding, Unread
 
 log = logging.getLogger("hailbus_demo.auditor")
 
@@ -66,11 +68,15 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What one look at all accounts found, and what it cost: wall time, and CPU time of all looks so far."""
+    """What one look found, and what it cost: wall time, and CPU time of all looks so far.
+
+    `is_partial` says that only some accounts were looked at: the lines that are missing are as they were.
+    """
 
     ledger: Ledger
     took_s: float
     cpu_s: float
+    is_partial: bool = False
 
 
 class Auditor:
@@ -220,28 +226,68 @@ async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
 
     sources = replace(sources, book=book, restarted=lambda: last.restarted)
     so_far = SoFar(grace_s=GRACE_S)
+    certain: frozenset[Finding] | None = None
     gatherer = Gatherer(sources)
     while True:
         before = ask()
         if not before.serves:
             await asyncio.sleep(LOOKS_AGAIN_AFTER_S)
             continue
+        if certain is None:
+            began = time.monotonic()
+            line = await acknowledged.compare(sources)
+            if ask().broker_life != before.broker_life:
+                continue
+            certain = frozenset(() if line is None else line.findings)
+            if line is not None and certain:
+                ledger = shortened(Ledger(lines=(line,), left_out=()))
+                took_s = time.monotonic() - began
+                pipe.send(Round(ledger=ledger, took_s=took_s, cpu_s=time.process_time(), is_partial=True))
         began = time.monotonic()
         accounts = await gatherer.gather(so_far=True)
         after = ask()
         if after.broker_life != before.broker_life:
             await gatherer.close()
-            gatherer = Gatherer(sources)
+            gatherer, certain = Gatherer(sources), None
             continue
         if not after.serves:
             continue
-        ledger = shortened(so_far.settle(draw_up(accounts), now_s=before.calm_s))
+        drawn = draw_up(accounts)
+        ledger = shortened(with_certain(so_far.settle(drawn, now_s=before.calm_s), drawn, certain))
         took_s = time.monotonic() - began
         pipe.send(Round(ledger=ledger, took_s=took_s, cpu_s=time.process_time()))
         if isinstance(accounts.log, Unread):  # a client that lost its way is not trusted with the next round
             await gatherer.close()
             gatherer = Gatherer(sources)
         await asyncio.sleep(max(SHORTEST_PAUSE_S, took_s))
+
+
+def with_certain(settled: Ledger, drawn: Ledger, certain: frozenset[Finding]) -> Ledger:
+    """Return the settled ledger, in which a finding that is certain counts without a grace period."""
+    lines = []
+    for line, raw in zip(settled.lines, drawn.lines, strict=True):
+        lasting = tuple(one for one in raw.findings if one in certain or one in line.findings)
+        if certain.isdisjoint(lasting):
+            lines.append(line)
+        else:
+            lines.append(replace(raw, findings=lasting, detail=_several(lasting)))
+    return replace(settled, lines=tuple(lines))
+
+
+def _several(findings: Sequence[Finding]) -> str:
+    """Return the first finding as text, and how many more there are."""
+    more = len(findings) - 1
+    return str(findings[0]) if not more else f"{findings[0]}; and {more:,} more"
+
+
+def updated(shown: Ledger | None, found: Round) -> Ledger | None:
+    """Return the ledger to show after a round: what a partial one did not look at is as it was."""
+    if not found.is_partial:
+        return found.ledger
+    if shown is None:
+        return None
+    new = {line.id: line for line in found.ledger.lines}
+    return replace(shown, lines=tuple(new.get(line.id, line) for line in shown.lines))
 
 
 def shortened(ledger: Ledger) -> Ledger:
@@ -271,4 +317,4 @@ class CalmClock:
         self._looked_s = now_s
 
 
-__all__ = ["Auditor", "CalmClock", "Moment", "Round", "shortened"]
+__all__ = ["Auditor", "CalmClock", "Moment", "Round", "shortened", "updated", "with_certain"]

@@ -19,7 +19,7 @@ from rich.console import Console
 from ride_events import TOPICS
 
 from hailbus_demo.audit import AuditPlan, catch_up, draw_up
-from hailbus_demo.auditor import Auditor, Round
+from hailbus_demo.auditor import Auditor, Round, updated
 from hailbus_demo.chaos import VICTIMS, Chaos
 from hailbus_demo.city.plan import to_datetime
 from hailbus_demo.errors import RunFailedError, UsageError
@@ -478,10 +478,13 @@ class _Run:
             """Show a ledger so far, and say which lines have begun to disagree."""
             if not figures.so_far:
                 return
-            figures.ledger = found.ledger
+            ledger = updated(figures.ledger, found)
+            if ledger is None:
+                return
+            figures.ledger = ledger
             figures.audit.note(took_s=found.took_s, cpu_s=found.cpu_s)
-            now_red = {line.id for line in found.ledger.lines if line.verdict == "disagrees"}
-            for line in found.ledger.lines:
+            now_red = {line.id for line in ledger.lines if line.verdict == "disagrees"}
+            for line in ledger.lines:
                 if line.id in now_red - red:
                     self.screen.say(f"ledger so far: NOT balanced: {line.name}: {line.detail}")
             red.clear()

@@ -2,17 +2,25 @@
 
 import asyncio
 from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from hailbus_broker.testing import ThreadedBroker
+from hailbus_demo import acknowledged
 from hailbus_demo.auditor import Auditor, Round
 from hailbus_demo.ledger.accounts import BookAccount, BookRide
 from hailbus_demo.ledger.gather import Sources
 from hailbus_demo.ledger.model import Line
 from ride_events import TOPICS
+
+from tests.integration.demo.faults.declared import Inject
+from tests.integration.demo.faults.every import FAULTS
+from tests.integration.demo.recorded import RecordedRun, unpack, with_header
 
 RIDE = "00000000-0000-4000-8000-000000000001"
 
@@ -69,3 +77,91 @@ async def test_a_record_that_is_no_event_turns_a_line_red_and_the_process_ends_w
         finally:
             await auditor.stop()
         assert auditor.pid is None
+
+
+def injection(what: str) -> Inject:
+    return next(fault.inject for fault in FAULTS if fault.what == what)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a fare is altered",
+        "a header is altered",
+        "the acknowledged tail of a partition is lost",
+        "a compacted topic lost the newest record of a key",
+        "an acknowledged event is in another partition",
+    ],
+)
+async def test_the_first_look_after_a_restart_finds_what_the_log_lost_or_changed(what: str, tmp_path: Path) -> None:
+    run = unpack(tmp_path)
+    expected = injection(what)(run)
+    with ThreadedBroker() as broker:
+        run.load(broker.bootstrap)
+        line = await acknowledged.compare(run.sources(broker.bootstrap))
+    assert line is not None
+    assert (line.id, line.verdict) == ("outbox-log", "disagrees")
+    assert (expected.offset, expected.id) in {(found.offset, found.id) for found in line.findings}
+    assert expected.what in line.detail
+
+
+def nothing(run: RecordedRun) -> None:
+    """Leave the run as it was recorded."""
+
+
+def not_published_yet(run: RecordedRun) -> None:
+    """Have booking commit an event that the relay has not sent."""
+    run.outbox(with_header(run.find("ride.matched"), "ce_id", RIDE))
+    run.sql("booking", "UPDATE hailbus_outbox SET published_at = NULL WHERE id = ?", RIDE)
+
+
+def not_noted_yet(run: RecordedRun) -> None:
+    """Have the relay send an event and not note it yet."""
+    run.append(with_header(run.find("ride.matched"), "ce_id", RIDE))
+
+
+@pytest.mark.parametrize("change", [nothing, not_published_yet, not_noted_yet])
+async def test_the_first_look_names_nothing_that_a_moment_later_is_right(
+    change: Callable[[RecordedRun], None], tmp_path: Path
+) -> None:
+    run = unpack(tmp_path)
+    change(run)
+    with ThreadedBroker() as broker:
+        run.load(broker.bootstrap)
+        line = await acknowledged.compare(run.sources(broker.bootstrap))
+    assert line is not None
+    assert (line.verdict, line.findings) == ("agrees", ())
+
+
+async def test_the_first_look_says_nothing_without_its_accounts(tmp_path: Path) -> None:
+    run = unpack(tmp_path)
+    assert await acknowledged.compare(replace(run.sources("127.0.0.1:1"), databases={})) is None
+    (tmp_path / "booking.sqlite").unlink()
+    assert await acknowledged.compare(run.sources("127.0.0.1:1")) is None
+
+
+@pytest.mark.timeout(900)
+async def test_an_auditor_that_begins_names_altered_bytes_before_it_has_read_everything(tmp_path: Path) -> None:
+    run = unpack(tmp_path)
+    expected = injection("a fare is altered")(run)
+    with ThreadedBroker() as broker:
+        await asyncio.to_thread(run.load, broker.bootstrap)
+        seen = Seen()
+        auditor = Auditor(
+            run.sources(broker.bootstrap),
+            serves=lambda: True,
+            keeps_up=lambda: False,  # no calm second: a grace period would never end
+            broker_life=lambda: 1,
+            take=seen.rounds.put_nowait,
+        )
+        auditor.start()
+        try:
+            async with asyncio.timeout(240):
+                first, second = await seen.rounds.get(), await seen.rounds.get()
+        finally:
+            await auditor.stop()
+    assert first.is_partial
+    assert [(found.offset, found.id) for found in first.ledger.lines[0].findings] == [(expected.offset, expected.id)]
+    assert not second.is_partial
+    red = {line.id for line in second.ledger.lines if line.verdict == "disagrees"}
+    assert red == {"outbox-log"}

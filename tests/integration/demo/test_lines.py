@@ -65,6 +65,96 @@ def book_of(accounts: Accounts) -> BookAccount:
     return accounts.book
 
 
+SAID = {
+    "rides-book-booking": "24 rides: 14 completed, 0 cancelled, 10 unmatched, 0 in flight",
+    "rides-book-log": "24 rides end alike: 14 completed, 0 cancelled, 10 unmatched, 0 in flight",
+    "rides-booking-log": "24 rides: 14 completed, 0 cancelled, 10 unmatched, 0 in flight",
+    "order": "265 events stand in the order of their numbers, none is missing",
+    "rides-ended": "no ride is under way",
+    "quotes-book-log": "26 quotes were offered at the fare that the rider was shown",
+    "money-booking-log": "24 rides: each fare reserved once, 14 charged once, the rest given back",
+    "money-book-log": "214.81 were charged for 24 rides, as quoted and told",
+    "money-rides-payments": "the money of 24 rides follows their events",
+    "drivers-rides": "24 drivers took 14 rides, one at a time",
+    "drivers-booking-log": "24 drivers, 0 of them with a ride",
+    "outbox-log": "all 277 published events are in the log as they were written, and no other",
+    "log-offsets": "499 records in 60 partitions, each offset once and each an event",
+    "log-repeats": "no event is in the log twice",
+    "groups-log": "4 groups committed the end of every partition",
+    "dead-letters": "0 dead-letter topics are empty",
+    "still": "nothing was published, committed or applied while the accounts were read",
+    "inbox-booking": "66 events, each applied once",
+    "inbox-surge": "263 events, each applied once",
+    "inbox-recommender": "48 events, each applied once",
+    "inbox-event-logger": "499 events, each applied once",
+    "booking-timers": "12 timers have elapsed, and none is pending",
+    "booking-multipliers": "6 cells have the multiplier that surge published last",
+    "recommender-journeys": "14 completed rides were learned once each",
+    "journal-log": "499 lines, one per event, with the bytes of the log",
+    "surge-pickups": "24 requested rides were counted in 9 slots",
+    "surge-prices": "6 cells have the price that surge holds, 0 of them above 1.0",
+    "surge-demand": "54 updates state the demand that rides.v1 and quotes.v1 hold",
+    "surge-repriced": "54 updates follow from the rides, quotes and drivers in the log",
+    "forecasts": "115 forecasts, each cell and horizon once, none of the busy intervals without",
+    "quotes-surge": "26 quotes honour what surge published, 0 of them above 1.0",
+    "advice-book-log": "7 recommendations were served as published, 0 were taken",
+    "advice-recommender-log": "7 recommendations were published as they were kept",
+    "positions": "46 positions of 70 sent are in the log, none of them twice",
+    "lake-bronze": "499 records have the checksum of the ledger's own reading",
+    "lake-silver": "all rows agree",
+    "lake-gold": "all rows agree",
+}
+"""What each line says of the recorded run."""
+
+
+async def test_each_line_says_how_much_it_compared(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    assert {spec.id: line(accounts, spec.id).detail for spec in LINES} == SAID
+    paid = run.ask("booking", "SELECT sum(fare_minor) FROM booking_rides WHERE state = 'completed'")[0][0]
+    assert SAID["money-book-log"].startswith(f"{paid / 100} were charged")
+    events = sum(len(run.all(topic)) for topic in ("rides.v1", "quotes.v1", "drivers.v1", "payments.v1"))
+    assert SAID["order"].startswith(f"{events} events")
+
+
+async def test_lines_count_what_is_out_of_the_ordinary(run: RecordedRun) -> None:
+    for record in run.all("surge.v1")[:2]:
+        offered = run.find("quote.offered", pickup_cell=data(record)["cell"])
+        told = {"surge_version": data(record)["surge_version"], "multiplier": data(record)["multiplier"]}
+        run.put(with_data(offered, **told))
+    cell, last = next(iter({data(record)["cell"]: record for record in run.all("surge.v1")}.items()))
+    run.put(with_data(last, multiplier=1.1))
+    state(run, prices={cell: [1.1, 1.1, 1.1, milliseconds(data(last)["valid_until"])]})
+    accounts, _ = await under_way(run)
+    assert (
+        line(accounts, "rides-book-booking").detail == "24 rides: 13 completed, 0 cancelled, 10 unmatched, 1 in flight"
+    )
+    assert line(accounts, "quotes-surge").detail == "26 quotes honour what surge published, 1 of them above 1.0"
+    assert line(accounts, "surge-prices").detail == "6 cells have the price that surge holds, 1 of them above 1.0"
+    booking = booking_of(accounts)
+    ride_id, ride = next((one, ride) for one, ride in booking.rides.items() if ride.state == "matched")
+    assert ride.driver_id is not None
+    drivers = {**booking.drivers, ride.driver_id: booking.drivers[ride.driver_id]._replace(ride_id=ride_id)}
+    held = line(replace(accounts, booking=replace(booking, drivers=drivers)), "drivers-booking-log")
+    assert [one.what for one in held.findings if one.id == ride_id] == []
+    advice = dict(book_of(accounts).advice)
+    name, told_advice = next(iter(advice.items()))
+    option = told_advice.options[0]
+    served = run.find("recommendation.served", recommendation_id=name)
+    made = with_header(with_header(served, "ce_type", "recommendation.chosen"), "ce_id", NEW_ID)
+    made = with_header(made, "ce_dataschema", "hailbus:recommendation.chosen/v1")
+    rank = next(one["rank"] for one in data(served)["options"] if one["option_id"] == option)
+    content = {"recommendation_id": name, "rider_id": told_advice.rider_id, "option_id": option, "rank": rank}
+    run.append(made._replace(value=json.dumps(content).encode()))
+    run.sql(
+        "recommender", "UPDATE recommender_answer SET chosen_option_id = ? WHERE recommendation_id = ?", option, name
+    )
+    accounts = await accounts_of(run)
+    book = replace(book_of(accounts), advice={**advice, name: told_advice._replace(chosen=option)})
+    accounts = replace(accounts, book=book)
+    assert line(accounts, "advice-book-log").detail == "7 recommendations were served as published, 1 were taken"
+    assert line(accounts, "advice-recommender-log").verdict == "agrees"
+
+
 # ------------------------------------------------------------------------------------------ retention and compaction
 
 

@@ -1,10 +1,11 @@
 """The ledger during the run: when it may turn red, what it shows, and whether it found a sabotage at the end."""
 
+from dataclasses import replace
 from typing import Any
 
-from hailbus_demo.auditor import CalmClock, shortened
+from hailbus_demo.auditor import CalmClock, Round, shortened, updated, with_certain
 from hailbus_demo.figures import Sabotage
-from hailbus_demo.ledger.draw import Ledger
+from hailbus_demo.ledger.draw import Ledger, SoFar
 from hailbus_demo.ledger.model import FINDINGS_SHOWN, Finding, Line
 from hailbus_demo.sabotage.deeds import Deed
 from hailbus_demo.show import so_far
@@ -92,3 +93,28 @@ def test_a_sabotage_that_was_not_done_is_not_found() -> None:
     sabotage.find(Ledger(lines=(line("disagrees", Finding(what="x")),), left_out=()))
     assert sabotage.verdict() == "sabotage: altered was not done"
     assert sabotage.as_json()["id"] is None
+
+
+LOST, LATE = Finding(what="lost", offset=1), Finding(what="late", offset=2)
+
+
+def test_what_is_certain_counts_at_once_and_the_rest_when_it_stays() -> None:
+    drawn = Ledger(lines=(line("disagrees", LOST, LATE), line("agrees", name="b")), left_out=())
+    settled = SoFar(grace_s=5).settle(drawn, now_s=0)
+    assert with_certain(settled, drawn, frozenset()) == settled
+    first, other = with_certain(settled, drawn, frozenset({LOST})).lines
+    assert (first.verdict, first.findings, first.detail) == ("disagrees", (LOST,), "lost (offset 1)")
+    assert other.verdict == "agrees"
+    both = with_certain(settled, drawn, frozenset({LOST, LATE})).lines[0]
+    assert both.detail == "lost (offset 1); and 1 more"
+    gone = Ledger(lines=(line("disagrees", LATE), line("agrees", name="b")), left_out=())
+    assert with_certain(SoFar(grace_s=5).settle(gone, now_s=0), gone, frozenset({LOST})).lines[0].verdict == "agrees"
+
+
+def test_a_partial_round_leaves_the_other_lines_as_they_were() -> None:
+    whole = Ledger(lines=(line("agrees"), line("agrees", name="b")), left_out=("c",))
+    red = line("disagrees", LOST, name="b")
+    part = Round(ledger=Ledger(lines=(red,), left_out=()), took_s=1, cpu_s=1, is_partial=True)
+    assert updated(None, part) is None
+    assert updated(whole, part) == Ledger(lines=(whole.lines[0], red), left_out=("c",))
+    assert updated(whole, replace(part, is_partial=False)) == part.ledger
