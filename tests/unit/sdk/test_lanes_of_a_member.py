@@ -15,6 +15,7 @@ import pytest
 from hailbus import (
     AtLeastOnce,
     Backoff,
+    ConfigurationError,
     Context,
     Event,
     Retry,
@@ -44,6 +45,10 @@ class PlacedV1(Event, topic=ORDERS, key="order_id", type="order.placed", version
 class Placed(Event, topic=ORDERS, key="order_id", type="order.placed", version=2):
     order_id: str = "a"
     number: int = 0
+
+
+class Cancelled(Event, topic=ORDERS, key="order_id", type="order.cancelled"):
+    order_id: str
 
 
 @upcast(PlacedV1, Placed)
@@ -279,3 +284,20 @@ async def test_an_exception_that_ends_a_generator_is_no_failure_of_the_event(
     assert len(no_worker_dies) == 2, "another worker takes the place of each after a second"
     no_worker_dies.clear()
     assert bus.records(dead_letter_topic(ORDERS, "till")) == []
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+async def test_a_group_that_would_start_at_both_ends_is_refused(bus: MemoryBus) -> None:
+    svc = Service("till")
+
+    @svc.on(Placed, start="earliest")
+    async def take(event: Placed) -> None: ...
+
+    @svc.on(Cancelled, start="latest")
+    async def drop(event: Cancelled) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="group 'till' has subscriptions that start at both ends"):
+        async with svc.running(bus):
+            pass
