@@ -27,12 +27,11 @@ def test_a_seed_gives_the_same_trace_in_another_process(seed: int) -> None:
     expected = run(seed)
     assert expected[1] > 100
     assert run(seed) == expected
-    for hash_seed in ("0", "1234"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "tests.integration.broker.simulation.program", str(seed)]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-        digest, count = done.stdout.split()
-        assert (digest, int(count)) == expected
+    environment = {**os.environ, "PYTHONHASHSEED": str(1234 + seed)}
+    command = [sys.executable, "-m", "tests.integration.broker.simulation.program", str(seed)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    digest, count = done.stdout.split()
+    assert (digest, int(count)) == expected
 
 
 def test_each_seed_has_its_own_trace() -> None:

@@ -10,28 +10,36 @@ async def main(world: World) -> None:
 World(seed=7).run(main)
 """
 
+from hailbus_broker.testing.simulation.broker import BrokerWorld, SimulatedBroker, simulated_broker
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hailbus_broker.testing.simulation.errors import (
     DeadlockError,
     EscapedError,
-    LivelockError,
     SimulatedCrashError,
     SimulationError,
 )
+from hailbus_broker.testing.simulation.hash_seed import pin_hash_seed
+from hailbus_broker.testing.simulation.host_disk import DiskFault, HostDisk
 from hailbus_broker.testing.simulation.network import LinkQuality, Network
 from hailbus_broker.testing.simulation.process import Host, SimulatedProcess
-from hailbus_broker.testing.simulation.world import World
+from hailbus_broker.testing.simulation.world import World, simulated
 
 __all__ = [
+    "BrokerWorld",
     "DeadlockError",
+    "DiskFault",
     "EscapedError",
     "Host",
+    "HostDisk",
     "LinkQuality",
-    "LivelockError",
     "Network",
+    "SimulatedBroker",
     "SimulatedCrashError",
     "SimulatedDisk",
     "SimulatedProcess",
     "SimulationError",
     "World",
+    "pin_hash_seed",
+    "simulated",
+    "simulated_broker",
 ]

@@ -20,15 +20,36 @@ if TYPE_CHECKING:
     from hailbus_broker.log.disk import Buffer
 
 SECTOR_BYTES: Final = 512
+UNLIMITED: Final = 2**62
 
 
 class _Inode:
-    __slots__ = ("data", "modified_ms", "synced")
+    """The content of a file, and what of it is on stable storage: `data[:kept]`, then `lost`."""
+
+    __slots__ = ("data", "has_failed", "kept", "lost", "modified_ms")
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self.synced = b""
+        self.kept = 0
+        self.lost = b""
         self.modified_ms = 0
+        self.has_failed = False
+
+    @property
+    def synced(self) -> bytes:
+        return bytes(memoryview(self.data)[: self.kept]) + self.lost
+
+    def sync(self) -> None:
+        # A system forgets that a page is dirty when it fails to write it: a second sync reports success for nothing.
+        if not self.has_failed:
+            self.kept, self.lost = len(self.data), b""
+
+    def truncate(self, size: int) -> None:
+        if size < self.kept:
+            self.lost = bytes(memoryview(self.data)[size : self.kept]) + self.lost
+            self.kept = size
+        del self.data[size:]
+        self.data.extend(bytes(size - len(self.data)))
 
 
 class SimulatedFile:
@@ -51,13 +72,15 @@ class SimulatedFile:
         """Write at the end; a crash or a full disk leaves any part of it."""
         inode, disk = self._inode, self._disk
         written = bytes(data)
-        room = disk.capacity_bytes - disk.used_bytes()
-        if len(written) > room:
-            inode.data += written[:room]
-            raise StorageError("no space left on the simulated disk", path=self.path, errno=ENOSPC)
+        if disk.capacity_bytes != UNLIMITED:
+            room = max(disk.capacity_bytes - disk.used_bytes(), 0)
+            if len(written) > room:
+                inode.data += written[:room]
+                disk.note("full disk")
+                raise StorageError("no space left on the simulated disk", path=self.path, errno=ENOSPC)
         disk.step(self.path, "append", torn=lambda: inode.data.extend(written[: disk.cut(len(written))]))
         inode.data += written
-        inode.modified_ms = disk.now_ms
+        inode.modified_ms = disk.clock_ms()
 
     def append_all(self, buffers: Sequence[Buffer]) -> None:
         """As one append."""
@@ -66,7 +89,7 @@ class SimulatedFile:
     def read(self, position: int, length: int) -> bytes:
         """The bytes from a position."""
         self._disk.check(self.path, "read")
-        return bytes(self._inode.data[position : position + length])
+        return bytes(memoryview(self._inode.data)[position : position + length])
 
     def read_cached(self, position: int, length: int) -> bytes:
         """Everything is in memory."""
@@ -79,14 +102,17 @@ class SimulatedFile:
     def truncate(self, size: int) -> None:
         """Cut the file."""
         self._disk.step(self.path, "truncate")
-        data = self._inode.data
-        del data[size:]
-        data.extend(bytes(size - len(data)))
+        self._inode.truncate(size)
 
     def sync(self) -> None:
         """From now on the data lasts."""
-        self._disk.step(self.path, "sync")
-        self._inode.synced = bytes(self._inode.data)
+        try:
+            self._disk.step(self.path, "sync")
+        except StorageError:
+            self._inode.has_failed = True
+            self._disk.note("failed sync")
+            raise
+        self._inode.sync()
 
 
 class SimulatedLock:
@@ -121,7 +147,7 @@ class SimulatedDisk:
         self.crash_at_step = crash_at_step
         self.step_count = 0
         self.failing: Callable[[str, str], None] | None = None
-        self.capacity_bytes = 2**62
+        self.capacity_bytes = UNLIMITED
         self.now_ms = 0
         self.has_crashed = False
         self._names: dict[str, _Inode] = {}
@@ -129,6 +155,15 @@ class SimulatedDisk:
         self._pending_names: dict[str, list[Callable[[dict[str, _Inode]], None]]] = {}
         self._directories: set[str] = {""}
         self._locks: dict[str, SimulatedLock] = {}
+
+    # ---- what a world adds
+
+    def clock_ms(self) -> int:
+        """What the clock shows, in ms since 1970."""
+        return self.now_ms
+
+    def note(self, what: str) -> None:
+        """Count something that a campaign wants to have seen."""
 
     # ---- faults
 
@@ -167,26 +202,30 @@ class SimulatedDisk:
         """What was not synced is gone, or arrived in part, or as garbage."""
         names = dict(self._durable_names)
         for pending in self._pending_names.values():
-            for change in pending[: self.chance.randint(0, len(pending))]:
+            arrived = self.chance.randint(0, len(pending))
+            if arrived < len(pending):
+                self.note("lost directory entry")
+            for change in pending[:arrived]:
                 change(names)
         self._pending_names.clear()
-        for inode in set(self._names.values()) | set(names.values()):
+        for inode in dict.fromkeys([*self._names.values(), *names.values()]):  # in one order in every run
             inode.data = self._after_power_cut(inode)
-            inode.synced = bytes(inode.data)
+            inode.has_failed = False
+            inode.sync()
         self._names = names
         self._durable_names = dict(names)
         self.kill_process()
 
     def _after_power_cut(self, inode: _Inode) -> bytearray:
-        current, synced = inode.data, inode.synced
+        current, synced, common = inode.data, inode.synced, inode.kept
+        if current == synced:
+            return current
         if self.chance.random() < 0.3:
+            self.note("lost write")
             return bytearray(synced)
-        common = 0
-        for common in range(min(len(current), len(synced)), -1, -1):
-            if current[:common] == synced[:common]:
-                break
         if len(current) <= common:  # a truncation: it happened or it did not
             return bytearray(current if self.chance.random() < 0.5 else synced)
+        self.note("torn write")
         left = bytearray(current[: self.chance.randint(common, len(current))])
         sector = max(len(left) - 1 - self.chance.randint(0, 4 * SECTOR_BYTES), common) // SECTOR_BYTES * SECTOR_BYTES
         start, end = max(sector, common), min(sector + SECTOR_BYTES, len(left))
@@ -218,7 +257,7 @@ class SimulatedDisk:
                 raise StorageError("no such file on the simulated disk", path=path, errno=ENOENT)
             self.step(path, "create")
             inode = _Inode()
-            inode.modified_ms = self.now_ms
+            inode.modified_ms = self.clock_ms()
             made = inode
             self._change_names(path, lambda names: names.__setitem__(path, made))
         return SimulatedFile(self, path, inode)
@@ -234,8 +273,8 @@ class SimulatedDisk:
         self.step(path, "write_whole")
         inode = _Inode()
         inode.data = bytearray(data)
-        inode.synced = bytes(data)
-        inode.modified_ms = self.now_ms
+        inode.sync()
+        inode.modified_ms = self.clock_ms()
         self._change_names(path, lambda names: names.__setitem__(path, inode))
         self._sync_names(path.rpartition("/")[0])
 

@@ -15,9 +15,5 @@ class DeadlockError(SimulationError):
     """Nothing can happen any more, and the main coroutine still waits."""
 
 
-class LivelockError(SimulationError):
-    """A simulated process runs forever without letting virtual time pass."""
-
-
 class SimulatedCrashError(BaseException):
     """The machine stopped. Not an Exception, so that no handler catches it by mistake."""

@@ -618,6 +618,8 @@ class Network:
         for link in self._links.values():
             if link.target is host:
                 self._interrupt(link)
+        for callback in host.when_power_lost:
+            callback()
 
     def boot(self, host: Host) -> None:
         """Turn a host on; its old connections are answered with resets."""

@@ -31,6 +31,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.testing.simulation.errors import EscapedError
+from hailbus_broker.testing.simulation.library_state import library_replacements
 from hailbus_broker.testing.simulation.process import CURRENT_PROCESS
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ def _function_replacements() -> list[tuple[Any, Any]]:
         original = getattr(module, name, None)
         if original is not None:
             pairs.append((original, _refusing(original, what)))
+    pairs.extend(library_replacements())
     return pairs
 
 

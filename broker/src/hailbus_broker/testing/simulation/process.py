@@ -70,6 +70,7 @@ class Host:
         self.is_up = True
         self.listeners: Final[dict[int, SimulatedServer]] = {}
         self.processes: Final[list[SimulatedProcess]] = []
+        self.when_power_lost: Final[list[Callable[[], object]]] = []
         self._next_port = 32_768
 
     def __repr__(self) -> str:

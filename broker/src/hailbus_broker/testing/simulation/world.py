@@ -7,8 +7,12 @@ import gc
 import random
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from hailbus_broker.testing.simulation.errors import SimulationError
+from hailbus_broker.testing.simulation.host_disk import HostDisk
+from hailbus_broker.testing.simulation.library_state import fresh_library_state
 from hailbus_broker.testing.simulation.loop import SimulatedLoop
 from hailbus_broker.testing.simulation.network import LinkQuality, Network
 from hailbus_broker.testing.simulation.patching import patched
@@ -16,9 +20,10 @@ from hailbus_broker.testing.simulation.process import Host, SimulatedProcess
 from hailbus_broker.testing.simulation.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _FIRST_PID: Final = 1_000
 
@@ -40,12 +45,14 @@ class World:
     """
 
     def __init__(self, seed: int, *, keep_trace: int | None = 1_000, quality: LinkQuality | None = None) -> None:
-        self.seed: Final = seed
+        self.seed = seed
         self.trace: Final = Trace(keep=keep_trace)
         self.notes: Final[Counter[str]] = Counter()
         self.loop: Final = SimulatedLoop(self.rng("loop"), self.trace)
         self.network: Final = Network(self.loop, self.rng("network"), self.note, quality or LinkQuality())
         self.loop.network = self.network
+        self.loop.world = self
+        self._disks: Final[dict[str, HostDisk]] = {}
         self._incarnations: Final[Counter[str]] = Counter()
         self.main: Final = self.process("main")
         self.loop.main = self.main
@@ -54,6 +61,18 @@ class World:
         """Make a generator of its own, so that draws for one purpose do not change those for another."""
         return random.Random(f"{self.seed}/{purpose}")
 
+    def reseed(self, seed: int) -> None:
+        """Begin again with another seed, before anything has happened.
+
+        Raises:
+            SimulationError: The world has begun.
+        """
+        if len(self.loop.processes) > 1 or self._disks:
+            raise SimulationError(f"the world runs with seed {self.seed} already")
+        self.seed = seed
+        for rng, purpose in ((self.loop.rng, "loop"), (self.network.rng, "network"), (self.main.rng, "process/main")):
+            rng.seed(f"{seed}/{purpose}")
+
     def note(self, what: str) -> None:
         """Count something that a campaign wants to have seen."""
         self.notes[what] += 1
@@ -61,6 +80,13 @@ class World:
     def host(self, name: str) -> Host:
         """Return the host of a name; the first call makes it."""
         return self.network.host(name)
+
+    def disk(self, name: str) -> HostDisk:
+        """Return the disk of a host; the first call makes it."""
+        found = self._disks.get(name)
+        if found is None:
+            found = self._disks[name] = HostDisk(self.host(name), self.loop, self.rng(f"disk/{name}"), self.note)
+        return found
 
     def process(self, name: str, host: str | None = None) -> SimulatedProcess:
         """Start a process: nothing runs in it yet.
@@ -89,11 +115,39 @@ class World:
         Raises:
             DeadlockError: Nothing can happen any more, and `main` still waits.
         """
-        with patched(), _collector_paused():
+        with patched(), fresh_library_state(), _collector_paused():
             try:
                 return self.loop.run_until_complete(self.main.start(main(self), name="main"))
             finally:
                 self.loop.end()
+
+
+def simulated(
+    *, seed: int = 0, seeds: Iterable[int] | None = None
+) -> Callable[[Callable[P, Coroutine[Any, Any, object]]], Callable[P, None]]:
+    """Run a coroutine test in a world of its own, once for each seed.
+
+    Args:
+        seed: Of the world.
+        seeds: Of several worlds, one after the other.
+    """
+    chosen = (seed,) if seeds is None else tuple(seeds)
+
+    def decorate(test: Callable[P, Coroutine[Any, Any, object]]) -> Callable[P, None]:
+        @wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            with patched():
+                for each in chosen:
+                    world = World(each)
+                    try:
+                        world.run(lambda _world: test(*args, **kwargs))
+                    except BaseException as error:
+                        error.add_note(f"in a simulated world with seed {world.seed}")
+                        raise
+
+        return run
+
+    return decorate
 
 
 @contextmanager
