@@ -1,8 +1,8 @@
 """Draws up the ledger again and again during the run, in a process of its own that gives way to all others.
 
 The auditor's process reads the log, the databases and the event logger's file by itself. Only the riders' book is in
-this process, which hands it over when asked. The auditor runs at the lowest priorities: where the run needs all
-processors the auditor falls behind, and the run does not.
+this process, which hands it over when asked. After its first look the auditor runs at a low priority: where the run
+needs all processors the auditor falls behind, and the run does not.
 
 An auditor that reads on never sees again what it has read. When the broker has been started again, another auditor
 begins with an empty memory: what a restart lost or changed is what an auditor must see. Its first look is a short one,
@@ -201,7 +201,6 @@ def copied(book: BookAccount) -> BookAccount:
 def _audit(pipe: Connection, sources: Sources) -> None:
     """Be the auditor: the main function of its process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's: it ends this process
-    os.nice(NICENESS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     logging.disable()
@@ -227,6 +226,7 @@ async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
     sources = replace(sources, book=book, restarted=lambda: last.restarted)
     so_far = SoFar(grace_s=GRACE_S)
     certain: frozenset[Finding] | None = None
+    gives_way = False
     gatherer = Gatherer(sources)
     while True:
         before = ask()
@@ -243,6 +243,9 @@ async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
                 ledger = shortened(Ledger(lines=(line,), left_out=()))
                 took_s = time.monotonic() - began
                 pipe.send(Round(ledger=ledger, took_s=took_s, cpu_s=time.process_time(), is_partial=True))
+        if not gives_way:  # the first look is short, and what a restart lost is to be seen at once
+            os.nice(NICENESS)
+            gives_way = True
         began = time.monotonic()
         accounts = await gatherer.gather(so_far=True)
         after = ask()

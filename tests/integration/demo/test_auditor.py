@@ -1,6 +1,7 @@
 """The auditor's process beside a real broker: it keeps up with the log and names what went wrong."""
 
 import asyncio
+import os
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from hailbus_broker.testing import ThreadedBroker
 from hailbus_demo import acknowledged
-from hailbus_demo.auditor import Auditor, Round
+from hailbus_demo.auditor import NICENESS, Auditor, Round
 from hailbus_demo.ledger.accounts import BookAccount, BookRide
 from hailbus_demo.ledger.gather import Sources
 from hailbus_demo.ledger.model import Line
@@ -158,6 +159,8 @@ async def test_an_auditor_that_begins_names_altered_bytes_before_it_has_read_eve
         try:
             async with asyncio.timeout(240):
                 first, second = await seen.rounds.get(), await seen.rounds.get()
+            assert auditor.pid is not None
+            assert os.getpriority(os.PRIO_PROCESS, auditor.pid) == os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
         finally:
             await auditor.stop()
     assert first.is_partial

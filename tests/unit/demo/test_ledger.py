@@ -9,10 +9,10 @@ import pytest
 from hailbus.record_sum import MODULUS, record_hash
 from hailbus_demo.ledger.accounts import Accounts, LakeAccount
 from hailbus_demo.ledger.draw import Ledger, SoFar, draw_up
-from hailbus_demo.ledger.lines import LINES
+from hailbus_demo.ledger.lines import LINES, LineSpec
 from hailbus_demo.ledger.lines.money import listed_fare
 from hailbus_demo.ledger.log import LogAccount, LogReader, LogRecord, pack_id, unpack_id
-from hailbus_demo.ledger.model import Finding, Line, Unread, is_balanced
+from hailbus_demo.ledger.model import Finding, Findings, Judgement, Line, Unread, is_balanced
 
 RIDE = "00000000-0000-4000-8000-000000000001"
 
@@ -90,6 +90,41 @@ def test_a_finding_says_where_to_look() -> None:
     assert str(found) == "it is gone (rides.v1-3 offset 7, id x)"
     assert str(Finding(what="it is gone", topic="rides.v1")) == "it is gone (rides.v1)"
     assert str(Finding(what="it is gone")) == "it is gone"
+
+
+@pytest.mark.parametrize(("count", "detail"), [(1, "gone"), (2, "gone; and 1 more"), (1_500, "gone; and 1,499 more")])
+def test_a_line_says_its_first_finding_and_how_many_more_there_are(count: int, detail: str) -> None:
+    spec = LineSpec(
+        id="a",
+        name="a",
+        between=("one", "other"),
+        needs=("log",),
+        judge=lambda _: Judgement(findings=(Finding(what="gone"),) * count),
+    )
+    reader = LogReader()
+    drawn = spec.draw(Accounts(log=LogAccount(starts={}, ends={}, reader=reader)))
+    assert drawn is not None
+    assert (drawn.verdict, drawn.detail, len(drawn.findings)) == ("disagrees", detail, count)
+    ledger = Ledger(lines=(drawn,), left_out=())
+    assert SoFar(grace_s=0).settle(ledger, now_s=0).lines[0].detail == detail
+
+
+def test_a_line_keeps_ten_thousand_findings() -> None:
+    found = Findings()
+    for number in range(10_001):
+        found.add("gone", offset=number)
+    found.extend([Finding(what="gone")] * 2)
+    assert (found.count, len(found.kept), found.kept[-1].offset) == (10_003, 10_000, 9_999)
+    more = Findings()
+    more.extend(Finding(what="gone", offset=number) for number in range(10_001))
+    assert (more.count, len(more.kept)) == (10_001, 10_000)
+
+
+def test_the_reader_keeps_a_thousand_broken_records() -> None:
+    reader = LogReader()
+    for offset in range(1_001):
+        reader.feed(record(offset, headers=()))
+    assert [one.offset for one in reader.broken] == list(range(1_000))
 
 
 def test_a_line_as_json_holds_a_bounded_number_of_findings() -> None:
