@@ -411,10 +411,12 @@ async def test_a_coordinator_that_does_not_answer_is_reported_after_five_seconds
 async def test_reading_continues_when_a_full_queue_has_room_again() -> None:
     bus = Faulty()
     async with billing(bus, max_items=1) as (t, handled):
+        began_s = now()
         for first in range(0, 16, 4):
             await t.given(*(Placed(number=number) for number in range(first, first + 4)))
             await t.settle()
         assert handled == bills(bus) == list(range(16))
+        assert now() - began_s < 1, "no transaction waits for the next"
 
 
 async def test_a_log_that_begins_anew_is_handled_from_its_new_beginning() -> None:
