@@ -40,6 +40,7 @@ from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
 from hailbus.testing import MemoryBus, VirtualClock, run_virtual
 from sqlalchemy import text
+from sqlalchemy.exc import DataError
 
 ORDERS = Topic("orders.v1", partitions=2)
 FAST = SubscriberSettings(commit_interval=timedelta(milliseconds=10))
@@ -370,3 +371,34 @@ async def test_an_older_transactional_producer_is_fenced(bus: MemoryBus) -> None
     await reader.start()
     found = await reader.poll(timeout_s=0.1, max_records=10)
     assert [record.value for records in found.values() for record in records] == [b"new"]
+
+
+async def test_an_event_that_the_parking_lot_refuses_becomes_a_dead_letter(bus: MemoryBus, tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/parked.db")
+    lot = ParkingLot(engine)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise DataError("INSERT", {}, ValueError("the key is too long"))
+
+    lot.add = refuse  # type: ignore[method-assign]  # as a database that cannot hold the record
+    svc = Service("shop", subscribing=FAST)
+    seen: list[int] = []
+
+    @svc.on(OrderPaid, delivery=AtLeastOnce(retry=ONCE, then=ParkKey(lot=lot)))
+    async def take(event: OrderPaid, ctx: Context) -> None:
+        seen.append(event.number)
+        if event.number == 1:
+            raise ValueError("no")
+
+    async with bus.run(svc) as t:
+        t.expect_dead_letters()
+        await t.given(*(OrderPaid(order_id="a", number=number) for number in range(3)))
+        await t.settle()
+        (member,) = svc.subscribers
+        assert member.parked_keys == 0
+    (letter,) = bus.records(dead_letter_topic(ORDERS, "shop"))
+    headers = dict(letter.headers)
+    assert headers["hailbus-failed-by"] == b"parking lot"
+    assert b"the key is too long" in headers["kafka_dlt-exception-message"]
+    assert seen == [0, 1, 2], "later events of the key do not wait"
+    await engine.dispose()

@@ -308,3 +308,20 @@ async def test_rows_are_kept_for_as_long_as_they_should_be_and_no_longer(tmp_pat
         left = set((await connection.execute(select(outbox_table.c.id))).scalars())
     assert left == {"just", "shorter", "waiting"}
     await engine.dispose()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_waiting_for_an_empty_outbox_wakes_the_relay_until_no_row_is_due() -> None:
+    rounds = Rounds(poll_interval_s=0.5)
+    due = [2, 1, 0]
+    looked: list[bool] = []
+
+    async def due_count() -> int:
+        looked.append(rounds.outbox._woken.is_set())
+        rounds.outbox._woken.clear()
+        return due.pop(0)
+
+    rounds.outbox.due_count = due_count  # type: ignore[method-assign]  # played by the test
+    await rounds.outbox.until_empty()
+    assert looked == [False, True, True]
+    assert now() == 1
