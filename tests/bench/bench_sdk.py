@@ -26,7 +26,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,15 +92,54 @@ def headers(key: bytes) -> list[tuple[str, str | bytes | None]]:
     ]
 
 
-def observe() -> None:
-    """Record every span and metric, as a service with the OpenTelemetry SDK does; the export is not counted."""
-    from opentelemetry import metrics, trace
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-    from opentelemetry.sdk.trace import TracerProvider
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """How a service is observed."""
 
-    trace.set_tracer_provider(TracerProvider())
-    metrics.set_meter_provider(MeterProvider(metric_readers=[InMemoryMetricReader()]))
+    sampled: float | None = None
+    """The share of traces that a parent-based sampler keeps; None without tracing. The export is not counted."""
+    metrics: Literal["prometheus", "opentelemetry"] | None = None
+    has_deadline: bool = False
+
+    @cache  # noqa: B019 a provider can be set once, and so can each of the few constants below
+    def install(self) -> None:
+        """Set the global providers."""
+        if self.sampled is not None:
+            from opentelemetry import trace
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+            trace.set_tracer_provider(TracerProvider(sampler=ParentBasedTraceIdRatio(self.sampled)))
+        if self.metrics == "opentelemetry":
+            from opentelemetry import metrics
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+            metrics.set_meter_provider(MeterProvider(metric_readers=[InMemoryMetricReader()]))
+
+    def service(self, name: str, **more: Any) -> Service:
+        """A service that is observed so."""
+        self.install()
+        svc = Service(name, tracing=self.sampled is not None, metering=self.metrics == "opentelemetry", **more)
+        if self.metrics == "prometheus":
+            from hailbus.metrics import ServiceCollector
+
+            ServiceCollector(svc)
+        return svc
+
+    def request(self) -> AbstractContextManager[object]:
+        """What an HTTP framework puts around a request: a span, where there is tracing."""
+        if self.sampled is None:
+            return contextlib.nullcontext()
+        from opentelemetry import trace
+
+        return trace.get_tracer("bench").start_as_current_span("request")
+
+
+BLIND = Observed()
+OBSERVED = Observed(sampled=0.01, metrics="prometheus", has_deadline=True)
+EVERY_SPAN = Observed(sampled=1.0)
+OTEL_METRICS = Observed(metrics="opentelemetry")
 
 
 async def measured(work: Work) -> Result:
@@ -162,11 +204,9 @@ class Bench:
         finally:
             await producer.stop()
 
-    async def hailbus_publish(self, *, how: str, observed: bool = False) -> Result:
+    async def hailbus_publish(self, *, how: str, observed: Observed = BLIND) -> Result:
         _, cls = await self.topic()
-        if observed:
-            observe()
-        svc = Service("bench", provision=False, tracing=observed)
+        svc = observed.service("bench", provision=False)
         pub = svc.publishes(cls)
 
         async def enqueued() -> int:
@@ -180,8 +220,9 @@ class Bench:
 
         async def awaited() -> int:
             async def some(start: int) -> None:
-                for i in range(start, self.count, AT_ONCE):
-                    await pub.publish(cls(**fields(i)))
+                with observed.request():
+                    for i in range(start, self.count, AT_ONCE):
+                        await pub.publish(cls(**fields(i)))
 
             await asyncio.gather(*(some(start) for start in range(AT_ONCE)))
             return self.count
@@ -207,11 +248,21 @@ class Bench:
 
     async def filled(self) -> tuple[Topic, type[Any]]:
         topic, cls = await self.topic()
-        svc = Service("fill", provision=False)
+        await self.fill(cls, Service("fill", provision=False))
+        return topic, cls
+
+    async def fill(self, cls: type[Any], svc: Service) -> None:
+        """Publish a hundred events per call, so that as many share a trace context where there is one."""
         pub = svc.publishes(cls)
         async with svc.running(self.bus):
-            await pub.publish_many(cls(**fields(i)) for i in range(self.count))
-        return topic, cls
+            for start in range(0, self.count, 10_000):
+                stop = min(start + 10_000, self.count)
+                await asyncio.gather(
+                    *(
+                        pub.publish_many(cls(**fields(i)) for i in range(first, min(first + 100, stop)))
+                        for first in range(start, stop, 100)
+                    )
+                )
 
     async def aiokafka_consume(self, *, with_model: bool) -> Result:
         topic, cls = await self.filled()
@@ -235,11 +286,11 @@ class Bench:
         finally:
             await consumer.stop()
 
-    async def hailbus_consume(self, *, how: str, observed: bool = False) -> Result:
-        _, cls = await self.filled()
-        if observed:
-            observe()
-        svc = Service(f"bench-{random.randrange(10**9)}", tracing=observed)
+    async def hailbus_consume(self, *, how: str, observed: Observed = BLIND) -> Result:
+        _, cls = await self.topic()
+        await self.fill(cls, observed.service("fill", provision=False))
+        svc = observed.service(f"bench-{random.randrange(10**9)}")
+        deadline = timedelta(seconds=20) if observed.has_deadline else None
         seen = 0
         first = asyncio.Event()
         done = asyncio.Event()
@@ -253,7 +304,7 @@ class Bench:
 
         if how == "batches":
 
-            @svc.on_batch([cls])
+            @svc.on_batch([cls], deadline=deadline)
             async def batch(items: Batch[Any]) -> None:
                 count(len(items))
 
@@ -262,7 +313,7 @@ class Bench:
             @svc.on(
                 cls,
                 delivery=AtMostOnce() if how == "at most once" else AtLeastOnce(),
-                deadline=timedelta(seconds=20) if observed else None,
+                deadline=deadline,
             )
             async def one(event: Any, ctx: Context) -> None:
                 count(1)
@@ -448,13 +499,18 @@ def cases_of(bench: Bench) -> dict[str, Case]:
         "consume: hailbus batches": lambda: bench.hailbus_consume(how="batches"),
         "memory bus through a handler": bench.memory,
         "latency of one awaited publish": bench.latency,
-        "publish: hailbus publish_many, observed": lambda: bench.hailbus_publish(how="many", observed=True),
-        "publish: hailbus awaited, 1000 at once, observed": lambda: bench.hailbus_publish(how="awaited", observed=True),
-        "consume: hailbus at least once, key lanes, observed": lambda: bench.hailbus_consume(
-            how="at least once", observed=True
-        ),
-        "consume: hailbus batches, observed": lambda: bench.hailbus_consume(how="batches", observed=True),
     }
+    for name, observed in (("observed", OBSERVED), ("every span", EVERY_SPAN), ("OpenTelemetry metrics", OTEL_METRICS)):
+        cases |= {
+            f"publish: hailbus publish_many, {name}": partial(bench.hailbus_publish, how="many", observed=observed),
+            f"publish: hailbus awaited, 1000 at once, {name}": partial(
+                bench.hailbus_publish, how="awaited", observed=observed
+            ),
+            f"consume: hailbus at least once, key lanes, {name}": partial(
+                bench.hailbus_consume, how="at least once", observed=observed
+            ),
+            f"consume: hailbus batches, {name}": partial(bench.hailbus_consume, how="batches", observed=observed),
+        }
     if importlib.util.find_spec("confluent_kafka"):
         fast = Bench(bench.bootstrap, bench.count, client="librdkafka")
         cases["publish: hailbus publish_many, librdkafka"] = lambda: fast.hailbus_publish(how="many")

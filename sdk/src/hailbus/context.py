@@ -95,14 +95,14 @@ class Delivery(Generic[E_co]):
 class Deliveries(Sequence[Delivery[E_co]], Generic[E_co]):
     """Deliveries of events and their records; each is made when it is looked at, as many handlers want events only."""
 
-    __slots__ = ("_attempts", "_group", "_records", "events")
+    __slots__ = ("_group", "attempts", "events", "records")
 
     def __init__(
         self, events: Sequence[E_co], records: Sequence[Received], attempts: Sequence[int], *, group: str
     ) -> None:
         self.events = events
-        self._records = records
-        self._attempts = attempts
+        self.records = records
+        self.attempts = attempts
         self._group = group
 
     def __len__(self) -> int:
@@ -114,8 +114,8 @@ class Deliveries(Sequence[Delivery[E_co]], Generic[E_co]):
     def __getitem__(self, index: slice) -> Sequence[Delivery[E_co]]: ...
     def __getitem__(self, index: int | slice) -> Delivery[E_co] | Sequence[Delivery[E_co]]:
         if isinstance(index, slice):
-            return Deliveries(self.events[index], self._records[index], self._attempts[index], group=self._group)
-        ctx = Context(self._records[index], attempt=self._attempts[index], group=self._group)
+            return Deliveries(self.events[index], self.records[index], self.attempts[index], group=self._group)
+        ctx = Context(self.records[index], attempt=self.attempts[index], group=self._group)
         return Delivery(self.events[index], ctx)
 
 

@@ -73,15 +73,20 @@ class Metering:
 
     def processed(self, group: str) -> Callable[[float, str, str], None]:
         """Return a listener for the durations of a group's handlers."""
+        record = self._process.record
+        of: dict[tuple[str, str], dict[str, str]] = {}
 
         def observe(seconds: float, topic: str, error: str) -> None:
-            attributes = {
-                **self._group(group),
-                "messaging.operation.name": "process",
-                "messaging.operation.type": "process",
-                "messaging.destination.name": topic,
-            }
-            self._process.record(seconds, {**attributes, "error.type": error} if error else attributes)
+            attributes = of.get((topic, error))
+            if attributes is None:
+                attributes = of[topic, error] = {
+                    **self._group(group),
+                    "messaging.operation.name": "process",
+                    "messaging.operation.type": "process",
+                    "messaging.destination.name": topic,
+                    **({"error.type": error} if error else {}),
+                }
+            record(seconds, attributes)
 
         return observe
 

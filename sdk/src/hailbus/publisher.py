@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, repeat
@@ -25,7 +25,7 @@ from hailbus.codec import (
 from hailbus.context import Context
 from hailbus.envelope import CONTENT_TYPE, SPECVERSION, Envelope, Headers, new_id, time_text
 from hailbus.errors import ConfigurationError, DeliveryError, MissingKeyError, NotInContractError
-from hailbus.event import ContentMode, Event, event_info, key_of
+from hailbus.event import ContentMode, Event, event_info
 from hailbus.publish_buffer import PublishBuffer, PublisherSettings, Receipt
 from hailbus.transaction import current_transaction
 
@@ -100,6 +100,7 @@ class Publisher(Generic[E_contra]):
                 write=_writer(cls),
                 mode=content_mode(info.topic),
             )
+        self._topics = {fixed.topic for fixed in self._fixed.values()}
 
     @property
     def content_modes(self) -> set[ContentMode]:
@@ -152,11 +153,13 @@ class Publisher(Generic[E_contra]):
                 event, id, time, cause, headers, partition, traceparent, tx, not_before, schedule_id
             )
         event_id = id if id is not None else new_id()
-        with tracing.sending(self._declared(event).topic, event_id, key_of(event)) as created:
-            found = tracing.traceparent(created, cause=_envelope(cause))
-            return await self._publish(
-                event, event_id, time, cause, headers, partition, found, tx, not_before, schedule_id
-            )
+        caused_by = None if cause is None else _envelope(cause)
+        span, found = tracing.begin_send(self._declared(event).topic, event_id, event, caused_by)
+        sent = self._publish(event, event_id, time, cause, headers, partition, found, tx, not_before, schedule_id)
+        if span is None:
+            return await sent
+        with tracing.current(span):
+            return await sent
 
     async def _publish(
         self,
@@ -210,14 +213,15 @@ class Publisher(Generic[E_contra]):
         if tracing is None or traceparent is not None:
             return await self._enqueue(event, id, time, cause, headers, partition, traceparent)
         event_id = id if id is not None else new_id()
-        span = tracing.enqueued(self._declared(event).topic, event_id, key_of(event))
-        found = tracing.traceparent(span.get_span_context(), cause=_envelope(cause))
+        span, found = tracing.begin_send(self._declared(event).topic, event_id, event, _envelope(cause))
+        if span is None:
+            return await self._enqueue(event, event_id, time, cause, headers, partition, found)
         try:
             future = await self._enqueue(event, event_id, time, cause, headers, partition, found)
         except BaseException as error:
-            tracing.ended(span, error)
+            tracing.end_send(span, error)
             raise
-        future.add_done_callback(lambda done: tracing.ended(span, None if done.cancelled() else done.exception()))
+        future.add_done_callback(lambda done: tracing.end_send(span, None if done.cancelled() else done.exception()))
         return future
 
     async def _enqueue(
@@ -262,21 +266,30 @@ class Publisher(Generic[E_contra]):
         Raises:
             DeliveryError: The first that failed, when all are decided; the others may have been written.
         """
-        if self._tracing is None:
+        tracing = self._tracing
+        if tracing is None:
             return await self._publish_many(events, repeat(_NO_MARK), time, cause, headers, tx)
-        events = list(events)
-        topics: dict[str, None] = {}
-        marks: list[_Mark] = []
+        topics = self._topics
+        if len(topics) > 1:  # else they need not be looked at before they are written
+            events = list(events)
+            topics = {self._declared(event).topic for event in events}
+        marks: Iterable[_Mark]
         created: list[SpanContext] = []
-        for event in events:
-            topic = self._declared(event).topic
-            event_id = new_id()
-            context = self._tracing.created(topic, event_id, key_of(event))
-            topics[topic] = None
-            created.append(context)
-            marks.append((event_id, self._tracing.traceparent(context, cause=_envelope(cause))))
-        with self._tracing.sending_batch(topics, created):
-            return await self._publish_many(events, marks, time, cause, headers, tx)
+        if tracing.granularity == "per_event":
+            events, marks = list(events), []
+            for event in events:
+                event_id = new_id()
+                context = tracing.created(self._declared(event).topic, event_id, event)
+                created.append(context)
+                marks.append((event_id, tracing.traceparent(context, cause=_envelope(cause))))
+        with tracing.sending_batch(topics, created) as span:
+            if isinstance(events, Sized):
+                span.set_attribute("messaging.batch.message_count", len(events))
+            if tracing.granularity == "per_batch":
+                marks = repeat((None, tracing.traceparent(span.get_span_context(), cause=_envelope(cause))))
+            receipts = await self._publish_many(events, marks, time, cause, headers, tx)
+            span.set_attribute("messaging.batch.message_count", len(receipts))
+            return receipts
 
     async def _publish_many(
         self,

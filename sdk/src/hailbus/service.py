@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hailbus.outbox import Outbox
     from hailbus.registry.schemas import Schemas
     from hailbus.router import Router
-    from hailbus.tracing import Tracing
+    from hailbus.tracing import Granularity, Tracing
 
 __all__ = ["EventBatchHandler", "EventHandler", "Service"]
 
@@ -101,6 +101,8 @@ class Service(Registrar):
         provision: Create missing topics, those for dead letters included, at start.
         publishing, subscribing: Bounds.
         tracing: Make OpenTelemetry spans `send <topic>` and `process <topic>`, by the global tracer provider.
+            `"per_event"` also makes `publish_many` record a span `create <topic>` for each event; `True` is
+            `"per_batch"`.
         metering: Record OpenTelemetry metrics, as `messaging.process.duration`, with the global meter provider.
         schemas: Put schema ids on what is published, and find events by them. See `hailbus.registry.Schemas`.
         content_mode: `structured` for CloudEvents that are whole in the value, where topic and publisher do not say.
@@ -118,7 +120,7 @@ class Service(Registrar):
         provision: bool = True,
         publishing: PublisherSettings | None = None,
         subscribing: SubscriberSettings | None = None,
-        tracing: bool = False,
+        tracing: bool | Granularity = False,
         metering: bool = False,
         schemas: Schemas | None = None,
         content_mode: ContentMode = "binary",
@@ -136,7 +138,7 @@ class Service(Registrar):
         if tracing:
             from hailbus.tracing import Tracing
 
-            self._tracing = Tracing(client_id=name)
+            self._tracing = Tracing(client_id=name, granularity="per_batch" if tracing is True else tracing)
         self._measures = metering
         self._metering: Metering | None = None
         if metering:

@@ -23,16 +23,19 @@ from hailbus import (
     SubscriberSettings,
     Topic,
 )
+from hailbus._transport import Received
 from hailbus.codec import read_envelope
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
 from hailbus.dead_letter_queue import DeadLetterQueue
 from hailbus.testing import MemoryBus
-from hailbus.tracing import Tracing, context_of, traceparent_of
+from hailbus.tracing import Granularity, Tracing, context_of, traceparent_of
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, DEFAULT_ON, ParentBased, Sampler
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags
 
 ORDERS = Topic("orders.v1", partitions=2)
 TILLS = Topic("tills.v1", partitions=1)
@@ -50,21 +53,31 @@ class TillOpened(Event, topic=TILLS, type="till.opened"):
 class Spans:
     """A service whose spans are kept."""
 
-    def __init__(self, name: str = "shop") -> None:
+    def __init__(
+        self, name: str = "shop", *, sampler: Sampler = DEFAULT_ON, granularity: Granularity = "per_batch"
+    ) -> None:
         self._exporter = InMemorySpanExporter()
-        provider = TracerProvider(shutdown_on_exit=False)
+        provider = TracerProvider(shutdown_on_exit=False, sampler=sampler)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = provider.get_tracer("test")
         self.service = Service(
-            name, tracing=True, subscribing=SubscriberSettings(commit_interval=timedelta(milliseconds=5))
+            name, tracing=granularity, subscribing=SubscriberSettings(commit_interval=timedelta(milliseconds=5))
         )
-        self.service._tracing = Tracing(client_id=name, tracer=provider.get_tracer("test"))
+        self.service._tracing = Tracing(client_id=name, tracer=self.tracer, granularity=granularity)
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
+    def finished(self) -> list[ReadableSpan]:
+        return list(self._exporter.get_finished_spans())
+
     def one(self, name: str) -> ReadableSpan:
         (span,) = self.named(name)
         return span
+
+
+def traceparent_in(record: Received) -> str | None:
+    return read_envelope(record).traceparent
 
 
 def ids(*spans: ReadableSpan) -> list[int]:
@@ -139,8 +152,29 @@ async def test_enqueue_makes_a_span_that_ends_with_the_receipt(bus: MemoryBus) -
     assert bad.status.status_code is StatusCode.ERROR
 
 
-async def test_publish_many_creates_each_and_sends_all(bus: MemoryBus) -> None:
+async def test_publish_many_is_one_span_whose_context_all_events_carry(bus: MemoryBus) -> None:
     spans = Spans()
+    pub = spans.service.publishes(OrderPlaced | TillOpened)
+    only = spans.service.publishes(OrderPlaced)
+    async with bus.run(spans.service):
+        await only.publish_many(OrderPlaced(order_id=key) for key in "ab")
+        await pub.publish_many([OrderPlaced(order_id="c"), TillOpened(till=1)])
+        bus.fail_sends(DeliveryError("too large", topic=ORDERS.name, partition=0))
+        with pytest.raises(DeliveryError):
+            await pub.publish_many([OrderPlaced(order_id="d")])
+    send, failed = spans.named("send orders.v1")
+    mixed = spans.one("send")
+    assert [span.kind for span in (send, failed, mixed)] == [SpanKind.PRODUCER] * 3
+    assert [(span.attributes or {})["messaging.batch.message_count"] for span in (send, mixed, failed)] == [2, 2, 1]
+    assert [(span.attributes or {}).get("error.type") for span in (send, failed)] == [None, "DeliveryError"]
+    assert "messaging.destination.name" not in (mixed.attributes or {})
+    written = {traceparent_in(record) for record in (*bus.records(ORDERS), *bus.records(TILLS))}
+    assert written == {traceparent_of(span.context) for span in (send, mixed) if span.context is not None}
+    assert spans.named("create orders.v1") == []
+
+
+async def test_per_event_creates_each_and_sends_all(bus: MemoryBus) -> None:
+    spans = Spans(granularity="per_event")
     pub = spans.service.publishes(OrderPlaced | TillOpened)
     async with bus.run(spans.service):
         receipts = await pub.publish_many([OrderPlaced(order_id="a"), OrderPlaced(order_id="b")])
@@ -154,12 +188,12 @@ async def test_publish_many_creates_each_and_sends_all(bus: MemoryBus) -> None:
     assert linked(send) == ids(first, second)
     assert linked(mixed) == ids(third, spans.one("create tills.v1"))
     assert "messaging.destination.name" not in (mixed.attributes or {})
-    written = [context_of(read_envelope(record).traceparent) for record in bus.records(ORDERS)]
+    written = [context_of(traceparent_in(record)) for record in bus.records(ORDERS)]
     assert {found.span_id for found in written if found is not None} == set(ids(first, second, third))
 
 
 async def test_a_batch_is_one_span_linked_to_every_creation(bus: MemoryBus) -> None:
-    spans = Spans("till")
+    spans = Spans("till", granularity="per_event")
     svc = spans.service
     pub = svc.publishes(TillOpened)
     calls: list[int] = []
@@ -233,7 +267,7 @@ async def test_links_survive_the_outbox(bus: MemoryBus, tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     outbox = Outbox(engine)
     await outbox.create_tables()
-    spans = Spans()
+    spans = Spans(granularity="per_event")
     svc = spans.service
     svc.relays(outbox)
     pub = svc.publishes(OrderPlaced)
@@ -266,6 +300,108 @@ async def test_exactly_once_is_traced_too(bus: MemoryBus) -> None:
     process = spans.one("process orders.v1")
     assert linked(process) == ids(spans.one("send orders.v1"))
     assert spans.one("send tills.v1").parent == process.context
+
+
+async def test_what_follows_an_event_that_was_not_sampled_is_not_sampled(bus: MemoryBus) -> None:
+    spans = Spans(sampler=ParentBased(ALWAYS_OFF))
+    svc = spans.service
+    pub = svc.publishes(OrderPlaced | TillOpened)
+    seen: list[str | None] = []
+
+    @svc.on(OrderPlaced, deadline=timedelta(seconds=5))
+    async def placed(event: OrderPlaced, ctx: Context) -> None:
+        seen.append(traceparent_of(trace.get_current_span().get_span_context()))
+        await pub.publish(TillOpened(till=int(event.order_id)), cause=ctx)
+
+    async with bus.run(svc) as t:
+        await pub.publish_many([OrderPlaced(order_id="1"), OrderPlaced(order_id="2")])
+        await pub.publish(OrderPlaced(order_id="3"))
+        await t.settle()
+    created = [traceparent_in(record) for record in bus.records(ORDERS)]
+    assert len(set(created)) == 2
+    assert {int(text[-2:], 16) & TraceFlags.SAMPLED for text in created if text is not None} == {0}
+    assert sorted(filter(None, seen)) == sorted(filter(None, created))
+    assert sorted(filter(None, map(traceparent_in, bus.records(TILLS)))) == sorted(filter(None, created))
+    assert not trace.get_current_span().get_span_context().is_valid
+    assert spans.finished() == []
+
+
+@pytest.mark.parametrize(("sampler", "count"), [(DEFAULT_ON, 0), (ALWAYS_ON, 3)])
+async def test_the_sampler_decides_about_events_that_were_not_sampled(
+    bus: MemoryBus, sampler: Sampler, count: int
+) -> None:
+    spans = Spans(sampler=sampler)
+    svc = spans.service
+    pub = svc.publishes(OrderPlaced)
+
+    @svc.on(OrderPlaced)
+    async def placed(event: OrderPlaced) -> None: ...
+
+    text = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    async with bus.run(svc) as t:
+        for key in "aab":
+            await pub.publish(OrderPlaced(order_id=key), traceparent=text)
+        await t.settle()
+    assert len(spans.named("process orders.v1")) == count
+    assert all(len(span.links) == 1 and span.parent is None for span in spans.finished())
+
+
+async def test_sampled_and_other_events_take_turns(bus: MemoryBus) -> None:
+    spans = Spans()
+    svc = spans.service
+    pub = svc.publishes(OrderPlaced)
+    seen: list[tuple[str, str | None]] = []
+
+    @svc.on(OrderPlaced, delivery=AtLeastOnce(order="partition", retry=Backoff(attempts=1)))
+    async def placed(event: OrderPlaced) -> None:
+        context = trace.get_current_span().get_span_context()
+        seen.append((event.order_id, traceparent_of(context)))
+        if event.order_id == "bad":
+            raise ValueError("no")
+
+    texts = [f"00-{trace_id:032x}-{1:016x}-{flags}" for trace_id, flags in ((1, "00"), (2, "01"), (1, "00"))]
+    malformed = "00-" + "x" * 32 + "-" + "0" * 16 + "-00"
+    async with bus.run(svc) as t:
+        t.expect_dead_letters()
+        for key, text in zip(("a", "bad", "c", "d"), (*texts, malformed), strict=True):
+            await pub.publish(OrderPlaced(order_id=key), traceparent=text, partition=0)
+        await t.settle()
+    (process,) = spans.named("process orders.v1")
+    assert process.context is not None
+    assert (process.attributes or {})["error.type"] == "ValueError"
+    assert seen == [("a", texts[0]), ("bad", traceparent_of(process.context)), ("c", texts[0]), ("d", None)]
+
+
+async def test_a_span_is_published_within_the_span_that_is_current(bus: MemoryBus) -> None:
+    spans = Spans()
+    pub = spans.service.publishes(OrderPlaced)
+    unsampled = SpanContext(trace_id=7, span_id=8, is_remote=True, trace_flags=TraceFlags(0))
+    async with bus.run(spans.service):
+        with spans.tracer.start_as_current_span("request") as request:
+            await pub.publish(OrderPlaced(order_id="a"))
+        with trace.use_span(NonRecordingSpan(unsampled)):
+            await pub.publish(OrderPlaced(order_id="a"))
+            await (await pub.enqueue(OrderPlaced(order_id="a")))
+    send = spans.one("send orders.v1")
+    assert send.parent == request.get_span_context()
+    texts = [traceparent_in(record) for record in bus.records(ORDERS)]
+    assert texts == [traceparent_of(found) for found in (send.context, unsampled, unsampled) if found is not None]
+
+
+async def test_structured_events_are_linked_by_what_their_body_says(bus: MemoryBus) -> None:
+    spans = Spans()
+    svc = spans.service
+    pub = svc.publishes(OrderPlaced, content_mode="structured")
+
+    @svc.on(OrderPlaced)
+    async def placed(event: OrderPlaced) -> None: ...
+
+    async with bus.run(svc) as t:
+        await pub.publish(OrderPlaced(order_id="a"), id="x")
+        await t.settle()
+    process = spans.one("process orders.v1")
+    assert linked(process) == ids(spans.one("send orders.v1"))
+    assert (process.attributes or {})["messaging.message.id"] == "x"
 
 
 async def test_without_an_sdk_the_causes_context_goes_on(bus: MemoryBus) -> None:

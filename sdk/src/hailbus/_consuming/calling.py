@@ -13,8 +13,8 @@ from hailbus._consuming.failure import Stage, StageError
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.path import STORE_TIMEOUT_S, checked_verdict
 from hailbus._consuming.work import Route
-from hailbus._transport import TopicPartition
-from hailbus.context import Batch, Context, Delivery
+from hailbus._transport import Received, TopicPartition
+from hailbus.context import Batch, Context, Deliveries, Delivery
 from hailbus.delivery import Reject, Retry, Skip, Verdict
 from hailbus.errors import VerdictError
 from hailbus.event import Event
@@ -78,12 +78,6 @@ class Caller:
         except _RollBackError as order:
             return order.verdict
 
-    def within(self, route: Route, call: Awaitable[T]) -> Awaitable[T]:
-        """A handler's call, cancelled at its deadline."""
-        assert route.deadline_s is not None
-        assert route.subscription is not None
-        return self.deadlines.within(route.subscription.name, route.deadline_s, call)
-
     async def _handle(self, route: Route, event: Event, ctx: Context) -> Verdict | None:
         assert route.handler is not None
         assert route.subscription is not None
@@ -93,7 +87,9 @@ class Caller:
             self._measured(ctx.topic),
         ):
             call = route.handler(event, ctx)
-            verdict = await (call if route.deadline_s is None else self.within(route, call))
+            if route.deadline_s is not None:
+                call = self.deadlines.within(name, route.deadline_s, call)
+            verdict = await call
             return verdict if verdict is None else checked_verdict(verdict, name)
 
     async def batch(
@@ -130,7 +126,7 @@ class Caller:
         handler, name, deadline = subscription.batch_handler, subscription.name, subscription.deadline
         assert handler is not None
         with (
-            self.tracing.processing_batch([item.ctx for item in batch.items], group=self._group)
+            self.tracing.processing_batch(*_records_of(batch.items), group=self._group)
             if self.tracing is not None
             else contextlib.nullcontext(),
             self._measured(batch.items[0].ctx.topic),
@@ -243,3 +239,10 @@ def _first_of_each(deliveries: Sequence[Delivery[Event]], fresh: set[str]) -> li
             left.remove(event_id)
             found.append(delivery)
     return found
+
+
+def _records_of(items: Sequence[Delivery[Event]]) -> tuple[Sequence[Received], int]:
+    """The records of a batch, and how often they have been handed over, this call included."""
+    if isinstance(items, Deliveries):
+        return items.records, max(items.attempts)
+    return [item.ctx.record for item in items], max(item.ctx.attempt for item in items)

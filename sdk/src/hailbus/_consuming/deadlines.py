@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from math import inf
+from typing import Any, TypeVar
 
 from hailbus.errors import HandlerDeadlineError
 
@@ -17,8 +18,30 @@ class Deadlines:
     """Cancels handler calls that run past their deadline."""
 
     def __init__(self) -> None:
-        self._until: dict[asyncio.Task[object], float] = {}
+        self._until: dict[asyncio.Task[Any], float] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = inf
+
+    def begin(self, task: asyncio.Task[Any], until_s: float) -> None:
+        """Cancel the task when it has not called `end` by then."""
+        self._until[task] = until_s
+        if until_s < self._timer_s:
+            self._set_timer(until_s)
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """The call has returned in time, or swallowed its cancellation."""
+        if self._until.pop(task, None) is None:
+            task.uncancel()
+
+    def failure(
+        self, task: asyncio.Task[Any], error: BaseException, *, handler: str, deadline_s: float
+    ) -> BaseException:
+        """What a call failed with: `HandlerDeadlineError` when it was cancelled at its deadline, else its own error."""
+        is_late = self._until.pop(task, None) is None
+        # Somebody else may have cancelled the task as well.
+        if is_late and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
+            return HandlerDeadlineError(handler=handler, deadline_s=deadline_s)
+        return error
 
     async def within(self, handler: str, deadline_s: float, call: Awaitable[T]) -> T:
         """Await a handler's call.
@@ -28,28 +51,25 @@ class Deadlines:
         """
         task = asyncio.current_task()
         assert task is not None
-        until_s = asyncio.get_running_loop().time() + deadline_s
-        self._until[task] = until_s
-        timer = self._timer
-        if timer is None or until_s < timer.when():
-            self._set_timer(until_s)
+        self.begin(task, asyncio.get_running_loop().time() + deadline_s)
         try:
-            return await call
-        except asyncio.CancelledError:
-            # Taken out of the table: cancelled by the timer, unless somebody else cancels the task as well.
-            if task in self._until or task.uncancel() > 0:
+            found = await call
+        except BaseException as error:
+            failure = self.failure(task, error, handler=handler, deadline_s=deadline_s)
+            if failure is error:
                 raise
-            raise HandlerDeadlineError(handler=handler, deadline_s=deadline_s) from None
-        finally:
-            self._until.pop(task, None)
+            raise failure from None
+        self.end(task)
+        return found
 
     def _set_timer(self, when_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(when_s, self._look)
+        self._timer_s = when_s
 
     def _look(self) -> None:
-        self._timer = None
+        self._timer, self._timer_s = None, inf
         now_s = asyncio.get_running_loop().time()
         for task, until_s in list(self._until.items()):
             if until_s <= now_s:
@@ -62,4 +82,4 @@ class Deadlines:
         """Forget the timer."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_s = None, inf

@@ -280,15 +280,14 @@ class LaneRunner:
         lanes, router, partitions = self._lanes, self._router, self._partitions
         records, names, prefix, partition = chunk.records, chunk.names, chunk.prefix, chunk.partition
         durations = self._stats.durations
-        is_plain = (
-            partition.topic not in self._retries
-            and self._caller.tracing is None
-            and (durations is None or durations.listener is None)
-        )
+        is_plain = partition.topic not in self._retries
         succeeded = None if durations is None else durations.of(partition.topic)
+        listener = None if durations is None else durations.listener
+        spans = None if self._caller.tracing is None else self._caller.tracing.calls()
         now = self._loop.time
         began_s = 0.0
-        stats, group, usual, places, within = self._stats, self._group, router.usual, self._places, self._caller.within
+        stats, group, usual, places = self._stats, self._group, router.usual, self._places
+        deadlines = self._caller.deadlines
         held = lanes.held
         self._running[task] = partition
         try:
@@ -333,21 +332,38 @@ class LaneRunner:
                 names[name] = None
                 if not self._worker_pending and (records or lanes.ready_count or len(self._chunks) > 1):
                     self._wake_worker()
-                if succeeded is not None:
+                ctx = Context(record, group=group)
+                deadline_s = route.deadline_s
+                if succeeded is not None or deadline_s is not None:
                     began_s = now()
+                    if deadline_s is not None:
+                        deadlines.begin(task, began_s + deadline_s)
                 try:
-                    call = route.handler(event, Context(record, group=group))
-                    verdict = await (call if route.deadline_s is None else within(route, call))
+                    if spans is not None:
+                        spans.begin(ctx)
+                    verdict = await route.handler(event, ctx)
                 except BaseException as error:  # noqa: BLE001 whatever a handler raises is judged by one path
+                    failure = error
+                    if deadline_s is not None:
+                        failure = deadlines.failure(task, error, handler=route.name, deadline_s=deadline_s)
                     if durations is not None:
-                        durations.observe(now() - began_s, partition.topic, type(error).__name__)
+                        durations.observe(now() - began_s, partition.topic, type(failure).__name__)
+                    if spans is not None:
+                        spans.end(failure)
                     item = Item(partition, prefix, record, route)
                     item.attempt = 1
                     lane = lanes.adopt(partition, names, name, item)
-                    await self._end_run(lane, item, self._after_failure(lane, item, error))
+                    await self._end_run(lane, item, self._after_failure(lane, item, failure))
                 else:
+                    if deadline_s is not None:
+                        deadlines.end(task)
                     if succeeded is not None:
-                        succeeded.observe(now() - began_s)
+                        took_s = now() - began_s
+                        succeeded.observe(took_s)
+                        if listener is not None:
+                            listener(took_s, partition.topic, "")
+                    if spans is not None:
+                        spans.end()
                     if verdict is None:
                         lanes.leave(names, name)
                         if not prefix.closed:
@@ -364,6 +380,8 @@ class LaneRunner:
                 if lanes.ready_count or (self._streak % LOOK_EVERY == 0 and self._turn_is_over()):
                     break
         finally:
+            if spans is not None:
+                spans.close()
             del self._running[task]
             self.ended.set()
             if not records and self._chunks and self._chunks[0] is chunk:

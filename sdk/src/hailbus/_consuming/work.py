@@ -140,6 +140,7 @@ class Route:
         "inbox",
         "is_direct",
         "is_newest",
+        "name",
         "order",
         "subscription",
         "validate",
@@ -158,6 +159,7 @@ class Route:
         self.batch = batch
         self.error = error
         self.handler = subscription.handler if subscription else None
+        self.name = subscription.name if subscription else "hailbus"
         deadline = subscription.deadline if subscription else None
         self.deadline_s = deadline.total_seconds() if deadline is not None else None
         self.order = subscription.delivery.order if subscription else "none"
