@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -595,3 +596,124 @@ def test_a_report_of_the_lake_is_an_object_with_lines() -> None:
 async def test_a_lake_that_is_not_there_is_not_checked(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="`lake verify` ended with 2 and no report: lake: "):
         await asyncio.wait_for(gather.lake_report(tmp_path / "none", "127.0.0.1:1"), 120)
+
+
+async def test_an_acknowledged_event_of_which_nobody_noted_the_place_is_missing(run: RecordedRun) -> None:
+    lost = run.find("ride.matched", nth=2)
+    run.outbox(with_header(lost, "ce_id", NEW_ID))
+    run.sql(
+        "booking", "UPDATE hailbus_outbox SET published_partition = NULL, published_offset = NULL WHERE id = ?", NEW_ID
+    )
+    run.starts["rides.v1", 0] = 1
+    found = line(await accounts_of(run), "outbox-log")
+    (named,) = [one for one in found.findings if one.id == NEW_ID]
+    assert str(named) == f"ride.matched was deleted before its time: the log starts at 0 (rides.v1, id {NEW_ID})"
+
+
+async def test_a_partition_that_comes_while_the_accounts_are_read_moved_from_nothing(
+    run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    bounds = RecordedLog.bounds
+
+    def growing(self: RecordedLog, topics: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        starts, ends = bounds(self, topics)
+        if asked == 1:
+            del ends["rides.v1", 0]
+        return starts, ends
+
+    monkeypatch.setattr(RecordedLog, "bounds", growing)
+    accounts = await accounts_of(run)
+    assert accounts.moved == (f"rides.v1-0 went on from 0 to {len(run.records['rides.v1', 0])}",)
+    asked = 0
+    assert (await accounts_of(run, so_far=True)).moved == ()
+
+
+async def test_a_group_that_commits_while_the_accounts_are_read_moved(
+    run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = RecordedLog.committed
+
+    def moving(self: RecordedLog, groups: Any) -> Any:
+        found = committed(self, groups)
+        place = next(iter(run.committed["surge"]))
+        run.committed["surge"][place] -= 1
+        return found
+
+    monkeypatch.setattr(RecordedLog, "committed", moving)
+    assert (await accounts_of(run)).moved == ("group surge committed",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"multiplier": 3.0}, None),
+        ({"multiplier": 1.0}, None),
+        ({"multiplier": 3.1}, "multiplier 3.1 is no tenth between 1.0 and 3.0"),
+        ({"multiplier": 0.9}, "multiplier 0.9 is no tenth"),
+        ({"multiplier": 1.05}, "multiplier 1.05 is no tenth"),
+        ({"multiplier": 1.1000000001}, None),
+        ({"supply": 0.0}, None),
+        ({"supply": -0.5}, "supply -0.5 is below 0"),
+    ],
+)
+async def test_what_an_update_of_surge_may_say(run: RecordedRun, fields: dict[str, float], words: str | None) -> None:
+    run.put(with_data(run.find("surge.updated", nth=3), **fields))
+    found = line(await accounts_of(run), "surge-demand")
+    assert [words in one.what for one in found.findings if words is not None] == ([] if words is None else [True])
+    assert found.verdict == ("agrees" if words is None else "disagrees")
+
+
+@pytest.mark.parametrize("more_s", [1, 60])
+async def test_the_version_the_window_and_the_time_of_an_update_belong_together(run: RecordedRun, more_s: int) -> None:
+    update = run.find("surge.updated", nth=3)
+    end_ms = milliseconds(data(update)["window_end"]) + more_s * 1000
+    later = datetime.fromtimestamp(end_ms / 1000, UTC).isoformat()
+    until = datetime.fromtimestamp(end_ms / 1000 + 300, UTC).isoformat()
+    for change in (
+        with_data(update, window_end=later, valid_until=until),
+        with_header(update, "ce_time", later),
+        with_data(update, surge_version=data(update)["surge_version"] + more_s),
+        with_header(with_data(update, window_end=later, valid_until=until), "ce_time", later),
+    ):
+        run.put(change)
+        found = line(await accounts_of(run), "surge-demand")
+        assert "does not follow from the window's end" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"p10": 2.0, "p50": 2.0, "p90": 2.0}, None),
+        ({"p10": 0.0, "p50": 0.0, "p90": 0.0}, None),
+        ({"p10": 3.0, "p50": 2.0, "p90": 4.0}, "do not rise"),
+        ({"p10": 1.0, "p50": 5.0, "p90": 4.0}, "do not rise"),
+        ({"mean": 0.5}, None),
+        ({"mean": 0.4999}, "its mean is 0.4999"),
+        ({"horizon_min": 45}, "its horizon is 45 minutes"),
+    ],
+)
+async def test_what_a_forecast_may_say(run: RecordedRun, fields: dict[str, float], words: str | None) -> None:
+    run.put(with_data(run.find("demand.forecast_published", nth=3), **fields))
+    found = line(await accounts_of(run), "forecasts")
+    assert [words in one.what for one in found.findings if words is not None] == ([] if words is None else [True])
+    assert found.verdict == ("agrees" if words is None else "disagrees")
+
+
+async def test_a_forecast_follows_a_request_in_an_interval_that_has_ended(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    reader = log_of(accounts).reader
+    last_ms = max(milliseconds(step.data["issued_at"]) for step in reader.forecasts)
+    first = min(reader.forecasts, key=lambda step: step.time_ms)
+    for less_ms, verdict in ((0, "agrees"), (1, "disagrees")):
+        reader.tables["surge-city-changelog"]["state"]["closed_until_ms"] = last_ms - less_ms
+        assert line(accounts, "forecasts").verdict == verdict
+    at = datetime.fromtimestamp(first.time_ms / 1000 - 300, UTC).isoformat()
+    reader.forecasts[reader.forecasts.index(first)] = first._replace(
+        time_ms=first.time_ms - 300_000, data={**first.data, "issued_at": at}
+    )
+    assert [one.what for one in line(accounts, "forecasts").findings if "requested there before" in one.what] == [
+        f"cell {first.data['cell']}: no ride was requested there before"
+    ]

@@ -92,14 +92,16 @@ def test_a_finding_says_where_to_look() -> None:
     assert str(Finding(what="it is gone")) == "it is gone"
 
 
-@pytest.mark.parametrize(("count", "detail"), [(1, "gone"), (2, "gone; and 1 more"), (1_500, "gone; and 1,499 more")])
+@pytest.mark.parametrize(
+    ("count", "detail"), [(1, "lost 0"), (2, "lost 0; and 1 more"), (1_500, "lost 0; and 1,499 more")]
+)
 def test_a_line_says_its_first_finding_and_how_many_more_there_are(count: int, detail: str) -> None:
     spec = LineSpec(
         id="a",
         name="a",
         between=("one", "other"),
         needs=("log",),
-        judge=lambda _: Judgement(findings=(Finding(what="gone"),) * count),
+        judge=lambda _: Judgement(findings=tuple(Finding(what=f"lost {number}") for number in range(count))),
     )
     reader = LogReader()
     drawn = spec.draw(Accounts(log=LogAccount(starts={}, ends={}, reader=reader)))
@@ -288,6 +290,38 @@ def test_a_lake_that_was_compared_with_something_else_disagrees(partitions: list
     found = lake_lines({**REPORT, "partitions": partitions})["lake-bronze"]
     assert found.verdict == "disagrees"
     assert words in found.detail
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"end": 2}, {"end": None, "detail": "it was made anew"}, {"checked_from": 1}, {"log_start": 1}, None]
+)
+def test_a_partition_that_was_compared_with_something_else_hides_no_other(wrong: dict[str, Any] | None) -> None:
+    reader = LogReader()
+    reader.feed(record(0))
+    reader.feed(record(0, event_id=RIDE[:-1] + "2", partition=1))
+    reader.feed(record(0, event_id=RIDE[:-1] + "3", partition=2))
+    ends = {("rides.v1", number): 1 for number in range(3)}
+    log = LogAccount(starts=dict.fromkeys(ends, 0), ends=ends, reader=reader)
+    sums = [f"{reader.partitions['rides.v1', number].checksum:016x}" for number in range(3)]
+    parts = [part(partition=1, lake_records=0), part(partition=2, lake_checksum=sums[2])]
+    parts += [] if wrong is None else [part(**wrong)]
+    ledger = draw_up(Accounts(log=log, lake=LakeAccount(report={**REPORT, "partitions": parts})))
+    (bronze,) = (one for one in ledger.lines if one.id == "lake-bronze")
+    assert [found.partition for found in bronze.findings] == [0, 1]
+
+
+def test_a_compacted_partition_is_compared_by_what_the_lake_read_of_the_log() -> None:
+    reader = LogReader()
+    reader.feed(record(0))
+    reader.feed(record(2, event_id=RIDE[:-1] + "2"))
+    place = ("rides.v1", 0)
+    log = LogAccount(starts={place: 0}, ends={place: 3}, reader=reader)
+    checksum = f"{reader.partitions[place].checksum:016x}"
+    told = {"end": 3, "lake_records": 3, "lake_checksum": "0" * 16, "log_records": 2, "log_checksum": checksum}
+    for change, verdict in (({}, "agrees"), ({"log_records": 3}, "disagrees"), ({"log_checksum": "1"}, "disagrees")):
+        report = {**REPORT, "partitions": [part(**{**told, **change})]}
+        ledger = draw_up(Accounts(log=log, lake=LakeAccount(report=report)))
+        assert next(one for one in ledger.lines if one.id == "lake-bronze").verdict == verdict
 
 
 @pytest.mark.parametrize(
