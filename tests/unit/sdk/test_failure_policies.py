@@ -35,6 +35,7 @@ from hailbus import (
     bus_reader,
     upcast,
 )
+from hailbus._transport import Outgoing
 from hailbus.codec import decode, encode, envelope_for
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
@@ -401,4 +402,41 @@ async def test_an_event_that_the_parking_lot_refuses_becomes_a_dead_letter(bus: 
     assert headers["hailbus-failed-by"] == b"parking lot"
     assert b"the key is too long" in headers["kafka_dlt-exception-message"]
     assert seen == [0, 1, 2], "later events of the key do not wait"
+    await engine.dispose()
+
+
+async def test_while_the_parking_lot_is_away_no_further_event_of_the_partition_is_begun(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/parked.db")
+    lot = ParkingLot(engine)
+    add = lot.add
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("refused")
+
+    lot.add = refuse  # type: ignore[method-assign]  # away
+    svc = Service("shop", subscribing=FAST)
+    seen: list[int] = []
+
+    @svc.on(OrderPaid, delivery=AtLeastOnce(retry=ONCE, then=ParkKey(lot=lot), max_in_flight=2))
+    async def take(event: OrderPaid, ctx: Context) -> None:
+        seen.append(event.number)
+        await asyncio.sleep(0.5 + event.number)
+        if event.number == 0:
+            raise ValueError("no")
+
+    def record(number: int) -> Outgoing:
+        event = OrderPaid(order_id=str(number), number=number)
+        key, value, headers = encode(event, envelope_for(event, source="/till", id=f"e{number}"))
+        return key, value, list(headers)
+
+    async with bus.run(svc) as t:
+        bus.append("orders.v1", 0, [record(number) for number in range(4)])
+        await asyncio.sleep(30)
+        assert seen == [0, 1]
+        lot.add = add  # type: ignore[method-assign]  # back
+        await t.settle()
+    assert seen == [0, 1, 2, 3]
+    assert [key.key for key in await lot.keys("shop")] == [b"0"]
     await engine.dispose()
