@@ -226,6 +226,26 @@ async def test_stopping_waits_for_the_handlers_that_run_and_no_longer(bus: Memor
     assert bus.committed("till")[P0] == 1
 
 
+async def test_stopping_begins_no_further_event_of_what_was_read(bus: MemoryBus) -> None:
+    calls = Overlaps()
+    async with till(calls.act, max_in_flight=1).running(bus):
+        bus.append("orders.v1", 0, [record(Placed(order_id=str(n), number=n), f"e{n}") for n in range(5)])
+        await asyncio.sleep(1.5)
+    assert calls.ended == [0, 1]
+    assert bus.committed("till")[P0] == 2
+
+
+async def test_a_partition_that_goes_takes_what_was_read_of_it_along(bus: MemoryBus) -> None:
+    calls = Overlaps()
+    async with bus.run(till(calls.act, max_in_flight=1)) as t:
+        bus.append("orders.v1", 0, [record(Placed(order_id=str(n), number=n), f"e{n}") for n in range(5)])
+        await asyncio.sleep(1.5)
+        bus.rebalance("till")
+        await t.settle()
+    assert calls.ended == [0, 1, 2, 3, 4], "once each"
+    assert calls.most == 1
+
+
 async def test_a_handler_that_takes_too_long_is_cancelled_at_stop_and_its_event_comes_again(
     bus: MemoryBus, caplog: pytest.LogCaptureFixture
 ) -> None:
