@@ -22,7 +22,7 @@ fix:
 pin *args:
     uv run pin {{args}}
 
-# build the wheels, and try them in empty environments on Python 3.11, 3.12 and 3.13, with the quickstart word by word
+# build the wheels; try them, each extra and the quickstart in empty environments on each Python (`--lowest`: lowest versions)
 release *args:
     uv run release {{args}}
 

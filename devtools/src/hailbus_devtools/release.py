@@ -1,7 +1,9 @@
 """Build the wheels that others install, and try them as others do: in empty environments, on each Python.
 
 `uv run release` builds hailbus, hailbus-broker and hailbus-registry, looks at what is in the wheels, installs them on
-each supported Python, imports events without any extra, and follows the quickstart word by word.
+each supported Python, imports events without any extra, tries each extra in an environment of its own, and follows the
+quickstart word by word. With `--lowest` it tries the extras and the quickstart in one environment that has the lowest
+versions which the wheels say they work with.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ __all__ = [
     "build",
     "follow_quickstart",
     "interpreters",
+    "lowest",
     "main",
     "pins",
     "problems_of",
@@ -144,6 +147,37 @@ def pins() -> str:
     return "\n".join(pyproject["tool"]["uv"]["constraint-dependencies"]) + "\n"
 
 
+def lowest(python: str) -> str:
+    """Resolve the lowest versions that the published members say they work with, as a file of constraints.
+
+    Their own requirements get their lower bounds, what these require gets its newest version. What none of them
+    requires is as in `pins`.
+
+    Raises:
+        ReleaseError: The lower bounds contradict each other.
+    """
+    direct = []
+    for member in MEMBERS.values():
+        project = tomllib.loads((ROOT / member / "pyproject.toml").read_text())["project"]
+        found = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+        direct += [r for requirements in found for r in requirements if not r.startswith("hailbus")]
+    command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--resolution", "lowest-direct"]
+    with tempfile.TemporaryDirectory() as elsewhere:  # in the repository its pins would apply
+        done = subprocess.run(
+            [*command, "--python", python, "-"],
+            cwd=elsewhere,
+            input="\n".join(direct),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise ReleaseError(f"the lower bounds cannot be had together:\n{done.stderr}")
+    resolved = {line.partition("==")[0]: line for line in done.stdout.splitlines()}
+    others = [line for line in pins().splitlines() if line.partition("==")[0] not in resolved]
+    return "\n".join([*resolved.values(), *others]) + "\n"
+
+
 class Environment:
     """A virtual environment outside the repository, with a folder to work in.
 
@@ -151,9 +185,12 @@ class Environment:
         folder: Empty; the environment and the working directory are made below it.
         wheels: Where the wheels under test are.
         python: An interpreter.
+        constraints: The versions of everything else; those that the workspace is tested with by default.
     """
 
-    def __init__(self, folder: Path, wheels: Path, *, python: str = sys.executable) -> None:
+    def __init__(
+        self, folder: Path, wheels: Path, *, python: str = sys.executable, constraints: str | None = None
+    ) -> None:
         self.folder = folder
         self.work = folder / "work"
         self.wheels = wheels
@@ -162,7 +199,7 @@ class Environment:
         self._built = [Wheel.read(path) for path in sorted(wheels.glob("*.whl"))]
         # Whatever an index may have under the same name: here it means the wheel under test.
         local = [f"{wheel.name}=={wheel.metadata['Version']}\n" for wheel in self._built]
-        self._constraints.write_text(pins() + "".join(local))
+        self._constraints.write_text((pins() if constraints is None else constraints) + "".join(local))
         _run(["uv", "venv", "--quiet", "--python", python, str(folder / "venv")])
 
     @property
@@ -192,8 +229,8 @@ class Environment:
             name = requirement.partition("[")[0]
             found.append(f"{requirement} @ {names[name]}" if name in names else requirement)
         command = ["uv", "pip", "install", "--quiet", "--python", str(self.bin / "python")]
-        command += ["--constraints", str(self._constraints), "--find-links", str(self.wheels), *found]
-        _run([*command, "--offline"], fallback=command)
+        command += ["--constraints", str(self._constraints), "--find-links", str(self.wheels.resolve()), *found]
+        _run([*command, "--offline"], fallback=command, cwd=self.work)  # in the repository its pins would apply
 
     def installed(self) -> list[str]:
         """Return the names of the distributions in it, without what every environment has."""
@@ -258,6 +295,11 @@ def main() -> None:
     """Build the wheels into `build/release` and try them."""
     parser = argparse.ArgumentParser(prog="release", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--python", action="append", choices=PYTHONS, help="only this version; may be repeated")
+    parser.add_argument(
+        "--lowest",
+        action="store_true",
+        help="only the lowest versions of what the wheels require, on the oldest Python",
+    )
     arguments = parser.parse_args()
     folder = ROOT / "build" / "release"
     shutil.rmtree(folder, ignore_errors=True)
@@ -268,18 +310,38 @@ def main() -> None:
         for wheel in wheels:
             print(f"built {wheel.path.relative_to(ROOT)}")
         found = interpreters()
-        for version in arguments.python or PYTHONS:
+        for version in arguments.python or (PYTHONS[:1] if arguments.lowest else PYTHONS):
             if version not in found:
                 raise ReleaseError(
                     f"there is no Python {version} on this machine; install it: uv python install {version}"
                 )
-            _try_on(version, found[version], folder)
+            if arguments.lowest:
+                _try_lowest(version, found[version], folder)
+            else:
+                _try_on(version, found[version], folder)
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         sys.exit(1)
 
 
+def _try_lowest(version: str, python: str, folder: Path) -> None:
+    from hailbus_devtools.extras import COMBINED, EXTRAS, ON_TOP, try_extra
+
+    constraints = lowest(python)
+    with tempfile.TemporaryDirectory(prefix="hailbus-release-") as place:
+        made = Environment(Path(place) / "lowest", folder / "wheels", python=python, constraints=constraints)
+        made.install(f"hailbus[{','.join((*EXTRAS, *COMBINED))}]", "hailbus-broker", "hailbus-registry")
+        for extra in EXTRAS:
+            if extra not in ON_TOP:  # what is on top of them is installed as well
+                try_extra(extra, made)
+        print(f"Python {version}: every extra works with the lowest versions", flush=True)
+        follow_quickstart(made)
+        print(f"Python {version}: the quickstart works with the lowest versions", flush=True)
+
+
 def _try_on(version: str, python: str, folder: Path) -> None:
+    from hailbus_devtools.extras import COMBINED, EXTRAS, try_extra, try_without_extras
+
     # Outside the repository, whose pytest settings and packages would be found from a folder below it.
     with tempfile.TemporaryDirectory(prefix="hailbus-release-") as place:
         events = Environment(Path(place) / "events", folder / "wheels", python=python)
@@ -288,5 +350,12 @@ def _try_on(version: str, python: str, folder: Path) -> None:
         if done.returncode:
             raise ReleaseError(f"events cannot be imported on Python {version} without extras:\n{done.stderr}")
         print(f"Python {version}: events need {', '.join(events.installed())}")
+        try_without_extras(events)
+        for extra in (*EXTRAS, *COMBINED):
+            with tempfile.TemporaryDirectory(prefix="hailbus-release-") as own:
+                made = Environment(Path(own) / extra, folder / "wheels", python=python)
+                made.install(f"hailbus[{extra}]")
+                try_extra(extra, made)
+        print(f"Python {version}: each extra works, and is named where it is missing", flush=True)
         follow_quickstart(Environment(Path(place) / "quickstart", folder / "wheels", python=python))
         print(f"Python {version}: the quickstart works", flush=True)

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hailbus_devtools.release import MEMBERS, QUICKSTART, Environment, Wheel, build, follow_quickstart, problems_of
+from hailbus_devtools.extras import COMBINED, EXTRAS, try_extra, try_without_extras
+from hailbus_devtools.release import (
+    MEMBERS,
+    QUICKSTART,
+    Environment,
+    ReleaseError,
+    Wheel,
+    build,
+    follow_quickstart,
+    lowest,
+    problems_of,
+)
 from hailbus_devtools.tools import ROOT
 
 from tests.support import free_port
 
 MakeEnvironment = Callable[..., Environment]
 
-# Modules that each extra makes importable; those of the core are importable without any.
+# Modules of the core, which are importable without any extra.
 CORE = ["service", "router", "registration", "testing", "codegen", "asyncapi", "needs", "contract", "reader", "codec"]
-EXTRAS = {
-    "kafka": ["_transport.kafka", "environment", "admin"],
-    "librdkafka": [],
-    "sql": ["inbox", "outbox", "parking", "database", "idempotency", "state_machine"],
-    "postgres": ["inbox", "outbox", "database"],
-    "fastapi": ["fastapi", "health", "metrics"],
-    "cli": ["cli"],
-    "registry": ["registry"],
-    "otel": ["tracing"],
-    "standard": ["cli", "fastapi", "health", "metrics", "_transport.kafka"],
-    "service": ["settings", "process", "cli", "fastapi"],
-}
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,8 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def environment(wheels: Path, tmp_path: Path) -> MakeEnvironment:
-    def make(*requirements: str) -> Environment:
-        made = Environment(tmp_path / "environment", wheels)
+    def make(*requirements: str, folder: str = "environment") -> Environment:
+        made = Environment(tmp_path / folder, wheels)
         made.install(*requirements)
         return made
 
@@ -68,15 +69,14 @@ def test_events_need_pydantic_and_nothing_else(environment: MakeEnvironment) -> 
     assert (done.stdout, done.returncode) == ("a\n", 0), done.stderr
 
 
+def test_every_extra_is_tried() -> None:
+    project = tomllib.loads((ROOT / "sdk" / "pyproject.toml").read_text())["project"]
+    assert {*EXTRAS, *COMBINED} == set(project["optional-dependencies"])
+
+
 def test_what_is_missing_is_said_with_the_command_that_installs_it(environment: MakeEnvironment) -> None:
     events = environment("hailbus")
-    for extra, modules in EXTRAS.items():
-        for module in modules:
-            if extra in {"postgres", "standard"} or module in {"environment", "admin", "cli", "fastapi", "health"}:
-                continue  # brought by another extra, or needs it later than at its import
-            done = events.python(f"import hailbus.{module}")
-            last = done.stderr.strip().splitlines()[-1]
-            assert last.endswith(f"is not installed; install it: pip install 'hailbus[{extra}]'"), (module, last)
+    try_without_extras(events)
     done = events.run(["hailbus", "--help"])
     assert (done.returncode, done.stderr) == (
         2,
@@ -89,20 +89,25 @@ def test_what_is_missing_is_said_with_the_command_that_installs_it(environment: 
     assert done.stderr.endswith("aiokafka is not installed; install it: pip install 'hailbus[kafka]'\n")
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", [*EXTRAS, *COMBINED])
 def test_an_extra_is_enough_for_what_it_is_for(extra: str, environment: MakeEnvironment) -> None:
     made = environment(f"hailbus[{extra}]")
-    imports = [f"import hailbus.{module}" for module in (*CORE, *EXTRAS[extra])]
-    done = made.python("\n".join(imports))
-    assert done.returncode == 0, done.stderr
-    if extra in {"cli", "standard", "service"}:
-        done = made.run(["hailbus", "--help"])
-        assert done.returncode == 0, done.stderr
-    if extra == "postgres":
-        done = made.python(
-            "from hailbus.database import create_engine; create_engine('postgresql://ada@127.0.0.1/till')"
-        )
-        assert done.returncode == 0, done.stderr
+    try_extra(extra, made)
+
+
+def test_an_extra_that_lacks_a_package_is_found(environment: MakeEnvironment) -> None:
+    made = environment("hailbus[registry]")
+    with pytest.raises(ReleaseError, match=r"with hailbus\[avro\] this fails"):
+        try_extra("avro", made)
+    made = environment("hailbus[kafka]", folder="other")
+    with pytest.raises(ReleaseError, match=r"without hailbus\[\w+\] the error does not name it"):
+        try_without_extras(made)
+
+
+def test_the_lower_bounds_can_be_had_together() -> None:
+    found = dict(line.split("==") for line in lowest(sys.executable).splitlines() if ";" not in line)
+    assert found["pydantic"] == "2.11.0"
+    assert found["aiokafka"] == "0.13.0"
 
 
 def test_the_pytest_plugin_needs_nothing_but_pytest(environment: MakeEnvironment) -> None:
