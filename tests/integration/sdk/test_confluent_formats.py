@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from google.protobuf import timestamp_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
-from hailbus import Context, Event, Service, Topic
+from hailbus import Context, Event, KafkaBus, Service, Topic
 from hailbus.registry import SchemaRegistry, Schemas
 from hailbus.registry.avro import avro_schema
 from hailbus.registry.protobuf import protobuf_schema
@@ -167,3 +169,57 @@ def test_the_registry_keeps_to_its_level_in_every_format(url: str) -> None:
     with pytest.raises(SchemaRegistryError, match="has no default"):
         avro(a, {**b, "name": "c"})({"a": "x", "c": 1}, context([]))
     assert client.get_latest_version("orders.v1-value").schema.schema_type == "AVRO"
+
+
+EVENTS = """
+from hailbus import Event, Topic
+from pydantic import BaseModel, Field
+
+class Address(BaseModel):
+    street: str
+
+class OrderPlaced(Event, topic=Topic({topic!r}, partitions=1), key="order_id", type="order.placed"):
+    order_id: str
+    amount: int
+    ship_to: Address
+    tags: list[str] = Field(default_factory=list)
+    note: str | None = None
+"""
+
+
+@pytest.mark.parametrize("kind", ["avro", "protobuf"])
+async def test_tail_prints_values_by_their_schemas(
+    kind: Literal["avro", "protobuf"],
+    url: str,
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"tailed_{uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(EVENTS.format(topic=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
+    async with SchemaRegistry(url) as registry:
+        svc = Service("tailed", schemas=Schemas(registry, format=kind, place="prefix"))
+        orders = svc.publishes(module.OrderPlaced)
+        async with svc.running(KafkaBus(bootstrap_servers=cluster.bootstrap)):
+            await orders.publish(module.OrderPlaced(**PLACED.model_dump()))
+
+    def tail(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("hailbus")), "tail", name, "-b", cluster.bootstrap]
+        return subprocess.run(
+            [*command, "--start", "earliest", "--until-end", "--json", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    done = await asyncio.to_thread(tail, "--registry", url)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert (printed["type"], printed["data"]) == ("order.placed", PLACED.model_dump(mode="json"))
+
+    without = await asyncio.to_thread(tail)
+    assert (without.returncode, without.stdout) == (0, ""), "its bytes are not JSON"
+    assert without.stderr.startswith(f"record_passed_over: {name}-0@0: the value of 'order.placed' version 1 ")
