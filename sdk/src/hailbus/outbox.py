@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from hailbus._extras import extra
 
@@ -162,6 +162,17 @@ class OutboxLag:
     oldest_s: float
 
 
+class SyncTransaction(Protocol):
+    """An open transaction of another library, as of `hailbus.django`."""
+
+    @property
+    def dialect(self) -> Any: ...  # Any: SQLAlchemy's
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:  # Any: SQLAlchemy's, as `Connection.execute` has
+        """Run a statement of SQLAlchemy, once for each set of parameters."""
+        ...
+
+
 async def store(tx: AsyncSession | AsyncConnection, rows: Sequence[OutboxRow], *, outbox: Outbox | None) -> None:
     """Insert rows in the caller's transaction; wake the relays after its commit."""
     await _insert(tx, values_of(rows))
@@ -169,7 +180,7 @@ async def store(tx: AsyncSession | AsyncConnection, rows: Sequence[OutboxRow], *
         _wake_after_commit(tx, outbox)
 
 
-def store_sync(tx: Session | Connection, rows: Sequence[OutboxRow]) -> None:
+def store_sync(tx: Session | Connection | SyncTransaction, rows: Sequence[OutboxRow]) -> None:
     """Insert rows in the caller's synchronous transaction. On PostgreSQL its commit wakes the relays; others poll."""
     connection = tx.connection() if isinstance(tx, Session) else tx
     connection.execute(_INSERT, values_of(rows))

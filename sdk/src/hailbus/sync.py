@@ -40,7 +40,7 @@ from hailbus.envelope import Envelope
 from hailbus.errors import ConfigurationError, DeliveryError, EventIdError
 from hailbus.event import Event
 from hailbus.inbox import Claims, Inbox, claim_statement, inbox_table
-from hailbus.outbox import cancel_sync, outbox_table, store_sync
+from hailbus.outbox import SyncTransaction, cancel_sync, outbox_table, store_sync
 from hailbus.publisher import Publisher, Receipt
 from hailbus.service import Service
 
@@ -354,14 +354,15 @@ class SyncPublisher(Generic[E_contra]):
         cause: Context | Envelope | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         partition: int | None = None,
-        tx: Session | Connection | None = None,
+        tx: Session | Connection | SyncTransaction | None = None,
         not_before: datetime | None = None,
         schedule_id: str | None = None,
     ) -> Receipt:
         """Publish one event and wait for its acknowledgement; with `tx`, store it in the outbox instead.
 
         Arguments and errors are those of `Publisher.publish`. With `tx`, a synchronous SQLAlchemy `Session` or
-        `Connection`, nothing is connected: a relay publishes the event after the caller's commit.
+        `Connection`, or `hailbus.django.django_tx()`, nothing is connected: a relay publishes the event after the
+        caller's commit.
 
         Raises:
             ConfigurationError: Also where an event loop runs in this thread, which it would block: use `Publisher`.
@@ -425,7 +426,7 @@ class SyncPublisher(Generic[E_contra]):
         time: datetime | None = None,
         cause: Context | Envelope | None = None,
         headers: Sequence[tuple[str, bytes]] | None = None,
-        tx: Session | Connection | None = None,
+        tx: Session | Connection | SyncTransaction | None = None,
     ) -> list[Receipt]:
         """Publish events and wait until all are acknowledged; receipts in the order of the events.
 
