@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from hailbus_broker.log import FileSlice
 from hailbus_broker.protocol.api import APIS
 from hailbus_broker.runtime.errors import StartError
+from hailbus_broker.runtime.replica import FollowerReplica, LeaderReplica, OfflineReplica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,17 +127,18 @@ class Metrics:
         yield GaugeMetricFamily(
             "hailbus_broker_metadata_log_end_offset",
             "Log end offset of __cluster_metadata.",
-            value=node.metadata.log.log_end_offset,
+            value=node.metadata.replica.log.log_end_offset,
         )
 
     def _topics(self) -> Iterator[Metric]:
         partitions = GaugeMetricFamily("kafka_topic_partitions", "Partitions of a topic.", labels=["topic"])
         size = GaugeMetricFamily("hailbus_broker_log_size_bytes", "Bytes of a topic's logs.", labels=["topic"])
         under_replicated, offline = 0, 0
-        for name, found in sorted(self._node.partitions.items()):
+        for name, found in sorted(self._node.replicas.topics.items()):
             partitions.add_metric([name], len(found))
-            size.add_metric([name], sum(partition.log.size_bytes() for partition in found))
-            offline += sum(partition.error is not None for partition in found)
+            hosted = [replica for replica in found if not isinstance(replica, OfflineReplica)]
+            size.add_metric([name], sum(replica.log.size_bytes() for replica in hosted))
+            offline += sum(not isinstance(replica, FollowerReplica) and replica.error is not None for replica in found)
             topic = self._node.image.topics.get(name)
             if topic is not None:
                 under_replicated += sum(len(state.isr) < len(state.replicas) for state in topic.partitions)
@@ -150,7 +152,7 @@ class Metrics:
         yield GaugeMetricFamily(
             "hailbus_broker_offline_partitions", "Partitions that cannot be written.", value=offline
         )
-        places = list(self._node.all_partitions())
+        places = list(self._node.replicas.leaders())
         if len(places) > self._max_partitions:
             return
         labels = ["topic", "partition"]
@@ -196,8 +198,8 @@ class Metrics:
     def _lags(self, committed: Any) -> Counter[str]:  # offsets by (topic, partition)
         lags: Counter[str] = Counter()
         for (topic, index), offset in committed.items():
-            partition = self._node.partition(topic, index)
-            if partition is not None:
+            partition = self._node.replicas.leader(topic, index)
+            if isinstance(partition, LeaderReplica):
                 lags[topic] += max(partition.log.high_watermark - offset.offset, 0)
         return lags
 

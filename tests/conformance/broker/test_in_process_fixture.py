@@ -150,7 +150,7 @@ def test_blocking_clients_have_it_in_a_thread() -> None:
         )
         assert producer.flush(20) == 0
         assert offsets == [0]
-        assert broker.call(lambda running: len(running.node.partitions["rides"])) == 3
+        assert broker.call(lambda running: len(running.node.replicas.topics["rides"])) == 3
 
 
 async def test_data_survives_when_the_folder_is_kept(tmp_path: object) -> None:

@@ -44,6 +44,8 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch
 from hailbus_broker.testing import ThreadedBroker
 
+from tests.integration.broker.wire import led
+
 
 @pytest.fixture
 def broker() -> Iterator[ThreadedBroker]:
@@ -122,7 +124,7 @@ def test_the_quorum_is_this_node(broker: ThreadedBroker, client: BrokerClient, v
     ]
     metadata, other = ask(client, quorum.DescribeQuorumRequest(topics=asked), version).topics
     (found,) = metadata.partitions
-    end = broker.call(lambda running: running.node.metadata.log.log_end_offset)
+    end = broker.call(lambda running: running.node.metadata.replica.log.log_end_offset)
     assert (found.leader_id, found.high_watermark, found.observers) == (1, end, [])
     assert [(v.replica_id, v.log_end_offset) for v in found.current_voters] == [(1, end)]
     assert other.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -263,7 +265,7 @@ def test_an_administrator_ends_a_transaction(broker: ThreadedBroker, client: Bro
     assert produced.responses[0].partition_responses[0].error_code == 0
 
     def stable() -> int:
-        return broker.call(lambda running: running.node.partitions["rides"][0].log.last_stable_offset)
+        return broker.call(lambda running: led(running.node, "rides").log.last_stable_offset)
 
     assert stable() == 0
     marker = markers.WritableTxnMarker(

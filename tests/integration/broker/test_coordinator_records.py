@@ -28,7 +28,7 @@ from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.errors import StartError
 from structlog.testing import capture_logs
 
-from tests.integration.broker.wire import Wire, server_on
+from tests.integration.broker.wire import Wire, led, server_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,8 +89,8 @@ async def start_using(wire: Wire) -> None:
 def write(server: Server, topic: str, records: Sequence[tuple[bytes | None, bytes | None]]) -> None:
     """Append to all partitions of a coordinator's topic what no coordinator writes."""
     batch = build_batch([RecordToWrite(key=key, value=value, timestamp=1) for key, value in records])
-    for partition in server.node.partitions[topic]:
-        partition.append(bytearray(batch), now_ms=1, origin=Origin.COORDINATOR)
+    for index in range(len(server.node.replicas.topics[topic])):
+        led(server.node, topic, index).append(bytearray(batch), now_ms=1, origin=Origin.COORDINATOR)
 
 
 FOREIGN_RECORDS = [
@@ -149,9 +149,9 @@ async def test_no_client_writes_to_the_coordinators_topics(tmp_path: Path, topic
         wire = await Wire.to(server.bootstrap)
         wire.client_id = client_id
         await start_using(wire)
-        end = server.node.partitions[topic][0].log.log_end_offset
+        end = led(server.node, topic).log.log_end_offset
         assert await wire.produce(topic, [b"forged"]) == (ErrorCode.INVALID_TOPIC_EXCEPTION, -1)
-        assert server.node.partitions[topic][0].log.log_end_offset == end
+        assert led(server.node, topic).log.log_end_offset == end
         wire.close()
 
 
@@ -182,7 +182,10 @@ async def test_a_damaged_partition_is_not_served(tmp_path: Path, was_killed: boo
         await start_using(wire)
         assert await commit(wire, 42) is ErrorCode.NONE
         assert await commit(wire, 43, "other") is ErrorCode.NONE
-        ends = [partition.log.log_end_offset for partition in server.node.partitions[GROUP_METADATA_TOPIC]]
+        ends = [
+            led(server.node, GROUP_METADATA_TOPIC, index).log.log_end_offset
+            for index in range(len(server.node.replicas.topics[GROUP_METADATA_TOPIC]))
+        ]
         assert min(ends) > 0, "each partition has commits"
         wire.close()
     flip_a_bit(tmp_path / f"{GROUP_METADATA_TOPIC}-1")
@@ -218,7 +221,7 @@ async def test_a_group_is_served_when_a_client_has_made_the_coordinators_topics(
         assert await commit(wire, 42) is ErrorCode.NONE
         # Offsets are kept by their group's retention, not by the topic's: whoever made it, it is compacted.
         for topic in (GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC):
-            config: Any = server.node.log_config(topic)
+            config = led(server.node, topic).log.config
             assert config.cleanup_policy == {"compact"}
         wire.close()
     async with server_on(RealDisk(), str(tmp_path)) as server:

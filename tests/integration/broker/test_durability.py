@@ -181,13 +181,13 @@ RealDisk.sync_directory = lambda self, path: None
     ),
     "acknowledged before the sync": (
         """
-from hailbus_broker.runtime.partition import Partition
-real = Partition.append
+from hailbus_broker.runtime.replica import LeaderReplica
+real = LeaderReplica.append
 def append(self, *arguments, **keywords):
     result = real(self, *arguments, **keywords)
     self._advance(self.log.log_end_offset)
     return result
-Partition.append = append
+LeaderReplica.append = append
 """,
         "record before ack",
     ),

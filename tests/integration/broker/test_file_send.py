@@ -19,7 +19,7 @@ from hailbus_broker.runtime.disk import RealDisk, RealFile
 from hailbus_broker.server.handlers import fetch
 from hailbus_broker.testing.broker import UnsyncedDisk
 
-from tests.integration.broker.wire import Wire, server_on, values_of
+from tests.integration.broker.wire import Wire, led, server_on, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -54,7 +54,7 @@ async def fill(server: Server, wire: Wire, topic: str, count: int) -> list[bytes
     values = [bytes([number % 251]) * VALUE_BYTES for number in range(count)]
     for number, value in enumerate(values):
         assert await wire.produce(topic, [value]) == (ErrorCode.NONE, number)
-    server.node.partitions[topic][0].log._tail.clear()
+    led(server.node, topic).log._tail.clear()
     return values
 
 

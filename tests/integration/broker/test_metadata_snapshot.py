@@ -12,6 +12,7 @@ import pytest
 from hailbus_broker.cli.dump import dump_metadata
 from hailbus_broker.cluster.metadata.image import MetadataImage, ResourceType
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId, decode_snapshot, encode_snapshot
+from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.records import CorruptBatchError
 from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.testing import RunningBroker, running_broker
@@ -47,24 +48,31 @@ def files(data: Path, pattern: str) -> list[str]:
 async def test_a_start_from_a_snapshot_finds_the_same_cluster(tmp_path: Path) -> None:
     async with running_broker(data_dir=str(tmp_path)) as broker:
         await change(broker, "rides", "bikes")
-        end = broker.node.metadata.log.log_end_offset
-        await broker.node.snapshot_metadata()
+        end = broker.node.metadata.replica.log.log_end_offset
+        await broker.node.metadata.snapshot()
         assert files(tmp_path, "*.checkpoint") == [f"{end:020}-0000000000.checkpoint"]
         assert files(tmp_path, "*.log") == [f"{end:020}.log"]
         await change(broker, "later")
         before, version = without_registration(broker.node.image), broker.node.image.version
-        log_end = broker.node.metadata.log.log_end_offset
+        log_end = broker.node.metadata.replica.log.log_end_offset
         assert version == log_end
     async with running_broker(data_dir=str(tmp_path)) as broker:
         assert without_registration(broker.node.image) == before
-        assert broker.node.metadata.log.log_start_offset == end
-        assert broker.node.image.version == broker.node.metadata.log.log_end_offset == log_end + 1
-        assert sorted(broker.node.partitions) == ["bikes", "later", "rides"]
-        second = broker.node.metadata.log.log_end_offset
-        await broker.node.snapshot_metadata()
+        assert broker.node.metadata.replica.log.log_start_offset == end
+        assert broker.node.image.version == broker.node.metadata.replica.log.log_end_offset == log_end + 1
+        assert sorted(broker.node.replicas.topics) == ["bikes", "later", "rides"]
+        second = broker.node.metadata.replica.log.log_end_offset
+        await broker.node.metadata.snapshot()
         assert files(tmp_path, "*.checkpoint") == [f"{second:020}-0000000000.checkpoint"]
     async with running_broker(data_dir=str(tmp_path)) as broker:
         assert without_registration(broker.node.image) == before
+
+
+def without_epochs(records: list[Message]) -> list[Message]:
+    for record in records:
+        if isinstance(record, PartitionRecord):
+            record.leader_epoch = record.partition_epoch = 0
+    return records
 
 
 @pytest.mark.parametrize("step", ["before the snapshot", "before the log is cut"])
@@ -87,11 +95,13 @@ async def test_a_crash_between_the_steps_loses_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(where[step], crash)
             with pytest.raises(RuntimeError, match="stops here"):
-                await broker.node.snapshot_metadata()
+                await broker.node.metadata.snapshot()
     async with running_broker(data_dir=str(after_crash)) as broker:
-        assert without_registration(broker.node.image) == before
+        epochs = {state.leader_epoch for topic in broker.node.image.topics.values() for state in topic.partitions}
+        assert epochs == {1}, "a crash begins new leader epochs"
+        assert without_epochs(without_registration(broker.node.image)) == without_epochs(before)
         await change(broker, "later")
-        await broker.node.snapshot_metadata()
+        await broker.node.metadata.snapshot()
         before = without_registration(broker.node.image)
     async with running_broker(data_dir=str(after_crash)) as broker:
         assert without_registration(broker.node.image) == before
@@ -102,13 +112,13 @@ async def test_the_log_is_cut_when_it_is_larger_than_its_limit(tmp_path: Path) -
     async with running_broker(settings, data_dir=str(tmp_path)) as broker:
         broker.node.catch_up()
         assert files(tmp_path, "*.checkpoint") == []
-        while broker.node.metadata.log.size_bytes() <= 2000:
+        while broker.node.metadata.replica.log.size_bytes() <= 2000:
             await broker.node.write_metadata(broker.node.controller.allocate_producer_ids()[1])
         broker.node.catch_up()
         broker.node.catch_up()  # while the first is at work
         async with asyncio.timeout(20):
             while (  # noqa: ASYNC110 waits for what happens in a thread
-                broker.node.metadata.log.size_bytes() > 2000 or len(files(tmp_path, "*.log")) > 1
+                broker.node.metadata.replica.log.size_bytes() > 2000 or len(files(tmp_path, "*.log")) > 1
             ):
                 await asyncio.sleep(0.01)
         assert len(files(tmp_path, "*.checkpoint")) == 1
@@ -117,7 +127,7 @@ async def test_the_log_is_cut_when_it_is_larger_than_its_limit(tmp_path: Path) -
 async def test_a_start_without_the_snapshot_says_what_is_missing(tmp_path: Path) -> None:
     async with running_broker(data_dir=str(tmp_path)) as broker:
         await change(broker, "rides")
-        await broker.node.snapshot_metadata()
+        await broker.node.metadata.snapshot()
     (name,) = files(tmp_path, "*.checkpoint")
     path = tmp_path / METADATA / name
     whole = path.read_bytes()
@@ -134,7 +144,7 @@ async def test_a_start_without_the_snapshot_says_what_is_missing(tmp_path: Path)
 async def test_dump_metadata_begins_with_the_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with running_broker(data_dir=str(tmp_path)) as broker:
         await change(broker, "rides")
-        await broker.node.snapshot_metadata()
+        await broker.node.metadata.snapshot()
         await change(broker, "later")
     capsys.readouterr()
     assert dump_metadata(str(tmp_path), shows_image=True, as_json=True) == 0

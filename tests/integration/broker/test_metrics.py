@@ -18,6 +18,8 @@ from hailbus_broker.protocol.definitions.describe_groups_request import Describe
 from hailbus_broker.testing import RunningBroker, running_broker
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.integration.broker.wire import led
+
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -59,7 +61,7 @@ async def test_requests_logs_groups_and_rebalances_are_counted() -> None:
             assert one("kafka_topic_partitions", topic="rides") == 1
             assert one("kafka_topic_partition_current_offset", topic="rides", partition="0") == 3
             assert one("kafka_topic_partition_oldest_offset", topic="rides", partition="0") == 0
-            size = broker.node.partitions["rides"][0].log.size_bytes()
+            size = led(broker.node, "rides").log.size_bytes()
             assert one("hailbus_broker_log_size_bytes", topic="rides") == size
             assert one("hailbus_broker_under_replicated_partitions") == 0
             assert one("hailbus_broker_offline_log_directories") == 0

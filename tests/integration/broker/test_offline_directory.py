@@ -16,7 +16,7 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.disk import RealDisk, RealFile
 from structlog.testing import capture_logs
 
-from tests.integration.broker.wire import Wire, server_on
+from tests.integration.broker.wire import Wire, led, server_on
 
 
 class FaultyDisk(RealDisk):
@@ -123,7 +123,7 @@ async def test_a_failed_read_is_one_partitions_answer_and_ends_writing(tmp_path:
         for topic in ("sound", "broken"):
             await wire.create(topic)
             assert await wire.produce(topic, [topic.encode()]) == (ErrorCode.NONE, 0)
-            server.node.partitions[topic][0].log._tail.clear()  # as if other topics had filled the cache
+            led(server.node, topic).log._tail.clear()  # as if other topics had filled the cache
         disk.faults["read", "broken-0"] = EIO
         request = wire.fetch_request([("sound", 0, 0), ("broken", 0, 0)])
         response = await wire.ask(ApiKey.FETCH, 11, request)
@@ -137,7 +137,7 @@ async def test_a_failed_read_is_one_partitions_answer_and_ends_writing(tmp_path:
 @pytest.mark.parametrize(
     "fault", [("create", "wide-5/00000000000000000000.log"), ("create", "wide-3/partition.metadata")]
 )
-async def test_a_disk_that_is_full_while_a_topic_is_created_leaves_no_topic(
+async def test_a_disk_that_is_full_while_a_topic_is_created_is_told_and_the_topic_is_there_after_a_restart(
     tmp_path: Path, fault: tuple[str, str]
 ) -> None:
     disk = FaultyDisk()
@@ -145,13 +145,14 @@ async def test_a_disk_that_is_full_while_a_topic_is_created_leaves_no_topic(
         wire = await Wire.to(server.bootstrap)
         disk.faults[fault] = ENOSPC
         assert await wire.create("wide", 8) == ErrorCode.KAFKA_STORAGE_ERROR
-        assert "wide" not in server.node.image.topics
-        assert names_in(tmp_path, "wide-") == []
+        index = int(fault[1][5])
+        assert await wire.produce("wide", [b"x"], index) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+        assert (await wire.fetch("wide", 0, index))[0] == ErrorCode.KAFKA_STORAGE_ERROR
         assert await directory_error(wire) == ErrorCode.KAFKA_STORAGE_ERROR
         wire.close()
     async with server_on(RealDisk(), str(tmp_path)) as server:
         wire = await Wire.to(server.bootstrap)
-        assert await wire.create("wide", 8) == ErrorCode.NONE
+        assert await wire.create("wide", 8) == ErrorCode.TOPIC_ALREADY_EXISTS
         for partition in range(8):
             assert await wire.produce("wide", [b"x"], partition) == (ErrorCode.NONE, 0)
         wire.close()

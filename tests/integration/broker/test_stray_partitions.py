@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from hailbus_broker.log import LogConfig, TailCache
+from hailbus_broker.log import LogConfig, PartitionLog, TailCache
 from hailbus_broker.runtime.data_directory import DataDirectory
 from hailbus_broker.runtime.disk import RealDisk
 
@@ -18,7 +18,9 @@ def test_a_stray_stays_in_the_data_directory_however_long_the_path_is(tmp_path: 
     data = DataDirectory(RealDisk(), str(path), node_id=1, chance=random.Random(1), tail_cache=TailCache(0))
     topic = "t" * 249  # the longest name there is
     try:
-        data.host(topic, [0], b"1" * 16, LogConfig(), now_ms=0)
+        (made,) = data.make(topic, [0], b"1" * 16, LogConfig(), now_ms=0)
+        assert isinstance(made, PartitionLog)
+        data.add(topic, 0, b"1" * 16, made)
         before = {entry.name for entry in path.iterdir()}
         data.set_strays_aside({})
     finally:

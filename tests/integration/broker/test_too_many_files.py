@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 
 from tests.integration.broker.process import broker_process
 from tests.integration.broker.test_offline_directory import FaultyDisk, directory_error
-from tests.integration.broker.wire import Wire, server_on
+from tests.integration.broker.wire import Wire, led, server_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +105,9 @@ async def test_no_descriptor_is_no_disk_failure(tmp_path: Path, fault: tuple[str
             assert await wire.create("rides") == ErrorCode.NONE
             assert await wire.produce("rides", [b"x" * 900]) == (ErrorCode.NONE, 0)
             disk.faults[fault] = number
-            code, _ = await create(wire, "new", 1)
-            assert code == (ErrorCode.POLICY_VIOLATION if "new" in fault[1] else ErrorCode.NONE)
+            assert await create(wire, "new", 1) == (ErrorCode.NONE, "")
+            if "new" in fault[1]:
+                assert (await wire.produce("new", [b"n"]))[0] == ErrorCode.KAFKA_STORAGE_ERROR
             await server.node._checkpoint_in_time()
             wire.send(*wire.produce_request("rides", [b"y" * 900]))
             if fault[0] == "create" and "rides" in fault[1]:
@@ -117,11 +118,13 @@ async def test_no_descriptor_is_no_disk_failure(tmp_path: Path, fault: tuple[str
                 if fault[0] == "sync":
                     # no acknowledgement before the sync that could not be run
                     await asyncio.wait_for(wait_until(lambda: any(is_warning(line) for line in lines)), 30)
-                    assert server.node.partitions["rides"][0].log.high_watermark == 1
+                    assert led(server.node, "rides").log.high_watermark == 1
                 disk.faults.clear()
                 assert await wire.produced() == (ErrorCode.NONE, 1)
             assert await wire.produce("rides", [b"z" * 900]) == (ErrorCode.NONE, 2)
             assert await create(wire, "newer", 1) == (ErrorCode.NONE, "")
+            await asyncio.wait_for(wait_until(lambda: not server.node.replicas.has_retriable), 30)
+            assert await wire.produce("new", [b"n"]) == (ErrorCode.NONE, 0)
             assert await directory_error(wire) == ErrorCode.NONE
             wire.close()
     assert not [line for line in lines if line["event"] == "log_directory_offline"]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.create_topics_request import CreatableTopic, CreateTopicsRequest
 from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
+from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.disk import RealDisk, RealFile
+from hailbus_broker.runtime.replica_manager import SLICE
 
 from tests.integration.broker.wire import Wire, server_on
 
@@ -50,43 +52,87 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def size_of_deleted(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("rides-0.*-delete/*.log"))
+def folders(directory: Path) -> list[str]:
+    return [path.name for path in directory.glob("rides-*")]
 
 
-async def test_a_record_waits_for_the_topic_that_it_is_in(tmp_path: Path) -> None:
+async def test_a_topic_is_there_for_nobody_before_it_is_durable(tmp_path: Path) -> None:
     disk = SlowDisk()
     async with server_on(disk, str(tmp_path)) as server:
-        creator, producer, reader = [await Wire.to(server.bootstrap) for _ in range(3)]
+        creator, other, producer = [await Wire.to(server.bootstrap) for _ in range(3)]
         disk.may_sync.clear()
         topic = CreatableTopic(name="rides", num_partitions=1, replication_factor=1)
         creator.send(ApiKey.CREATE_TOPICS, 5, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
-        await until(lambda: "rides" in server.node.partitions)
-        producer.send(*producer.produce_request("rides", [b"early"]))
-        log = server.node.partitions["rides"][0].log
-        await until(lambda: log.synced_end_offset == 1)
-        assert log.high_watermark == 0
-        assert await reader.fetch("rides", 0) == (ErrorCode.NONE, [])
+        await until(lambda: "rides" in server.node.controller.image.topics)
+        # The answer "it exists already" would be as wrong as "it was created" if the record were lost now.
+        other.send(ApiKey.CREATE_TOPICS, 5, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+        assert await producer.produce("rides", [b"early"]) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
+        assert not folders(tmp_path)
         disk.may_sync.set()
-        assert await producer.produced() == (ErrorCode.NONE, 0)
         created = await creator.receive(ApiKey.CREATE_TOPICS, 5)
         assert created.topics[0].error_code == ErrorCode.NONE
-        assert await reader.fetch("rides", 0) == (ErrorCode.NONE, [b"early"])
-        for wire in (creator, producer, reader):
+        refused = await other.receive(ApiKey.CREATE_TOPICS, 5)
+        assert refused.topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+        assert await producer.produce("rides", [b"now"]) == (ErrorCode.NONE, 0)
+        for wire in (creator, other, producer):
             wire.close()
 
 
-async def test_a_deleted_topics_files_stay_until_the_deletion_is_durable(tmp_path: Path) -> None:
+async def test_what_rests_on_a_decision_is_answered_after_it(tmp_path: Path) -> None:
     disk = SlowDisk()
     async with server_on(disk, str(tmp_path)) as server:
-        wire = await Wire.to(server.bootstrap)
+        creator, other, third = [await Wire.to(server.bootstrap) for _ in range(3)]
+        disk.may_sync.clear()
+        topic = CreatableTopic(name="rides", num_partitions=1, replication_factor=1)
+        creator.send(ApiKey.CREATE_TOPICS, 5, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+        await until(lambda: "rides" in server.node.controller.image.topics)
+        other.send(ApiKey.CREATE_TOPICS, 5, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
+        answer = asyncio.create_task(other.receive(ApiKey.CREATE_TOPICS, 5))
+        for _ in range(10):
+            await third.ask(ApiKey.METADATA, 8, MetadataRequest(topics=[]))  # served in between
+        assert not answer.done()
+        disk.may_sync.set()
+        assert (await answer).topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+        for wire in (creator, other, third):
+            wire.close()
+
+
+async def test_a_deleted_topic_is_served_until_the_deletion_is_durable(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    async with server_on(disk, str(tmp_path)) as server:
+        wire, producer = [await Wire.to(server.bootstrap) for _ in range(2)]
         await wire.create("rides")
-        assert await wire.produce("rides", [b"still there"]) == (ErrorCode.NONE, 0)
+        assert await producer.produce("rides", [b"still there"]) == (ErrorCode.NONE, 0)
         disk.may_sync.clear()
         wire.send(ApiKey.DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=["rides"], timeout_ms=10_000))
-        await until(lambda: "rides" not in server.node.partitions)
-        assert size_of_deleted(tmp_path)
+        await until(lambda: "rides" not in server.node.controller.image.topics)
+        assert await producer.produce("rides", [b"as well"]) == (ErrorCode.NONE, 1)
+        assert folders(tmp_path) == ["rides-0"]
         disk.may_sync.set()
         await wire.receive(ApiKey.DELETE_TOPICS, 5)
-        await until(lambda: not size_of_deleted(tmp_path))
-        wire.close()
+        assert await producer.produce("rides", [b"late"]) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
+        await until(lambda: not folders(tmp_path))
+        for each in (wire, producer):
+            each.close()
+
+
+async def test_others_are_answered_while_many_partitions_are_made_and_removed(tmp_path: Path) -> None:
+    async with server_on(RealDisk(), str(tmp_path)) as server:
+        admin, other = [await Wire.to(server.bootstrap) for _ in range(2)]
+
+        async def answers_until(done: asyncio.Task[object]) -> int:
+            count = 0
+            while not done.done():
+                await other.ask(ApiKey.METADATA, 8, MetadataRequest(topics=[]))
+                count += 1
+            return count
+
+        created = asyncio.create_task(admin.create("wide", 1_000))
+        assert await answers_until(created) >= 1_000 // SLICE
+        assert await created == ErrorCode.NONE
+        admin.send(ApiKey.DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=["wide"], timeout_ms=10_000))
+        deleted = asyncio.create_task(admin.receive(ApiKey.DELETE_TOPICS, 5))
+        assert await answers_until(deleted) >= 1_000 // SLICE
+        await deleted
+        for each in (admin, other):
+            each.close()

@@ -20,6 +20,7 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
 from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.node import Node
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.server.listener import Server
 from hailbus_broker.testing.broker import TEST_SETTINGS
 
@@ -39,6 +40,13 @@ async def server_on(disk: Disk, directory: str, **settings: str) -> AsyncIterato
         yield server
     finally:
         await server.stop()
+
+
+def led(node: Node, topic: str, index: int = 0) -> LeaderReplica:
+    """The replica that leads a partition."""
+    replica = node.replicas.leader(topic, index)
+    assert isinstance(replica, LeaderReplica), replica
+    return replica
 
 
 class Wire:

@@ -6,9 +6,9 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from hailbus_broker.log import LogConfig, PartitionLog, StorageError, TailCache
+from hailbus_broker.log import LogConfig, PartitionLog, TailCache
 from hailbus_broker.records import RecordToWrite, build_batch
-from hailbus_broker.runtime.partition import Partition
+from hailbus_broker.runtime.replica import LeaderReplica, TopicDeletedError
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
 
 if TYPE_CHECKING:
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 class NoSync:
     """A group sync whose rounds the test runs."""
 
-    def mark(self, partition: Partition) -> None:
+    def mark(self, partition: LeaderReplica) -> None:
         pass
 
 
 @pytest.fixture
-def partition() -> Partition:
+def partition() -> LeaderReplica:
     log = PartitionLog.open(
         SimulatedDisk(random.Random(0)), "data/rides-0", LogConfig(), now_ms=0, clean=False, tail_cache=TailCache(0)
     )
-    return Partition(
+    return LeaderReplica(
         topic="rides",
         topic_id=bytes(16),
         index=0,
@@ -38,7 +38,7 @@ def partition() -> Partition:
     )
 
 
-def appended(partition: Partition, callback: Callable[[Exception | None], None]) -> None:
+def appended(partition: LeaderReplica, callback: Callable[[Exception | None], None]) -> None:
     batch = build_batch([RecordToWrite(key=None, value=b"v", timestamp=0)])
     partition.when_committed(partition.append(batch, now_ms=0).last_offset + 1, callback)
 
@@ -47,7 +47,7 @@ def failing(_: Exception | None) -> None:
     raise ValueError("an answer that cannot be encoded")
 
 
-def test_a_callback_that_fails_does_not_keep_the_others(partition: Partition) -> None:
+def test_a_callback_that_fails_does_not_keep_the_others(partition: LeaderReplica) -> None:
     notified: list[tuple[str, Exception | None]] = []
     appended(partition, lambda error: notified.append(("first", error)))
     appended(partition, failing)
@@ -60,12 +60,11 @@ def test_a_callback_that_fails_does_not_keep_the_others(partition: Partition) ->
     assert notified == [("first", None), ("third", None)]
 
 
-def test_a_failed_partition_notifies_all(partition: Partition) -> None:
+def test_a_failed_partition_notifies_all(partition: LeaderReplica) -> None:
     notified: list[Exception | None] = []
     appended(partition, failing)
     appended(partition, notified.append)
-    gone = StorageError("the topic was deleted")
-    partition.delete(gone)
-    assert notified == [gone]
+    partition.delete()
+    assert [type(error) for error in notified] == [TopicDeletedError]
     partition.when_committed(2, notified.append)
-    assert notified == [gone, gone]
+    assert [type(error) for error in notified] == [TopicDeletedError, TopicDeletedError]

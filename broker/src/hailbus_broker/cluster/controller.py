@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hailbus_broker.cluster.features import FeatureUpdate, check_update
+from hailbus_broker.cluster.features import SUPPORTED, FeatureUpdate, check_update
 from hailbus_broker.cluster.metadata.image import (
     CLUSTER_METADATA_TOPIC,
     GROUP_METADATA_TOPIC,
@@ -18,8 +18,10 @@ from hailbus_broker.cluster.metadata.image import (
 from hailbus_broker.cluster.options import BROKER_OPTIONS, GROUP_OPTIONS, BrokerConfig, check_topic_configs
 from hailbus_broker.protocol.definitions.config_record import ConfigRecord
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
+from hailbus_broker.protocol.definitions.partition_change_record import PartitionChangeRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.producer_ids_record import ProducerIdsRecord
+from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
 from hailbus_broker.protocol.definitions.remove_topic_record import RemoveTopicRecord
 from hailbus_broker.protocol.definitions.topic_record import TopicRecord
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
@@ -57,7 +59,8 @@ class Controller:
     """The cluster's decisions, for the node that leads `__cluster_metadata`.
 
     Args:
-        image: What the decisions are about; somebody else replays their records into it.
+        image: What the decisions are about, those included that are not committed yet; whoever writes the records
+            replays them into it.
         config: The broker's settings.
         node_id: The only broker there is.
         directory_id: Of its log directory.
@@ -67,7 +70,7 @@ class Controller:
     def __init__(
         self, image: MetadataImage, config: BrokerConfig, *, node_id: int, directory_id: Uuid, chance: random.Random
     ) -> None:
-        self._image = image
+        self.image = image
         self._config = config
         self._node_id = node_id
         self._directory_id = directory_id
@@ -102,7 +105,7 @@ class Controller:
         if name == CLUSTER_METADATA_TOPIC:
             # Its partition would share the folder of the metadata log.
             raise ApiError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {name} is prohibited.")
-        if name in self._image.topics:
+        if name in self.image.topics:
             raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         check_topic_name(name)
         if not is_internal:
@@ -150,7 +153,7 @@ class Controller:
         )
 
     def _check_total(self, new_count: int) -> None:
-        total = sum(len(topic.partitions) for topic in self._image.topics.values())
+        total = sum(len(topic.partitions) for topic in self.image.topics.values())
         if total + new_count > MAX_PARTITIONS:
             raise ApiError(
                 ErrorCode.POLICY_VIOLATION,
@@ -189,7 +192,7 @@ class Controller:
         Raises:
             ApiError: There is no such topic, or it would not get more partitions.
         """
-        topic = self._image.topics.get(name)
+        topic = self.image.topics.get(name)
         if topic is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{name}'.")
         current = len(topic.partitions)
@@ -222,7 +225,7 @@ class Controller:
         Raises:
             ApiError: There is no such resource or option, or a value does not fit.
         """
-        merged = dict(self._image.configs(resource_type, name))
+        merged = dict(self.image.configs(resource_type, name))
         for key, value in changes.items():
             if value is None:
                 merged.pop(key, None)
@@ -230,7 +233,7 @@ class Controller:
                 merged[key] = value
         match resource_type:
             case ResourceType.TOPIC:
-                if name not in self._image.topics:
+                if name not in self.image.topics:
                     raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
                 check_topic_configs(merged)
                 for key in changes:
@@ -261,16 +264,47 @@ class Controller:
                         self._check_group_value(key, GROUP_OPTIONS[key].parse(merged[key]))
             case _:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"Configs of type {resource_type} cannot be altered here.")
-        current = self._image.configs(resource_type, name)
+        current = self.image.configs(resource_type, name)
         return [
             ConfigRecord(resource_type=resource_type, resource_name=name, name=key, value=value)
             for key, value in sorted(changes.items())
             if current.get(key) != value
         ]
 
+    def register_broker(self, *, broker_epoch: int, was_clean: bool, incarnation_id: Uuid) -> list[Message]:
+        """Decide what follows from this node's start.
+
+        A new cluster gets all features; later it has those that it was told to have, by UpdateFeatures. After a stop
+        that was not clean the logs may have lost records that consumers have read: then every partition that the node
+        leads begins a new leader epoch, by which consumers see where their records ended (KIP-320).
+        """
+        records: list[Message] = []
+        if not self.image.brokers:
+            records += [
+                FeatureLevelRecord(name=name, feature_level=last) for name, (_, last) in sorted(SUPPORTED.items())
+            ]
+        records.append(
+            RegisterBrokerRecord(
+                broker_id=self._node_id,
+                incarnation_id=incarnation_id,
+                broker_epoch=broker_epoch,
+                fenced=False,
+                rack=None,
+                log_dirs=[self._directory_id],
+            )
+        )
+        if not was_clean:
+            records += [
+                PartitionChangeRecord(partition_id=state.index, topic_id=topic.topic_id, leader=self._node_id)
+                for topic in self.image.topics.values()
+                for state in topic.partitions
+                if state.leader == self._node_id
+            ]
+        return records
+
     def allocate_producer_ids(self) -> tuple[int, list[Message]]:
         """Take the next block of producer ids: its first id, and the record that makes it ours."""
-        first = self._image.next_producer_id
+        first = self.image.next_producer_id
         record = ProducerIdsRecord(broker_id=self._node_id, next_producer_id=first + PRODUCER_ID_BLOCK)
         return first, [record]
 
@@ -288,7 +322,7 @@ class Controller:
         Raises:
             ApiError: It cannot.
         """
-        found = self._image.topics.get(topic)
+        found = self.image.topics.get(topic)
         if found is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
         if not 0 <= index < len(found.partitions):
@@ -313,11 +347,11 @@ class Controller:
         for update in updates:
             if names.count(update.name) > 1:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names the feature {update.name} twice.")
-            check_update(update, self._image.features, node_id=self._node_id)
+            check_update(update, self.image.features, node_id=self._node_id)
         return [
             FeatureLevelRecord(name=update.name, feature_level=update.level)
             for update in updates
-            if self._image.features.get(update.name, 0) != update.level
+            if self.image.features.get(update.name, 0) != update.level
         ]
 
     def _check_group_value(self, key: str, value: object) -> None:
@@ -346,7 +380,7 @@ class Controller:
             raw[8] = raw[8] & 0x3F | 0x80
             topic_id = bytes(raw)
             # Some tools take an id that begins with a dash for an option.
-            if topic_id not in self._image.topics_by_id and topic_id[0] >> 2 != 62:
+            if topic_id not in self.image.topics_by_id and topic_id[0] >> 2 != 62:
                 return topic_id
 
     def _check_replication_factor(self, factor: int) -> None:
@@ -397,7 +431,7 @@ class Controller:
         # Metric names write `_` for `.`: two topics that differ only in this cannot be told apart there.
         flat = name.replace(".", "_")
         if "_" in flat:
-            for other in self._image.topics:
+            for other in self.image.topics:
                 if other.replace(".", "_") == flat:
                     raise ApiError(
                         ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {other}"

@@ -206,17 +206,18 @@ class LogDirectory:
         configs = {topic: config_of(topic) for topic in {where.topic for where in found}}
 
         def open_one(where: TopicPartition) -> None:
-            self._open_log(where, configs[where.topic], now_ms)
+            self._load(where, configs[where.topic], now_ms)
 
         deque(for_each(open_one, found), maxlen=0)  # runs it, and raises what was raised
         if not self.was_clean:
             self._disk.sync_directory(self.path)  # for partitions whose first sync never came
         return self.logs
 
-    def create(self, where: TopicPartition, topic_id: UUID, config: LogConfig, *, now_ms: int) -> PartitionLog:
-        """Make a partition's directory, with the id of its topic, and open its log.
+    def make(self, where: TopicPartition, topic_id: UUID, config: LogConfig, *, now_ms: int) -> PartitionLog:
+        """Make a partition's directory, with the id of its topic, and open its log; in any thread.
 
-        Nothing is synced: the log's first sync makes it last, and what a crash takes before that was empty.
+        The log belongs to the directory when `add` was called. Nothing is synced: the log's first sync makes it last,
+        and what a crash takes before that was empty.
 
         Raises:
             StorageError: The machine failed, or the partition is there with another topic id.
@@ -230,8 +231,19 @@ class LogDirectory:
             )
         if found is None:
             self._write_topic_id(directory, topic_id)
-        log = self._open_log(where, config, now_ms)
+        log = self._open(where, config, now_ms)
         log.sync_first(f"{directory}/{PARTITION_METADATA}")
+        return log
+
+    def add(self, where: TopicPartition, topic_id: UUID, log: PartitionLog) -> None:
+        """Make a log that `make` has opened part of the directory."""
+        self.logs[where] = log
+        self.topic_ids[where] = topic_id
+
+    def create(self, where: TopicPartition, topic_id: UUID, config: LogConfig, *, now_ms: int) -> PartitionLog:
+        """Make a partition and add it; see `make`."""
+        log = self.make(where, topic_id, config, now_ms=now_ms)
+        self.add(where, topic_id, log)
         return log
 
     def identify(self, where: TopicPartition, topic_id: UUID) -> None:
@@ -250,11 +262,10 @@ class LogDirectory:
         self._disk.remove(path)  # one that a crash has cut off
         self._disk.open(path, create=True).append(f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode())
 
-    def _open_log(self, where: TopicPartition, config: LogConfig, now_ms: int) -> PartitionLog:
-        directory = f"{self.path}/{where}"
-        log = PartitionLog.open(
+    def _open(self, where: TopicPartition, config: LogConfig, now_ms: int) -> PartitionLog:
+        return PartitionLog.open(
             self._disk,
-            directory,
+            f"{self.path}/{where}",
             config,
             now_ms=now_ms,
             clean=self.was_clean,
@@ -262,13 +273,16 @@ class LogDirectory:
             log_start_offset=self._log_starts.get(where, 0),
             tail_cache=self.tail_cache,
         )
+
+    def _load(self, where: TopicPartition, config: LogConfig, now_ms: int) -> None:
+        log = self._open(where, config, now_ms)
         self.logs[where] = log
+        directory = f"{self.path}/{where}"
         topic_id = self._read_topic_id(directory)
         if topic_id is not None:
             self.topic_ids[where] = topic_id
             if not self.was_clean:
                 log.sync_first(f"{directory}/{PARTITION_METADATA}")
-        return log
 
     def _read_topic_id(self, directory: str) -> UUID | None:
         """The topic id of a partition directory; None when a crash or damage has taken it: `identify` restores it."""
@@ -281,28 +295,37 @@ class LogDirectory:
         except (ValueError, KeyError):
             return None
 
-    def delete(self, where: TopicPartition, *, unique: str) -> str:
-        """Take a partition away: its directory is renamed at once, so that the name is free again.
-
-        Args:
-            where: The partition.
-            unique: Some text that no other deletion has, for example 32 hexadecimal digits.
-
-        Returns:
-            Path of the renamed directory, to be given to `Disk.remove_tree` in any thread.
-
-        Raises:
-            StorageError: The machine failed.
-        """
+    def take_out(self, where: TopicPartition) -> None:
+        """Forget a partition that is deleted; `rename_deleted` then frees its name."""
         self.logs.pop(where, None)
         self.topic_ids.pop(where, None)
         for offsets in (self._recovery_points, self.high_watermarks, self._log_starts, self.cleaned_offsets):
             offsets.pop(where, None)
-        tail = f"-{where.partition}.{unique}{_DELETED_DIRECTORY_SUFFIX}"
-        target = f"{self.path}/{where.topic[: _MAX_NAME_BYTES - len(tail)]}{tail}"
-        self._disk.rename(f"{self.path}/{where}", target)
+
+    def rename_deleted(self, partitions: Mapping[TopicPartition, str]) -> list[str]:
+        """Rename the directories of partitions that were taken out; in any thread.
+
+        Args:
+            partitions: With a text each that no other deletion has, for example 32 hexadecimal digits.
+
+        Returns:
+            Paths of the renamed directories, to be given to `Disk.remove_tree` in any thread.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        targets = []
+        for where, unique in partitions.items():
+            tail = f"-{where.partition}.{unique}{_DELETED_DIRECTORY_SUFFIX}"
+            targets.append(f"{self.path}/{where.topic[: _MAX_NAME_BYTES - len(tail)]}{tail}")
+            self._disk.rename(f"{self.path}/{where}", targets[-1])
         self._disk.sync_directory(self.path)
-        return target
+        return targets
+
+    def delete(self, where: TopicPartition, *, unique: str) -> str:
+        """Take one partition out and rename its directory; see `rename_deleted`."""
+        self.take_out(where)
+        return self.rename_deleted({where: unique})[0]
 
     def restore_deleted(self, known: Mapping[TopicPartition, UUID]) -> list[tuple[TopicPartition, str]]:
         """Give partitions their names back that were being deleted, but whose topic is there. Call it before `load`.

@@ -7,7 +7,15 @@ import threading
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from hailbus_broker.log import LogDirectory, MetaProperties, PartitionLog, StorageError, TopicPartition, encode_uuid
+from hailbus_broker.log import (
+    LogConfig,
+    LogDirectory,
+    MetaProperties,
+    PartitionLog,
+    StorageError,
+    TopicPartition,
+    encode_uuid,
+)
 from hailbus_broker.log.log_directory import LOG_STARTS
 from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
 
-    from hailbus_broker.log import Disk, LogConfig, TailCache
+    from hailbus_broker.log import Disk, TailCache
     from hailbus_broker.log.disk import DirectoryLock
     from hailbus_broker.protocol.schema import Uuid
     from hailbus_broker.runtime.threads import Threads
@@ -191,10 +199,8 @@ class DataDirectory:
             self.disk.rename(source, target)
             log.warning("stray_partition_set_aside", partition=str(where), path=target)
 
-    def host(
-        self, topic: str, indexes: Sequence[int], topic_id: Uuid, config: LogConfig, *, now_ms: int
-    ) -> list[PartitionLog]:
-        """The logs of a topic's partitions, made if they are not there.
+    def host(self, topic: str, indexes: Sequence[int], topic_id: Uuid, *, now_ms: int) -> list[PartitionLog]:
+        """The logs of a topic's partitions at the start, made if a power cut took them.
 
         Raises:
             StorageError: The machine failed.
@@ -204,23 +210,49 @@ class DataDirectory:
             where = TopicPartition(topic, index)
             found = self.logs.logs.get(where)
             if found is None:
-                found = self.logs.create(where, UUID(bytes=topic_id), config, now_ms=now_ms)
-                found.advance_high_watermark(found.log_end_offset)
+                found = self.logs.make(where, UUID(bytes=topic_id), LogConfig(), now_ms=now_ms)
             elif where not in self.logs.topic_ids:
                 self.logs.identify(where, UUID(bytes=topic_id))
-            found.config = config
             logs.append(found)
         return logs
+
+    def make(
+        self, topic: str, indexes: Sequence[int], topic_id: Uuid, config: LogConfig, *, now_ms: int
+    ) -> list[PartitionLog | StorageError]:
+        """Make the logs of new partitions, in any thread; give them to `add`."""
+        made: list[PartitionLog | StorageError] = []
+        for index in indexes:
+            try:
+                made.append(self.logs.make(TopicPartition(topic, index), UUID(bytes=topic_id), config, now_ms=now_ms))
+            except StorageError as error:
+                made.append(error)
+        return made
+
+    def add(self, topic: str, index: int, topic_id: Uuid, partition_log: PartitionLog) -> None:
+        """Make a log part of the directory: checkpoints and compaction know of it from now on."""
+        self.logs.add(TopicPartition(topic, index), UUID(bytes=topic_id), partition_log)
 
     def release_closed_segments(self) -> None:
         """Let go of the descriptors that nothing is written through."""
         for partition_log in self.logs.logs.values():
             partition_log.release_closed_segments()
 
-    def delete(self, topic: str, index: int) -> str:
-        """Take a partition away; what is returned is a folder for `Disk.remove_tree`."""
-        with self.names:
-            return self.logs.delete(TopicPartition(topic, index), unique=self._chance.randbytes(16).hex())
+    def take_out(self, topic: str, index: int) -> None:
+        """Forget a partition that is deleted."""
+        self.logs.take_out(TopicPartition(topic, index))
+
+    def prepare_removal(self, topic: str, indexes: Sequence[int]) -> Callable[[], list[str]]:
+        """What renames the directories of partitions that were taken out, in any thread.
+
+        It returns the new paths, for `Disk.remove_tree`.
+        """
+        partitions = {TopicPartition(topic, index): self._chance.randbytes(16).hex() for index in indexes}
+
+        def rename() -> list[str]:
+            with self.names:
+                return self.logs.rename_deleted(partitions)
+
+        return rename
 
     def close(self, metadata: PartitionLog, *, now_ms: int, failure: StorageError | None) -> list[StorageError]:
         """Close all logs and give the directory back.

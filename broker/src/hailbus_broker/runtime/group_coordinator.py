@@ -10,16 +10,17 @@ from hailbus_broker.coordinators.group.shard import GroupShard
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import NO_PRODUCER_ID, ControlType, read_control_type
 from hailbus_broker.runtime.replay import replay_coordinator
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.runtime.shard_driver import ShardDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hailbus_broker.cluster.metadata.image import MetadataDelta, MetadataImage
     from hailbus_broker.cluster.options import BrokerConfig
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.node import Node
-    from hailbus_broker.runtime.partition import Partition
 
 
 class GroupDriver(ShardDriver):
@@ -43,11 +44,21 @@ class GroupCoordinator:
         self.node = node
         self.drivers: list[GroupDriver] = []
 
+    async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """See `metadata_publisher.Subscriber`."""
+        for removed in delta.removed_topics:
+            self.forget_topic(removed.name)
+        topic = image.topics.get(GROUP_METADATA_TOPIC)
+        if topic is not None and topic.topic_id in delta.new_partitions:
+            self.load()
+
     def load(self) -> None:
         """Replay the partitions of `__consumer_offsets`, if they exist."""
         now_ms = self.node.clock.now_ms()
-        partitions = self.node.partitions.get(GROUP_METADATA_TOPIC, [])
+        partitions = self.node.replicas.topics.get(GROUP_METADATA_TOPIC, [])
         for partition in partitions[len(self.drivers) :]:
+            if not isinstance(partition, LeaderReplica):
+                return  # those behind it are loaded when it can be
             shard = GroupShard(
                 group_config(self.node.config),
                 image=self.node.image,
@@ -126,7 +137,7 @@ class GroupCoordinator:
             driver.close()
 
 
-def replay_groups(shard: GroupShard, partition: Partition, *, now_ms: int) -> bool:
+def replay_groups(shard: GroupShard, partition: LeaderReplica, *, now_ms: int) -> bool:
     """Take all records of a partition into its shard, at the start; False if the partition is damaged."""
 
     def take_record(record: Record, batch: BatchView) -> None:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hailbus_broker.log import PendingSync
-    from hailbus_broker.runtime.partition import Partition
+    from hailbus_broker.runtime.replica import LeaderReplica
     from hailbus_broker.runtime.threads import Threads
 
-    Rounds: TypeAlias = list[tuple[Partition, PendingSync]]
-    Results: TypeAlias = list[tuple[Partition, PendingSync, StorageError | None]]
+    Rounds: TypeAlias = list[tuple[LeaderReplica, PendingSync]]
+    Results: TypeAlias = list[tuple[LeaderReplica, PendingSync, StorageError | None]]
 
 LANES: Final = 4
 
@@ -38,12 +38,12 @@ class GroupSync:
         self._loop = loop
         self._interval_s = interval_s
         self._threads = threads
-        self._dirty: list[dict[int, Partition]] = [{} for _ in range(LANES)]
+        self._dirty: list[dict[int, LeaderReplica]] = [{} for _ in range(LANES)]
         self._is_busy = [False] * LANES
         self._idle_callbacks: list[Callable[[], None]] = []
         self.round_count = 0
 
-    def mark(self, partition: Partition) -> None:
+    def mark(self, partition: LeaderReplica) -> None:
         """Sync a partition's log in the next round."""
         lane = partition.lane
         self._dirty[lane][id(partition)] = partition

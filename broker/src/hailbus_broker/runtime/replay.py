@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.log import PartitionLog
     from hailbus_broker.records import BatchView, Record
-    from hailbus_broker.runtime.partition import Partition
+    from hailbus_broker.runtime.replica import LeaderReplica
 
 log: Any = get_logger()
 
@@ -51,7 +51,7 @@ def read_records(partition_log: PartitionLog) -> Iterator[Record]:
 
 
 def replay_coordinator(
-    partition: Partition, take_record: Callable[[Record, BatchView], None], take_marker: Callable[[BatchView], None]
+    partition: LeaderReplica, take_record: Callable[[Record, BatchView], None], take_marker: Callable[[BatchView], None]
 ) -> bool:
     """Replay a coordinator's partition.
 

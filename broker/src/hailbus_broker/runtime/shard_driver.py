@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.runtime.node import Node
-    from hailbus_broker.runtime.partition import Partition
+    from hailbus_broker.runtime.replica import LeaderReplica
 
 log: Any = get_logger()
 
@@ -49,7 +49,7 @@ class ShardDriver:
         is_loaded: Whether the shard knows all that its partition holds; otherwise it must not decide anything.
     """
 
-    def __init__(self, node: Node, partition: Partition, shard: Any) -> None:  # a Shard; subclasses know which
+    def __init__(self, node: Node, partition: LeaderReplica, shard: Any) -> None:  # a Shard; subclasses know which
         self.node = node
         self.partition = partition
         self.shard = shard

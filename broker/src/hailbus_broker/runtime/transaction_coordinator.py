@@ -10,19 +10,21 @@ from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACT
 from hailbus_broker.coordinators.transaction.shard import TransactionConfig, TransactionOutcome, TransactionShard
 from hailbus_broker.log import InvalidProducerEpochError, LogError, Origin
 from hailbus_broker.logging import get_logger
+from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import ControlType, RecordsError, build_control_batch
 from hailbus_broker.runtime.group_coordinator import partition_for
 from hailbus_broker.runtime.replay import replay_coordinator
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.runtime.shard_driver import ShardDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hailbus_broker.cluster.metadata.image import MetadataDelta, MetadataImage
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.coordinators.transaction.shard import MarkersToWrite
     from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.node import Node
-    from hailbus_broker.runtime.partition import Partition
 
 log: Any = get_logger()
 
@@ -78,11 +80,14 @@ class TransactionDriver(ShardDriver):
             must_be_newer=markers.must_be_newer,
         )
         failed: list[tuple[str, int]] = []
-        written: list[Partition] = []
+        written: list[LeaderReplica] = []
         for topic, index in markers.partitions:
-            partition = self.node.partition(topic, index)
-            if partition is None:
+            partition = self.node.replicas.leader(topic, index)
+            if partition is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 continue  # deleted meanwhile, and the transaction's records with it
+            if not isinstance(partition, LeaderReplica):
+                failed.append((topic, index))
+                continue
             try:
                 if not markers.is_resumed or partition.log.needs_marker(markers.producer_id, markers.producer_epoch):
                     self.node.transactions.write_marker(partition, marker)
@@ -98,7 +103,7 @@ class TransactionDriver(ShardDriver):
         def durable(where: tuple[str, int] | None, error: Exception | None) -> None:
             nonlocal waiting
             waiting -= 1
-            if where is not None and error is not None and self.node.partition(*where) is not None:
+            if where is not None and error is not None and self._exists(*where):
                 failed.append(where)
             if not waiting:
                 done(failed)
@@ -106,6 +111,9 @@ class TransactionDriver(ShardDriver):
         for partition in written:
             partition.when_committed(partition.log.log_end_offset, partial(durable, (partition.topic, partition.index)))
         durable(None, None)
+
+    def _exists(self, topic: str, index: int) -> bool:
+        return self.node.replicas.leader(topic, index) is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +134,12 @@ class TransactionCoordinator:
         self.node = node
         self.drivers: list[TransactionDriver] = []
 
+    async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """See `metadata_publisher.Subscriber`."""
+        topic = image.topics.get(TRANSACTION_STATE_TOPIC)
+        if topic is not None and topic.topic_id in delta.new_partitions:
+            self.load()
+
     def load(self) -> None:
         """Replay the partitions of `__transaction_state`, if they exist, and resume interrupted transactions."""
         config = TransactionConfig(
@@ -133,7 +147,9 @@ class TransactionCoordinator:
             id_expiration_ms=self.node.config["transactional.id.expiration.ms"],
         )
         now_ms = self.node.clock.wall_ms()
-        for partition in self.node.partitions.get(TRANSACTION_STATE_TOPIC, [])[len(self.drivers) :]:
+        for partition in self.node.replicas.topics.get(TRANSACTION_STATE_TOPIC, [])[len(self.drivers) :]:
+            if not isinstance(partition, LeaderReplica):
+                return  # those behind it are loaded when it can be
             shard = TransactionShard(config, coordinator_epoch=partition.leader_epoch)
             driver = TransactionDriver(self.node, partition, shard)
             self.drivers.append(driver)
@@ -141,7 +157,7 @@ class TransactionCoordinator:
             if driver.is_loaded:
                 driver.run(shard.resume(now_ms=now_ms))
 
-    def write_marker(self, partition: Partition, marker: Marker) -> None:
+    def write_marker(self, partition: LeaderReplica, marker: Marker) -> None:
         """Append a marker, and let the group coordinator know where it holds offsets of the transaction.
 
         Raises:
@@ -185,7 +201,7 @@ class TransactionCoordinator:
             driver.close()
 
 
-def replay_transactions(shard: TransactionShard, partition: Partition, *, now_ms: int) -> bool:
+def replay_transactions(shard: TransactionShard, partition: LeaderReplica, *, now_ms: int) -> bool:
     """Take all records of a partition into its shard, at the start; False if the partition is damaged."""
 
     def take_record(record: Record, _: BatchView) -> None:

@@ -17,7 +17,7 @@ from hailbus_broker.records import RecordsError
 if TYPE_CHECKING:
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.runtime.node import Node
-    from hailbus_broker.runtime.partition import Partition
+    from hailbus_broker.runtime.replica import LeaderReplica
     from hailbus_broker.server.connection import Connection
     from hailbus_broker.server.handlers.produce import UnverifiedBatch
     from hailbus_broker.server.request import Request
@@ -60,7 +60,7 @@ class Dispatcher:
         self.fetch_sessions = FetchSessions(node.config["max.incremental.fetch.session.cache.slots"], node.chance)
         self.metadata_cache: dict[tuple[str, int, bytes], bytes] = {}
         self.metadata_cache_version = -1
-        self.unverified: dict[tuple[Partition, int, int], list[UnverifiedBatch]] = {}
+        self.unverified: dict[tuple[LeaderReplica, int, int], list[UnverifiedBatch]] = {}
         """By partition, producer id and epoch: what waits behind a batch until the coordinator knows its transaction.
 
         Each batch belongs to a request in work, so `queued.max.request.bytes` bounds them.

@@ -12,6 +12,7 @@ from hailbus_broker.records import iterate_batches, iterate_records
 from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.node import Node
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hailbus_broker.testing.simulation.threads import SimulatedThreads
 
@@ -70,7 +71,7 @@ async def start_on(state: State, directory: Path, settings: dict[str, str]) -> V
     except StartError as error:
         return View(failure=str(error))
     try:
-        await node.metadata.committed()
+        await node.metadata.replica.committed()
         for driver in (*node.groups.drivers, *node.transactions.drivers):
             await driver.safe()
         await node.sync.drain()
@@ -83,8 +84,10 @@ def _view_of(node: Node) -> View:
     view = View(next_producer_id=node.image.next_producer_id)
     for name, topic in node.image.topics.items():
         view.topics[name] = len(topic.partitions)
-        for partition in node.partitions[name]:
-            where = name, partition.index
+        for state in topic.partitions:
+            partition = node.replicas.leader(name, state.index)
+            assert isinstance(partition, LeaderReplica), partition
+            where = name, state.index
             log = partition.log
             view.bounds[where] = log.log_start_offset, log.log_end_offset
             view.records[where] = _records(log)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -17,13 +17,15 @@ from hailbus_broker.protocol.definitions.remove_topic_record import RemoveTopicR
 from hailbus_broker.protocol.definitions.topic_record import TopicRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hailbus_broker.protocol.schema import Message, Uuid
 
 GROUP_METADATA_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+NO_LEADER_CHANGE: Final = -2
+"""In a PartitionChangeRecord: the leader and its epoch stay."""
 INTERNAL_TOPICS: Final = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
 
 
@@ -38,9 +40,9 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
-    """Who has a partition and who leads it."""
+    """Who has a partition and who leads it; a change makes another one."""
 
     index: int
     replicas: list[int]
@@ -74,6 +76,25 @@ class BrokerState:
     rack: str | None
     incarnation_id: Uuid
     log_dirs: list[Uuid]
+
+
+@dataclass(slots=True)
+class MetadataDelta:
+    """What some records have changed in an image, for those who act on it.
+
+    Attributes:
+        removed_topics: Topics that are gone, as they were.
+        new_partitions: Indexes by topic id, of topics that are there.
+        changed_partitions: Likewise, of partitions whose leader or replicas are others than before.
+        configs: Resources whose overrides changed.
+        has_new_features: Whether a feature has another level.
+    """
+
+    removed_topics: list[TopicState] = field(default_factory=list)
+    new_partitions: dict[Uuid, list[int]] = field(default_factory=dict)
+    changed_partitions: dict[Uuid, list[int]] = field(default_factory=dict)
+    configs: dict[tuple[int, str], None] = field(default_factory=dict)
+    has_new_features: bool = False
 
 
 class MetadataImage:
@@ -139,6 +160,45 @@ class MetadataImage:
         records.append(ProducerIdsRecord(broker_id=-1, next_producer_id=self.next_producer_id))
         return records
 
+    def copy(self) -> MetadataImage:
+        """Another image of the same content, which changes by itself."""
+        other = MetadataImage()
+        other.version = self.version
+        other.topics = {
+            name: TopicState(name=name, topic_id=topic.topic_id, partitions=list(topic.partitions))
+            for name, topic in self.topics.items()
+        }
+        other.topics_by_id = {topic.topic_id: topic for topic in other.topics.values()}
+        other.brokers = dict(self.brokers)
+        other.features = dict(self.features)
+        other.next_producer_id = self.next_producer_id
+        other._configs = {resource: dict(values) for resource, values in self._configs.items()}
+        return other
+
+    def apply(self, records: Iterable[Message]) -> MetadataDelta:
+        """Take records in, and say what they have changed."""
+        delta = MetadataDelta()
+        for record in records:
+            match record:
+                case PartitionRecord():
+                    delta.new_partitions.setdefault(record.topic_id, []).append(record.partition_id)
+                case PartitionChangeRecord():
+                    changed = delta.changed_partitions.setdefault(record.topic_id, [])
+                    if record.partition_id not in changed:
+                        changed.append(record.partition_id)
+                case RemoveTopicRecord():
+                    delta.new_partitions.pop(record.topic_id, None)
+                    delta.changed_partitions.pop(record.topic_id, None)
+                    delta.removed_topics.append(self.topics_by_id[record.topic_id])
+                case ConfigRecord():
+                    delta.configs[record.resource_type, record.resource_name] = None
+                case FeatureLevelRecord():
+                    delta.has_new_features = True
+                case _:
+                    pass
+            self.replay(record)
+        return delta
+
     def replay(self, record: Message) -> None:
         """Take one record in."""
         self.version += 1
@@ -162,13 +222,17 @@ class MetadataImage:
                     )
                 )
             case PartitionChangeRecord():
-                partition = self.topics_by_id[record.topic_id].partitions[record.partition_id]
-                partition.partition_epoch += 1
-                if record.isr is not None:
-                    partition.isr = record.isr
-                if record.leader != -2:
-                    partition.leader = record.leader
-                    partition.leader_epoch += 1
+                partitions = self.topics_by_id[record.topic_id].partitions
+                partition = partitions[record.partition_id]
+                has_election = record.leader != NO_LEADER_CHANGE
+                partitions[record.partition_id] = replace(
+                    partition,
+                    partition_epoch=partition.partition_epoch + 1,
+                    isr=partition.isr if record.isr is None else record.isr,
+                    replicas=partition.replicas if record.replicas is None else record.replicas,
+                    leader=record.leader if has_election else partition.leader,
+                    leader_epoch=partition.leader_epoch + has_election,
+                )
             case RemoveTopicRecord():
                 topic = self.topics_by_id.pop(record.topic_id)
                 del self.topics[topic.name]

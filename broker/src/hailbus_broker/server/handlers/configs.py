@@ -209,7 +209,8 @@ async def _altered(
             continue
         if not message.validate_only:
             pending.append(node.write_metadata(records))
-    for done in pending:
+    # What was refused may have been refused because of a decision that is not committed yet.
+    for done in (*pending, node.metadata.write([])):
         await done
     return results
 

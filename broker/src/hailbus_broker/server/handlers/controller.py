@@ -37,7 +37,7 @@ def elect_leaders(dispatcher: Dispatcher, request: Request, message: Any) -> Any
         result = ReplicaElectionResult(topic=topic.topic)
         response.replica_election_results.append(result)
         for index in topic.partitions:
-            is_there = dispatcher.node.partition(topic.topic, index) is not None
+            is_there = _exists(dispatcher.node, topic.topic, index)
             result.partition_result.append(
                 PartitionResult(
                     partition_id=index,
@@ -52,6 +52,11 @@ def elect_leaders(dispatcher: Dispatcher, request: Request, message: Any) -> Any
                 )
             )
     return response
+
+
+def _exists(node: Node, topic: str, index: int) -> bool:
+    found = node.image.topics.get(topic)
+    return found is not None and 0 <= index < len(found.partitions)
 
 
 def alter_partition_reassignments(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
@@ -115,8 +120,8 @@ def describe_quorum(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
                 result.error_message = f"Only {CLUSTER_METADATA_TOPIC}-0 has a quorum."
                 continue
             result.leader_id = node.node_id
-            result.leader_epoch = node.metadata.leader_epoch
-            result.high_watermark = node.metadata.log.high_watermark
+            result.leader_epoch = node.metadata.replica.leader_epoch
+            result.high_watermark = node.metadata.replica.log.high_watermark
             result.current_voters = [_own_state(node)]
     response.nodes = [
         QuorumNode(
@@ -137,7 +142,7 @@ def _own_state(node: Node) -> ReplicaState:
     return ReplicaState(
         replica_id=node.node_id,
         replica_directory_id=node.data.directory_id,
-        log_end_offset=node.metadata.log.log_end_offset,
+        log_end_offset=node.metadata.replica.log.log_end_offset,
         last_fetch_timestamp=now_ms,
         last_caught_up_timestamp=now_ms,
     )

@@ -16,6 +16,7 @@ from hailbus_broker.protocol.definitions.fetch_request import FetchRequest
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.records import RecordsError
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchEntry, FetchSession
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.log import FileSlice
     from hailbus_broker.protocol.definitions.fetch_request import FetchTopic
-    from hailbus_broker.runtime.partition import Partition
+    from hailbus_broker.runtime.replica import Replica
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Part, Request
 
@@ -51,7 +52,7 @@ class _Answer:
 
     __slots__ = ("code", "diverging", "entry", "log_start", "partition", "read")
 
-    def __init__(self, entry: FetchEntry, partition: Partition | None) -> None:
+    def __init__(self, entry: FetchEntry, partition: Replica | None) -> None:
         self.entry = entry
         self.partition = partition
         self.code = ErrorCode.NONE
@@ -88,7 +89,7 @@ class ParkedFetch:
         self.session: FetchSession | None = None
         self.is_full = True
         self.entries: list[FetchEntry] = []
-        self.partitions: list[Partition | None] = []
+        self.partitions: list[Replica | None] = []
         self.isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
         self.timer: asyncio.TimerHandle | None = None
         self.is_scheduled = False
@@ -101,7 +102,7 @@ class ParkedFetch:
             self.answer(answers)
             return
         for partition in self.partitions:
-            if partition is not None:
+            if isinstance(partition, LeaderReplica):
                 partition.readers[id(self)] = self
         self.request.on_disconnect = self.cancel
         self.timer = self.dispatcher.node.loop.call_later(message.max_wait_ms / 1000, self.expire)
@@ -136,7 +137,7 @@ class ParkedFetch:
             self.timer = None
         key = id(self)
         for partition in self.partitions:
-            if partition is not None:
+            if isinstance(partition, LeaderReplica):
                 partition.readers.pop(key, None)
 
     def read(self) -> tuple[list[_Answer], int, bool]:
@@ -150,6 +151,10 @@ class ParkedFetch:
             answers.append(answer)
             if partition is None:
                 answer.code = self._unknown()
+                must_answer = True
+                continue
+            if not isinstance(partition, LeaderReplica):
+                answer.code = partition.refusal
                 must_answer = True
                 continue
             try:
@@ -265,13 +270,15 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
         return
     node = dispatcher.node
     if request.version >= FIRST_WITH_IDS:
-        by_id = node.partitions_by_id
+        by_id = node.replicas.topics_by_id
         for entry in fetch.entries:
             partitions = by_id.get(entry.topic_id, ())
             fetch.partitions.append(partitions[entry.index] if 0 <= entry.index < len(partitions) else None)
     else:
+        by_name = node.replicas.topics
         for entry in fetch.entries:
-            fetch.partitions.append(node.partition(entry.topic, entry.index))
+            replicas = by_name.get(entry.topic, ())
+            fetch.partitions.append(replicas[entry.index] if 0 <= entry.index < len(replicas) else None)
     fetch.start()
 
 

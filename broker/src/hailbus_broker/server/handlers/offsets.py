@@ -12,11 +12,11 @@ from hailbus_broker.protocol.definitions.list_offsets_response import (
     ListOffsetsTopicResponse,
 )
 from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.runtime.replica import LeaderReplica, OfflineReplica
 from hailbus_broker.server.dispatch import error_code
 
 if TYPE_CHECKING:
     from hailbus_broker.protocol.definitions.list_offsets_request import ListOffsetsPartition, ListOffsetsRequest
-    from hailbus_broker.runtime.partition import Partition
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
@@ -38,7 +38,7 @@ _SINCE: Final = {
 }
 
 
-def leader_epoch_error(partition: Partition, current_leader_epoch: int) -> ErrorCode:
+def leader_epoch_error(partition: LeaderReplica, current_leader_epoch: int) -> ErrorCode:
     """Whether a client's idea of the leader epoch is ours (KIP-320)."""
     if current_leader_epoch < 0 or current_leader_epoch == partition.leader_epoch:
         return ErrorCode.NONE
@@ -56,11 +56,11 @@ def list_offsets(dispatcher: Dispatcher, request: Request, message: ListOffsetsR
         answer = ListOffsetsTopicResponse(name=topic.name)
         response.topics.append(answer)
         for asked in topic.partitions:
-            partition = dispatcher.node.partition(topic.name, asked.partition_index)
+            partition = dispatcher.node.replicas.leader(topic.name, asked.partition_index)
             result = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
             answer.partitions.append(result)
-            if partition is None:
-                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if not isinstance(partition, LeaderReplica):
+                result.error_code = partition
             elif code := leader_epoch_error(partition, asked.current_leader_epoch):
                 result.error_code = code
             elif asked.timestamp < 0 and request.version < _SINCE.get(asked.timestamp, 2**15):
@@ -74,7 +74,7 @@ def list_offsets(dispatcher: Dispatcher, request: Request, message: ListOffsetsR
 
 
 def _list(
-    partition: Partition, asked: ListOffsetsPartition, result: ListOffsetsPartitionResponse, *, is_committed: bool
+    partition: LeaderReplica, asked: ListOffsetsPartition, result: ListOffsetsPartitionResponse, *, is_committed: bool
 ) -> None:
     log = partition.log
     end = log.last_stable_offset if is_committed else log.high_watermark
@@ -108,11 +108,11 @@ def offset_for_leader_epoch(dispatcher: Dispatcher, _: Request, message: Any) ->
         answer = OffsetForLeaderTopicResult(topic=topic.topic)
         response.topics.append(answer)
         for asked in topic.partitions:
-            partition = dispatcher.node.partition(topic.topic, asked.partition)
+            partition = dispatcher.node.replicas.leader(topic.topic, asked.partition)
             result = EpochEndOffset(partition=asked.partition)
             answer.partitions.append(result)
-            if partition is None:
-                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if not isinstance(partition, LeaderReplica):
+                result.error_code = partition
             elif code := leader_epoch_error(partition, asked.current_leader_epoch):
                 result.error_code = code
             else:
@@ -133,11 +133,11 @@ async def delete_records(dispatcher: Dispatcher, _: Request, message: Any) -> An
         answer = DeleteRecordsTopicResult(name=topic.name)
         response.topics.append(answer)
         for asked in topic.partitions:
-            partition = dispatcher.node.partition(topic.name, asked.partition_index)
+            partition = dispatcher.node.replicas.leader(topic.name, asked.partition_index)
             result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
             answer.partitions.append(result)
-            if partition is None:
-                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if not isinstance(partition, LeaderReplica):
+                result.error_code = partition
                 continue
             if partition.error is not None:
                 result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
@@ -179,13 +179,13 @@ def describe_log_dirs(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
         return DescribeLogDirsResponse(results=[offline])
     wanted = None if message.topics is None else {topic.topic: set(topic.partitions) for topic in message.topics}
     topics = []
-    for name, partitions in sorted(node.partitions.items()):
+    for name, replicas in sorted(node.replicas.topics.items()):
         if wanted is not None and name not in wanted:
             continue
         shown = [
             DescribeLogDirsPartition(partition_index=partition.index, partition_size=partition.log.size_bytes())
-            for partition in partitions
-            if wanted is None or partition.index in wanted[name]
+            for partition in replicas
+            if not isinstance(partition, OfflineReplica) and (wanted is None or partition.index in wanted[name])
         ]
         if shown:
             topics.append(DescribeLogDirsTopic(name=name, partitions=shown))
@@ -216,11 +216,11 @@ def describe_producers(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
         answer = TopicResponse(name=topic.name)
         response.topics.append(answer)
         for index in topic.partition_indexes:
-            partition = dispatcher.node.partition(topic.name, index)
+            partition = dispatcher.node.replicas.leader(topic.name, index)
             result = PartitionResponse(partition_index=index, error_message=None)
             answer.partitions.append(result)
-            if partition is None:
-                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if not isinstance(partition, LeaderReplica):
+                result.error_code = partition
                 continue
             result.active_producers = [
                 ProducerState(

@@ -19,12 +19,12 @@ from hailbus_broker.protocol.definitions.produce_response import (
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.hot import SingleProduce, read_single_produce, write_single_produced
 from hailbus_broker.records import InvalidRecordError, RecordsError
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.handlers import transactions
 
 if TYPE_CHECKING:
     from hailbus_broker.log import AppendResult
-    from hailbus_broker.runtime.partition import Partition
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
@@ -54,7 +54,7 @@ class _Produce:
 
     def append(
         self,
-        partition: Partition,
+        partition: LeaderReplica,
         records: bytes | memoryview,
         result: PartitionProduceResponse,
         *,
@@ -105,7 +105,7 @@ class UnverifiedBatch:
     __slots__ = ("partition", "produce", "records", "result")
 
     def __init__(
-        self, produce: _Produce, partition: Partition, records: memoryview, result: PartitionProduceResponse
+        self, produce: _Produce, partition: LeaderReplica, records: memoryview, result: PartitionProduceResponse
     ) -> None:
         self.produce = produce
         self.partition = partition
@@ -133,13 +133,13 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
     message = codec.decode(ProduceRequest, request.frame, request.version, position=request.position)
     uses_ids = request.version >= FIRST_VERSION_WITH_IDS
     produce = _Produce(request, message, node.clock.wall_ms())
-    unverified: list[tuple[Partition, memoryview, PartitionProduceResponse]] = []
+    unverified: list[tuple[LeaderReplica, memoryview, PartitionProduceResponse]] = []
     for topic in message.topic_data:
         if uses_ids:
-            partitions = node.partitions_by_id.get(topic.topic_id)
+            partitions = node.replicas.topics_by_id.get(topic.topic_id)
             unknown = ErrorCode.UNKNOWN_TOPIC_ID
         else:
-            partitions = node.partitions.get(topic.name)
+            partitions = node.replicas.topics.get(topic.name)
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         results = []
         for data in topic.partition_data:
@@ -155,13 +155,15 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
                 fail(result, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
             elif not records:
                 fail(result, ErrorCode.INVALID_RECORD, "no record batch was given")
-            elif refusal := refuse(partitions[index]):
+            elif not isinstance(partition := partitions[index], LeaderReplica):
+                fail(result, partition.refusal, None)
+            elif refusal := refuse(partition):
                 fail(result, *refusal)
             elif not is_transactional(records):
-                produce.append(partitions[index], records, result)
+                produce.append(partition, records, result)
             else:
                 assert isinstance(records, memoryview)
-                partition, producer = partitions[index], producer_of(records)
+                producer = producer_of(records)
                 behind = dispatcher.unverified.get((partition, *producer))
                 if behind is not None:
                     behind.append(UnverifiedBatch(produce, partition, records, result))
@@ -181,16 +183,16 @@ def _handle_single(dispatcher: Dispatcher, request: Request, single: SingleProdu
     node = dispatcher.node
     records = single.records
     if request.version >= FIRST_VERSION_WITH_IDS:
-        partitions = node.partitions_by_id.get(single.topic)
+        partitions = node.replicas.topics_by_id.get(single.topic)
     else:
         try:
-            partitions = node.partitions.get(single.topic.decode())
+            partitions = node.replicas.topics.get(single.topic.decode())
         except UnicodeDecodeError:
             return False
     if partitions is None or not 0 <= single.partition < len(partitions) or is_transactional(records):
         return False
     partition = partitions[single.partition]
-    if not -1 <= single.acks <= 1 or is_protected(partition.topic):
+    if not -1 <= single.acks <= 1 or not isinstance(partition, LeaderReplica) or is_protected(partition.topic):
         return False
     try:
         appended = partition.append(records, now_ms=node.clock.wall_ms())
@@ -238,7 +240,7 @@ def _refuse_single(request: Request, single: SingleProduce, error: Exception) ->
     produce.done()
 
 
-def refuse(partition: Partition) -> tuple[ErrorCode, str] | None:
+def refuse(partition: LeaderReplica) -> tuple[ErrorCode, str] | None:
     """Why a client may not write to a partition, if it may not. Who it says that it is makes no difference."""
     if is_protected(partition.topic):
         return ErrorCode.INVALID_TOPIC_EXCEPTION, "this topic is the broker's own"
@@ -259,7 +261,7 @@ def producer_of(records: bytes | memoryview) -> tuple[int, int]:
 def _verify(
     dispatcher: Dispatcher,
     produce: _Produce,
-    unverified: list[tuple[Partition, memoryview, PartitionProduceResponse]],
+    unverified: list[tuple[LeaderReplica, memoryview, PartitionProduceResponse]],
 ) -> None:
     """Batches that begin a transaction in their partition: the coordinator must know of it (KIP-890)."""
     transactional_id = produce.message.transactional_id
@@ -292,7 +294,7 @@ def _add_then_append(
 
     Batches that follow for the same partitions wait behind these, so that none overtakes another, and share their fate.
     """
-    queues: dict[tuple[Partition, int, int], list[UnverifiedBatch]] = {
+    queues: dict[tuple[LeaderReplica, int, int], list[UnverifiedBatch]] = {
         (batch.partition, *producer): [] for batch in batches
     }
     dispatcher.unverified.update(queues)

@@ -35,6 +35,7 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
     node = dispatcher.node
     names = Counter(topic.name for topic in message.topics)
     results: list[CreatableTopicResult] = []
+    created: list[CreatableTopicResult] = []
     pending = []
     _check_request(
         len(topic.assignments)
@@ -67,14 +68,21 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
             continue
         if not message.validate_only:
             result.topic_id = new.topic_id
+            created.append(result)
         result.num_partitions = new.partition_count
         result.replication_factor = new.replication_factor
         result.configs = [
             CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.config_source)
             for entry in topic_configs(node, new.configs)
         ]
-    for done in pending:
+    # What was refused may have been refused because of a decision that is not committed yet.
+    for done in (*pending, node.metadata.write([])):
         await done
+    for result in created:
+        failure = node.replicas.failure_of(result.topic_id)
+        if failure is not None:
+            result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            result.error_message = f"The topic was created, but not all of its partitions are online: {failure}"
     return CreateTopicsResponse(topics=results)
 
 
@@ -121,11 +129,11 @@ async def delete_topics(dispatcher: Dispatcher, request: Request, message: Delet
             if name is not None and topic_id != ZERO_UUID:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
             if name is None:
-                topic = node.image.topics_by_id.get(topic_id)
+                topic = node.controller.image.topics_by_id.get(topic_id)
                 if topic is None:
                     raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
             else:
-                topic = node.image.topics.get(name)
+                topic = node.controller.image.topics.get(name)
                 if topic is None:
                     raise ApiError(
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition."
@@ -141,7 +149,8 @@ async def delete_topics(dispatcher: Dispatcher, request: Request, message: Delet
             continue
         result.name, result.topic_id = topic.name, topic.topic_id
         pending.append(node.write_metadata(records))
-    for done in pending:
+    # What was refused may have been refused because of a decision that is not committed yet.
+    for done in (*pending, node.metadata.write([])):
         await done
     return DeleteTopicsResponse(responses=results)
 
@@ -154,7 +163,7 @@ async def create_partitions(
     counts = Counter(topic.name for topic in message.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
     pending = []
-    hosted = {name: len(state.partitions) for name, state in node.image.topics.items()}
+    hosted = {name: len(state.partitions) for name, state in node.controller.image.topics.items()}
     _check_request(topic.count - hosted[topic.name] for topic in message.topics if topic.name in hosted)
     for topic in message.topics:
         result = results.setdefault(topic.name, CreatePartitionsTopicResult(name=topic.name))
@@ -169,6 +178,7 @@ async def create_partitions(
             result.error_code = error.code
             result.error_message = error.message
             continue
-    for done in pending:
+    # What was refused may have been refused because of a decision that is not committed yet.
+    for done in (*pending, node.metadata.write([])):
         await done
     return CreatePartitionsResponse(results=list(results.values()))

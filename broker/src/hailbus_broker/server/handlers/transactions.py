@@ -12,6 +12,7 @@ from hailbus_broker.protocol.api import APIS
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.runtime.group_coordinator import partition_for
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.runtime.transaction_coordinator import Marker
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.handlers.groups import Reply
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.transaction.state import TopicPartition
     from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import AddPartitionsToTxnTopicResult
     from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
-    from hailbus_broker.runtime.partition import Partition
     from hailbus_broker.runtime.transaction_coordinator import TransactionDriver
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
@@ -194,7 +194,8 @@ def _add_partitions(
     respond: Callable[[Mapping[TopicPartition, ErrorCode]], None],
 ) -> None:
     """Make partitions part of a transaction v1, all or none."""
-    missing = {place for place in asked if dispatcher.node.partition(*place) is None}
+    replicas = dispatcher.node.replicas
+    missing = {place for place in asked if replicas.leader(*place) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
     driver = dispatcher.node.transactions.driver(transactional_id)
     if missing or driver is None:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED if missing else ErrorCode.NOT_COORDINATOR
@@ -239,7 +240,7 @@ async def write_txn_markers(dispatcher: Dispatcher, _: Request, message: Any) ->
     )
 
     response = WriteTxnMarkersResponse()
-    written: list[Partition] = []
+    written: list[LeaderReplica] = []
     for asked in message.markers:
         result = WritableTxnMarkerResult(producer_id=asked.producer_id)
         response.markers.append(result)
@@ -254,9 +255,10 @@ async def write_txn_markers(dispatcher: Dispatcher, _: Request, message: Any) ->
             answer = WritableTxnMarkerTopicResult(name=topic.name)
             result.topics.append(answer)
             for index in topic.partition_indexes:
-                partition = dispatcher.node.partition(topic.name, index)
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if partition is not None:
+                partition = dispatcher.node.replicas.leader(topic.name, index)
+                if not isinstance(partition, LeaderReplica):
+                    code = partition
+                else:
                     try:
                         dispatcher.node.transactions.write_marker(partition, marker)
                     except LogError as error:
@@ -270,11 +272,11 @@ async def write_txn_markers(dispatcher: Dispatcher, _: Request, message: Any) ->
     return response
 
 
-def add_offsets_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+async def add_offsets_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
     """AddOffsetsToTxn v0-4: the group's partition of `__consumer_offsets` becomes part of the transaction."""
     if not message.group_id:
         return AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    place = _offsets_partition(dispatcher, message.group_id)
+    place = await _offsets_partition(dispatcher, message.group_id)
     driver = _driver(dispatcher, message.transactional_id)
     if _is_late(request, driver, (message.transactional_id, message.producer_id, message.producer_epoch)):
         return None
@@ -292,9 +294,11 @@ def add_offsets_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -
     return None
 
 
-def _offsets_partition(dispatcher: Dispatcher, group_id: str) -> tuple[str, int]:
+async def _offsets_partition(dispatcher: Dispatcher, group_id: str) -> tuple[str, int]:
     node = dispatcher.node
-    node.create_internal_topic(GROUP_METADATA_TOPIC)
+    created = node.create_internal_topic(GROUP_METADATA_TOPIC)
+    if created is not None:
+        await created
     return GROUP_METADATA_TOPIC, partition_for(group_id, len(node.groups.drivers))
 
 
@@ -325,7 +329,7 @@ async def end_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Non
     )
 
 
-def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: TxnOffsetCommitRequest) -> None:
+async def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: TxnOffsetCommitRequest) -> None:
     """TxnOffsetCommit v0-5; v5 makes the offsets part of the transaction by itself."""
     node = dispatcher.node
     entries = []
@@ -346,7 +350,7 @@ def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: TxnOffs
             )
     if not message.group_id:
         raise ApiError(ErrorCode.INVALID_GROUP_ID)
-    place = _offsets_partition(dispatcher, message.group_id)
+    place = await _offsets_partition(dispatcher, message.group_id)
     groups = node.groups.driver(message.group_id)
     if groups is None:
         raise ApiError(ErrorCode.NOT_COORDINATOR)

@@ -1,13 +1,14 @@
-"""A partition that this node hosts: its log, its high watermark, and who waits for it to move."""
+"""The replicas of partitions that this node hosts: each is a leader, a follower, or offline."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
 from hailbus_broker.log import Origin, StorageError
 from hailbus_broker.log.config import MAX_LONG
 from hailbus_broker.logging import get_logger
+from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.group_sync import LANES
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ class Reader(Protocol):
         ...
 
 
-class Partition:
-    """One replica, which leads: this node is the only one.
+class LeaderReplica:
+    """A replica that leads its partition: it takes records, and knows who waits for its high watermark to move.
 
     Args:
         sync: Brings the log to the disk, together with others.
@@ -54,7 +55,6 @@ class Partition:
 
     __slots__ = (
         "_flush_timer",
-        "_is_held",
         "_report",
         "_sync",
         "_unsynced_count",
@@ -72,6 +72,9 @@ class Partition:
         "topic_id",
         "waiters",
     )
+
+    refusal: ClassVar = ErrorCode.NONE
+    """What clients are told who want to write or read here."""
 
     def __init__(
         self,
@@ -99,7 +102,6 @@ class Partition:
         self.lane = sum(self.name.encode()) % LANES
         self.error: Exception | None = None
         self.is_deleted = False
-        self._is_held = False
         self.waiters: Waiters = deque()
         self.readers: dict[int, Reader] = {}
         self._sync = sync
@@ -225,10 +227,14 @@ class Partition:
         if self.error is None:
             self.error = error
 
-    def delete(self, error: Exception) -> None:
+    def delete(self) -> None:
         """The topic is gone."""
         self.is_deleted = True
-        self._fail(error)
+        self._fail(TopicDeletedError(self.topic))
+
+    def resign(self) -> None:
+        """Another broker leads from now on: what was not committed here may never be."""
+        self._fail(NotLeaderError(self.name))
 
     def _fail(self, error: Exception) -> None:
         # Nothing of what waits will ever be safe.
@@ -237,21 +243,9 @@ class Partition:
         _notify(waiters, MAX_LONG, error, self.name)
         self.wake_readers()
 
-    def hold(self) -> None:
-        """Commit nothing until `release`: the record that creates the partition is not durable yet.
-
-        A power cut could lose the partition, so no record in it may be acknowledged.
-        """
-        self._is_held = True
-
-    def release(self) -> None:
-        """The partition's creation is durable: commit what is."""
-        self._is_held = False
-        self._advance(self.log.synced_end_offset if self.flush_messages == 1 else self.log.log_end_offset)
-
     def _advance(self, offset: int) -> None:
         # One replica is all in-sync replicas: what it holds safely is committed.
-        if self._is_held or not self.log.advance_high_watermark(offset):
+        if not self.log.advance_high_watermark(offset):
             return
         if self.waiters:
             _notify(self.waiters, offset, None, self.name)
@@ -273,3 +267,52 @@ def _notify(waiters: Waiters, offset: int, error: Exception | None, name: str) -
         except Exception:
             # It must not keep those behind it: appends that come later would overtake them.
             log.exception("commit_callback_failed", partition=name)
+
+
+class FollowerReplica:
+    """A replica whose leader is another broker.
+
+    Attributes:
+        leader_id: The broker that leads; -1 for none.
+    """
+
+    __slots__ = ("index", "leader_epoch", "leader_id", "log", "name", "topic", "topic_id")
+
+    refusal: ClassVar = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def __init__(
+        self, *, topic: str, topic_id: Uuid, index: int, leader_id: int, leader_epoch: int, log: PartitionLog
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.name = f"{topic}-{index}"
+        self.leader_id = leader_id
+        self.leader_epoch = leader_epoch
+        self.log = log
+
+
+class OfflineReplica:
+    """A replica that has no log, since that could not be made."""
+
+    __slots__ = ("error", "index", "name", "topic", "topic_id")
+
+    refusal: ClassVar = ErrorCode.KAFKA_STORAGE_ERROR
+
+    def __init__(self, *, topic: str, topic_id: Uuid, index: int, error: StorageError) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.name = f"{topic}-{index}"
+        self.error = error
+
+
+Replica: TypeAlias = LeaderReplica | FollowerReplica | OfflineReplica
+
+
+class TopicDeletedError(Exception):
+    """The topic went away while somebody waited for it."""
+
+
+class NotLeaderError(Exception):
+    """Another broker leads the partition now."""
