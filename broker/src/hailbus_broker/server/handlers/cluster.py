@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.features import SUPPORTED
@@ -30,6 +31,8 @@ from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hailbus_broker.cluster.metadata.image import TopicState
     from hailbus_broker.protocol.definitions.describe_cluster_response import DescribeClusterResponse
     from hailbus_broker.protocol.definitions.describe_topic_partitions_request import DescribeTopicPartitionsRequest
@@ -101,14 +104,26 @@ def metadata(dispatcher: Dispatcher, request: Request, _: Any) -> Any:
     if body is None:
         message = codec.decode(MetadataRequest, request.frame, request.version, position=request.position)
         request.message = message
-        response, is_final = _metadata(dispatcher, request, message)
+        creations: list[asyncio.Future[None]] = []
+        response, is_final = _metadata(dispatcher, request, message, creations)
         body = bytes(codec.encode(response, request.version))
+        if creations:
+            return _respond_after(creations, request, body)
         if is_final and len(dispatcher.metadata_cache) < METADATA_CACHE_ENTRIES:
             dispatcher.metadata_cache[question] = body
     request.respond_parts(request.response_head(), [body], len(body))
+    return None
 
 
-def _metadata(dispatcher: Dispatcher, request: Request, message: MetadataRequest) -> tuple[MetadataResponse, bool]:
+async def _respond_after(creations: Iterable[asyncio.Future[None]], request: Request, body: bytes) -> None:
+    """Answer when topics are there that the question has created: the client finds them when it asks again."""
+    await asyncio.gather(*creations, return_exceptions=True)  # one that failed is missing when it asks again
+    request.respond_parts(request.response_head(), [body], len(body))
+
+
+def _metadata(
+    dispatcher: Dispatcher, request: Request, message: MetadataRequest, creations: list[asyncio.Future[None]]
+) -> tuple[MetadataResponse, bool]:
     node = dispatcher.node
     image = node.image
     topics: list[MetadataResponseTopic] = []
@@ -144,7 +159,7 @@ def _metadata(dispatcher: Dispatcher, request: Request, message: MetadataRequest
                 and node.config["auto.create.topics.enable"]
                 and name != CLUSTER_METADATA_TOPIC
             )
-            code = _create(dispatcher, name) if creates else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            code = _create(dispatcher, name, creations) if creates else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             topics.append(MetadataResponseTopic(error_code=code, name=name))
     listener = request.listener
     return (
@@ -162,14 +177,18 @@ def _metadata(dispatcher: Dispatcher, request: Request, message: MetadataRequest
     )
 
 
-def _create(dispatcher: Dispatcher, name: str) -> ErrorCode:
-    """Create a topic because somebody asked for it: it is there when the client asks again."""
+def _create(dispatcher: Dispatcher, name: str, creations: list[asyncio.Future[None]]) -> ErrorCode:
+    """Create a topic because somebody asked for it."""
     node = dispatcher.node
     try:
         if name in {GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC}:
-            node.create_internal_topic(name)
+            created = node.create_internal_topic(name)
+            if created is not None:
+                creations.append(created)
+        elif name in node.controller.image.topics:
+            creations.append(node.metadata.write([]))  # somebody else creates it
         else:
-            node.write_metadata(node.controller.create_topic(name).records)
+            creations.append(node.write_metadata(node.controller.create_topic(name).records))
     except ApiError as error:
         return error.code
     except StorageError:
