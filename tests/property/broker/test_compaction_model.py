@@ -17,7 +17,8 @@ from hailbus_broker.records import (
     iterate_batches,
     iterate_records,
 )
-from hailbus_broker.testing.simulation.disk import SimulatedCrashError, SimulatedDisk
+from hailbus_broker.testing.simulation import SimulatedCrashError
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

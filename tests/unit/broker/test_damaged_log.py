@@ -23,7 +23,8 @@ from hailbus_broker.records import (
     iterate_batches,
     iterate_records,
 )
-from hailbus_broker.testing.simulation.disk import SimulatedCrashError, SimulatedDisk
+from hailbus_broker.testing.simulation import SimulatedCrashError
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 
 DIRECTORY = "data/rides-0"
 FIRST_SEGMENT = f"{DIRECTORY}/00000000000000000000.log"

@@ -8,7 +8,8 @@ from uuid import UUID
 import pytest
 from hailbus_broker.log import Isolation, LogConfig, LogDirectory, MetaProperties, TopicPartition
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
-from hailbus_broker.testing.simulation.disk import SimulatedCrashError, SimulatedDisk
+from hailbus_broker.testing.simulation import SimulatedCrashError
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
 
 WHERE = TopicPartition("rides", 0)
 TOPIC_ID = UUID(int=7)
