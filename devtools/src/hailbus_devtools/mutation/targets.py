@@ -66,7 +66,7 @@ TARGETS = (
         name="demo",
         files=_all("demo/src/hailbus_demo/ledger"),
         tests=(
-            *(f"tests/unit/demo/test_{name}.py" for name in ("ledger", "so_far")),
+            *(f"tests/unit/demo/test_{name}.py" for name in ("ledger", "repricing", "so_far")),
             "tests/integration/demo/test_lines.py",
             "tests/integration/demo/test_the_auditor.py",
         ),
