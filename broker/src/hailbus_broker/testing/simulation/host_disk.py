@@ -82,12 +82,16 @@ class HostDisk(SimulatedDisk):
 
     def check(self, path: str, operation: str) -> None:
         """See `SimulatedDisk`; the dead reach no disk."""
-        process = CURRENT_PROCESS.get(None)
-        if process is not None and not process.is_alive:
-            raise SimulatedCrashError
+        self._refuse_dead()
         if self.faults:
             self._fail(path, operation)
         super().check(path, operation)
+
+    @staticmethod
+    def _refuse_dead() -> None:
+        process = CURRENT_PROCESS.get(None)
+        if process is not None and not process.is_alive:
+            raise SimulatedCrashError
 
     def _fail(self, path: str, operation: str) -> None:
         for fault in self.faults:
@@ -101,6 +105,7 @@ class HostDisk(SimulatedDisk):
 
     def step(self, path: str, operation: str, torn: Callable[[], object] | None = None) -> None:
         """See `SimulatedDisk`."""
+        self._refuse_dead()
         if operation in _SLOW_OPERATIONS:
             least_s, most_s = self.sync_s
             self._spent_s += least_s + (most_s - least_s) * self.chance.random()

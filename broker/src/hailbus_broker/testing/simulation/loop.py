@@ -7,6 +7,7 @@ import contextvars
 import heapq
 import logging
 import sys
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 
@@ -32,6 +33,7 @@ _RESOLUTION_S: Final = 0.000_001
 _STEPS_PER_MS: Final = 10_000
 """So many callbacks in a row take a millisecond: a program that spins until a time has come sees it come."""
 _MIN_CANCELLED_TIMERS: Final = 100
+_PAUSED_THREAD_S: Final = 0.001
 _log: Final = logging.getLogger("asyncio")
 
 
@@ -48,19 +50,16 @@ class SimulatedHandle(asyncio.Handle):
         loop: SimulatedLoop,
         context: contextvars.Context,
     ) -> None:
-        # The attributes of `asyncio.Handle`, without the call of its constructor.
+        # The attributes of `asyncio.Handle` that matter, without the call of its constructor.
         self._callback = callback
         self._args = args
         self._loop = loop
         self._context = context
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
         self.process = process
 
-    def run(self) -> None:
-        """Call the callback; the loop's exception handler gets what it raises."""
-        self._run()
+    def __repr__(self) -> str:
+        return f"<SimulatedHandle of {self.process.name}: {_name_of(self)}>"
 
 
 class SimulatedTimer(asyncio.TimerHandle):
@@ -88,59 +87,46 @@ class SimulatedTimer(asyncio.TimerHandle):
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def run(self) -> None:
-        """See `SimulatedHandle`."""
-        self._run()
-
 
 class KernelEvent:
     """Something that happens at a time and belongs to no process: a packet arrives, a thread ends."""
 
-    __slots__ = ("action", "is_cancelled")
+    __slots__ = ("_cancelled", "action")
 
     def __init__(self, action: Callable[[], object]) -> None:
         self.action = action
-        self.is_cancelled = False
+        self._cancelled = False  # as in `asyncio.Handle`: the loop looks at both in one way
 
     def cancel(self) -> None:
         """Let it not happen."""
-        self.is_cancelled = True
-
-    def cancelled(self) -> bool:
-        """Whether it was cancelled."""
-        return self.is_cancelled
+        self._cancelled = True
 
 
 class SimulatedFuture(asyncio.Future[T]):
     """A future whose hash is a number from a sequence, so that sets of futures have one order in every run."""
 
-    def __init__(self, *, loop: SimulatedLoop, number: int) -> None:
-        self.number: Final = number
-        super().__init__(loop=loop)
+    _number: int | None = None
 
     def __hash__(self) -> int:
-        return self.number
+        number = self._number
+        if number is None:
+            loop = cast("SimulatedLoop", self.get_loop())
+            number = self._number = loop.next_number()
+        return number
 
 
 class SimulatedTask(asyncio.Task[T]):
     """A task of one process, with a hash like that of `SimulatedFuture`."""
 
-    def __init__(
-        self,
-        coroutine: Generator[Any, None, T] | Coroutine[Any, Any, T],
-        *,
-        loop: SimulatedLoop,
-        name: str,
-        context: contextvars.Context,
-        process: SimulatedProcess,
-        number: int,
-    ) -> None:
-        self.number: Final = number
-        self.process: Final = process
-        super().__init__(cast("Coroutine[Any, Any, T]", coroutine), loop=loop, name=name, context=context)
+    process: SimulatedProcess
+    _number: int | None = None
 
     def __hash__(self) -> int:
-        return self.number
+        number = self._number
+        if number is None:
+            loop = cast("SimulatedLoop", self.get_loop())
+            number = self._number = loop.next_number()
+        return number
 
 
 class SimulatedLoop(ClosedLoop):
@@ -208,7 +194,7 @@ class SimulatedLoop(ClosedLoop):
     def schedule(self, process: SimulatedProcess, callback: Callable[..., object], *args: Any) -> None:
         """Run a callback as a process, after all that it has ready; nothing if it is dead."""
         if process.is_alive:
-            self._enqueue(process, SimulatedHandle(process, callback, args, self, process.context))
+            self._enqueue(process, SimulatedHandle(process, callback, args, self, process.shared_context))
 
     def _enqueue(self, process: SimulatedProcess, handle: Any) -> None:
         process.ready.append(handle)
@@ -311,37 +297,47 @@ class SimulatedLoop(ClosedLoop):
             sys.set_asyncgen_hooks(*hooks)
 
     def _turn(self) -> None:
-        """Run what one process has ready, or let time pass."""
+        """Run what one process has ready, or let time pass. The hot path of every simulation."""
         timers = self._timers
         if timers and timers[0][0] <= self.now_s:
             self._fire()
         runnable = self._runnable
         if not runnable:
             self._advance()
-            return
+            if not runnable:
+                return
         process = runnable[0] if len(runnable) == 1 else runnable[int(self.rng.random() * len(runnable))]
         if process.busy_until_s > self.now_s:
             self._dequeue(process)
             self.at(process.busy_until_s, lambda: self._requeue(process))
             return
         ready = process.ready
-        for _ in range(len(ready)):
+        turn_count = len(ready)
+        while turn_count:
+            turn_count -= 1
             handle = ready.popleft()
-            if handle.cancelled():
+            if handle._cancelled:  # noqa: SLF001 - attributes of asyncio's, here and below
                 continue
             self.step_count += 1
-            handle.run()
-            if not process.is_queued or not ready:  # killed, paused, or done
-                break
+            try:
+                handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio
+                message = f"Exception in callback {_name_of(handle)}"
+                self.call_exception_handler({"message": message, "exception": error, "handle": handle})
+            if not process.is_queued:  # killed or paused
+                return
         if not ready:
-            self._dequeue(process)
+            process.is_queued = False
+            self._runnable.remove(process)
         if self.step_count - self._instant_began_at > _STEPS_PER_MS:
             self._instant_began_at = self.step_count
             self.now_s += 0.001
 
     def _advance(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:  # noqa: SLF001 - an attribute of asyncio's
             heapq.heappop(timers)
         if not timers:
             raise DeadlockError(self._describe_deadlock())
@@ -354,7 +350,7 @@ class SimulatedLoop(ClosedLoop):
         timers, now_s = self._timers, self.now_s
         while timers and timers[0][0] <= now_s:
             entry = heapq.heappop(timers)[2]
-            if entry.cancelled():
+            if entry._cancelled:  # noqa: SLF001 - an attribute of asyncio's
                 continue
             if isinstance(entry, KernelEvent):
                 entry.action()
@@ -502,7 +498,7 @@ class SimulatedLoop(ClosedLoop):
         self._cancelled_timer_count += 1
         if self._cancelled_timer_count > max(_MIN_CANCELLED_TIMERS, len(self._timers) // 2):
             # The one that is being cancelled is not marked yet: it goes next time.
-            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]  # noqa: SLF001 - as above
             heapq.heapify(self._timers)
             self._cancelled_timer_count = 0
 
@@ -514,7 +510,7 @@ class SimulatedLoop(ClosedLoop):
 
     def create_future(self) -> SimulatedFuture[Any]:
         """Make a future of this loop."""
-        return SimulatedFuture(loop=self, number=next(self._numbers))
+        return SimulatedFuture(loop=self)
 
     def create_task(
         self,
@@ -532,9 +528,10 @@ class SimulatedLoop(ClosedLoop):
         if name is None:
             process.task_count += 1
             name = f"{process.name}-task-{process.task_count}"
-        task = SimulatedTask(
-            coro, loop=self, name=str(name), context=context, process=process, number=next(self._numbers)
+        task: SimulatedTask[T] = SimulatedTask(
+            cast("Coroutine[Any, Any, T]", coro), loop=self, name=str(name), context=context
         )
+        task.process = process
         if not process.is_alive:
             process.grave.append(task)
         return task
@@ -585,34 +582,10 @@ class SimulatedLoop(ClosedLoop):
             duration_s: Asked when the work is done.
         """
         process = self._current()
-
-        def run() -> None:
-            if not process.is_alive:
-                return
-            if process.is_paused:
-                self.after(max(delay_s, 0.001), run)  # its threads are stopped, too
-                return
-            result: T | None = None
-            error: BaseException | None = None
-            asyncio._set_running_loop(None)  # noqa: SLF001 - no loop runs in a thread
-            try:
-                result = process.call(work)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as raised:  # noqa: BLE001 - `done` decides what it means
-                error = raised
-            finally:
-                asyncio._set_running_loop(self)  # noqa: SLF001 - see above
-            if isinstance(error, SimulatedCrashError):
-                return
-            took_s = duration_s()
-            self.record(process.name, "thread done" if error is None else f"thread failed {type(error).__name__}")
-            if took_s > 0:
-                self.after(took_s, lambda: self.schedule(process, done, result, error))
-            else:
-                self.schedule(process, done, result, error)
-
-        process.grave.append(work) if not process.is_alive else self.after(delay_s, run)
+        if process.is_alive:
+            self.after(delay_s, _ThreadWork(self, process, work, done, duration_s).run)
+        else:
+            process.grave.append(work)
 
     def set_default_executor(self, executor: object) -> None:
         """Ignore it: there are no threads."""
@@ -719,6 +692,54 @@ class SimulatedLoop(ClosedLoop):
         found = self.network.resolve(self._current(), host or "localhost")
         address = "127.0.0.1" if host in {None, "localhost", "127.0.0.1"} else found.address
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, int(port or 0)))]
+
+
+class _ThreadWork:
+    """A piece of work of a simulated thread."""
+
+    __slots__ = ("_done", "_duration_s", "_loop", "_process", "_work")
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        process: SimulatedProcess,
+        work: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], object],
+        duration_s: Callable[[], float],
+    ) -> None:
+        self._loop = loop
+        self._process = process
+        self._work = work
+        self._done = done
+        self._duration_s = duration_s
+
+    def run(self) -> None:
+        """Do it, unless the process is stopped or dead."""
+        loop, process = self._loop, self._process
+        if not process.is_alive:
+            return
+        if process.is_paused:
+            loop.after(_PAUSED_THREAD_S, self.run)
+            return
+        result: Any = None
+        error: BaseException | None = None
+        asyncio._set_running_loop(None)  # noqa: SLF001 - no loop runs in a thread
+        try:
+            result = process.call(self._work)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - `done` decides what it means
+            error = raised
+        finally:
+            asyncio._set_running_loop(loop)  # noqa: SLF001 - see above
+        if isinstance(error, SimulatedCrashError):
+            return
+        took_s = self._duration_s()
+        loop.record(process.name, "thread done" if error is None else f"thread failed {type(error).__name__}")
+        if took_s > 0:
+            loop.after(took_s, partial(loop.schedule, process, self._done, result, error))
+        else:
+            loop.schedule(process, self._done, result, error)
 
 
 def _name_of(handle: asyncio.Handle) -> str:

@@ -79,10 +79,10 @@ class Link:
     def delay_s(self, rng: random.Random) -> float:
         """Draw how long a packet takes."""
         quality = self.quality
-        delay_s = quality.min_delay_s + (quality.max_delay_s - quality.min_delay_s) * rng.random()
-        if quality.spike_probability and rng.random() < quality.spike_probability:
-            delay_s += quality.spike_s * rng.random()
-        return delay_s
+        drawn = rng.random()
+        if drawn < quality.spike_probability:
+            return quality.max_delay_s + quality.spike_s * rng.random()
+        return quality.min_delay_s + (quality.max_delay_s - quality.min_delay_s) * drawn
 
     def backoff_s(self, now_s: float, rng: random.Random) -> float:
         """Draw how long after a heal a sender tries again: its time-out has doubled while the link was cut."""
@@ -143,13 +143,16 @@ class Channel:
     def send(self, data: bytes) -> None:
         """Send bytes; they arrive later, unless the connection ends before."""
         self.unread_bytes += len(data)
-        rng, quality = self._network.rng, self._link.quality
-        if len(data) > 1 and quality.split_probability and rng.random() < quality.split_probability:
+        rng, link = self._network.rng, self._link
+        drawn = rng.random()
+        if drawn < link.quality.split_probability and len(data) > 1:
             cut = rng.randrange(1, len(data))
             self._put(data[:cut])
             self._put(data[cut:])
-        else:
+        elif self._held or link.is_cut or not link.target.is_up or self._is_abandoned:
             self._put(data)
+        else:
+            self._transmit(data, 0.0)
 
     def send_end(self) -> None:
         """Send FIN."""
@@ -182,8 +185,11 @@ class Channel:
         if link.quality.bytes_per_second is not None and isinstance(segment, bytes):
             leaves_s = max(leaves_s, link.free_at_s) + len(segment) / link.quality.bytes_per_second
             link.free_at_s = leaves_s
-        arrival_s = max(leaves_s + link.delay_s(self._network.rng), self._last_arrival_s)
-        self._last_arrival_s = arrival_s
+        arrival_s = leaves_s + link.delay_s(self._network.rng)
+        if arrival_s < self._last_arrival_s:
+            arrival_s = self._last_arrival_s
+        else:
+            self._last_arrival_s = arrival_s
         self._in_flight.append((arrival_s, segment))
         if self._arrival is None:
             self._arrival = loop.at(arrival_s, self._arrive)
@@ -193,6 +199,15 @@ class Channel:
     def _arrive(self) -> None:
         self._arrival = None
         in_flight, now_s, receiver = self._in_flight, self._loop.now_s, self.receiver
+        data = in_flight[0][1]
+        if isinstance(data, bytes) and len(in_flight) == 1 and not receiver.is_socket_closed:
+            # Nearly always: one segment for a program that reads it.
+            in_flight.clear()
+            self._loop.record(
+                receiver.process.name, f"connection {receiver.number} got {len(data)} bytes {zlib.crc32(data):08x}"
+            )
+            receiver.received((data,))
+            return
         chunks: list[bytes] = []
         is_end = is_reset = False
         while in_flight and in_flight[0][0] <= now_s:

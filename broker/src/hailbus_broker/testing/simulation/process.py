@@ -96,6 +96,7 @@ class SimulatedProcess:
         ready: Handles in the order in which the process runs them.
         is_alive: False after `kill`.
         is_paused: Whether the process is stopped, as by SIGSTOP.
+        shared_context: The context of callbacks that the kernel makes.
     """
 
     def __init__(self, name: str, host: Host, loop: SimulatedLoop, rng: random.Random, *, pid: int) -> None:
@@ -117,8 +118,8 @@ class SimulatedProcess:
         self.task_count = 0
         self.last_uuid_ticks = 0
         self._loop: Final = loop
-        self._context: Final = contextvars.copy_context()
-        self._context.run(CURRENT_PROCESS.set, self)
+        self.shared_context: Final = contextvars.copy_context()
+        self.shared_context.run(CURRENT_PROCESS.set, self)
         host.processes.append(self)
 
     def __repr__(self) -> str:
@@ -127,7 +128,7 @@ class SimulatedProcess:
     @property
     def context(self) -> contextvars.Context:
         """A context in which code runs as this process."""
-        return self._context.copy()
+        return self.shared_context.copy()
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function as this process."""

@@ -225,13 +225,15 @@ class SimulatedTransport(asyncio.Transport):
         inbox.clear()
         try:
             if isinstance(protocol, asyncio.BufferedProtocol):
-                buffer = memoryview(protocol.get_buffer(-1)).cast("B")
-                if not len(buffer):
-                    raise RuntimeError("get_buffer() returned an empty buffer")
-                count = min(len(buffer), len(data))
-                buffer[:count] = data[:count]
-                if count < len(data):
+                buffer = memoryview(protocol.get_buffer(-1))
+                size = count = len(data)
+                if len(buffer) < size:
+                    count = len(buffer)
+                    if not count:
+                        raise RuntimeError("get_buffer() returned an empty buffer")
                     inbox.append(data[count:])
+                    data = data[:count]
+                buffer[:count] = data
                 self.incoming.consumed(count)
                 protocol.buffer_updated(count)
             else:
