@@ -228,7 +228,11 @@ def test_every_reviewed_mutant_is_one_that_is_made() -> None:
     left = dict(reviewed())
     for path in {file for file, _, _, _ in left}:
         source = (ROOT / path).read_text()
+        lines = source.splitlines()
+        reviewed_lines = {line for file, _, removed, _ in left if file == path for line in removed.splitlines()}
         for mutant in generate(path, source):
+            if reviewed_lines.isdisjoint(line.strip() for line in lines[mutant.start[0] - 1 : mutant.end[0]]):
+                continue  # of another line: to make it costs more than to look
             changed = mutate(mutant, source)
             if changed is not None:
                 change = describe(mutant, source, changed)
