@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
+from hailbus._consuming.member import Surroundings
 from hailbus._consuming.supervision import Supervisor
 from hailbus._signals import on_stop_signal
 from hailbus._threads import HandlerThreads
@@ -412,6 +413,15 @@ class Service(Registrar):
         self._check_time_limits(chosen)
         sent = self._metering.sent if self._metering is not None else None
         buffer = PublishBuffer(chosen, self._publishing, client_id=self.name, sent=sent)
+        around = Surroundings(
+            bus=chosen,
+            catalogue=catalogue,
+            settings=self._subscribing,
+            clock=self._clock,
+            client_id=self.name,
+            tracing=self._tracing,
+            schemas=self._schemas,
+        )
         groups: dict[str, list[Subscription]] = {}
         for subscription in self._subscriptions:
             groups.setdefault(subscription.group, []).append(subscription)
@@ -425,32 +435,9 @@ class Service(Registrar):
                     "give one of the subscriptions a group of its own"
                 )
                 raise ConfigurationError(message)
-            subscribers.append(
-                TransactionalSubscriber(
-                    group,
-                    subscriptions,
-                    bus=chosen,
-                    catalogue=catalogue,
-                    settings=self._subscribing,
-                    clock=self._clock,
-                    client_id=self.name,
-                    schemas=self._schemas,
-                    tracing=self._tracing,
-                )
-            )
+            subscribers.append(TransactionalSubscriber(group, subscriptions, around))
         subscribers += [
-            Subscriber(
-                group,
-                subscriptions,
-                bus=chosen,
-                catalogue=catalogue,
-                settings=self._subscribing,
-                clock=self._clock,
-                producer=lambda: buffer.producer,
-                client_id=self.name,
-                tracing=self._tracing,
-                schemas=self._schemas,
-            )
+            Subscriber(group, subscriptions, around, producer=lambda: buffer.producer)
             for group, subscriptions in groups.items()
             if not isinstance(subscriptions[0].delivery, ExactlyOnce)
         ]

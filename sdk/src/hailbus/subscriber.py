@@ -22,26 +22,23 @@ from typing import TYPE_CHECKING
 from hailbus._consuming.batches import BatchRunner
 from hailbus._consuming.committing import Committer
 from hailbus._consuming.lanes import LaneRunner
-from hailbus._consuming.member import Member, ended
+from hailbus._consuming.member import Member, Surroundings, ended
 from hailbus._consuming.outages import names
 from hailbus._consuming.parked import ParkedKeys
 from hailbus._consuming.path import FailurePath, ProducerOutlet
 from hailbus._consuming.progress import Heads, Partitions
 from hailbus._consuming.routing import JSON_HEADER
 from hailbus._consuming.work import Chunk, Part, Route
-from hailbus._transport import Bus, Producer, Received, TopicPartition
-from hailbus.catalogue import Catalogue
-from hailbus.clock import Clock
+from hailbus._transport import Producer, Received, TopicPartition
 from hailbus.dead_letter import due_ms, retry_topic
 from hailbus.delivery import AtLeastOnce, AtMostOnce, EffectivelyOnce, ParkKey, RetryTopics
 from hailbus.errors import ConfigurationError
 from hailbus.event import event_info
 from hailbus.settlement import SettledPrefix
-from hailbus.subscription import SubscriberSettings, Subscription
+from hailbus.subscription import Subscription
 
 if TYPE_CHECKING:
-    from hailbus.registry.schemas import Schemas
-    from hailbus.tracing import Tracing
+    pass
 
 __all__ = ["Subscriber"]
 
@@ -60,16 +57,9 @@ class Subscriber(Member):
         self,
         group: str,
         subscriptions: Sequence[Subscription],
+        around: Surroundings,
         *,
-        bus: Bus,
-        catalogue: Catalogue,
-        settings: SubscriberSettings,
-        clock: Clock,
         producer: Callable[[], Producer],
-        client_id: str,
-        seed: int | None = None,
-        tracing: Tracing | None = None,
-        schemas: Schemas | None = None,
     ) -> None:
         self._at_most_once = isinstance(subscriptions[0].delivery, AtMostOnce)
         if any(isinstance(s.delivery, AtMostOnce) != self._at_most_once for s in subscriptions):
@@ -78,18 +68,8 @@ class Subscriber(Member):
                 "give one of the subscriptions a group of its own"
             )
             raise ConfigurationError(message)
-        super().__init__(
-            group,
-            subscriptions,
-            bus=bus,
-            catalogue=catalogue,
-            settings=settings,
-            clock=clock,
-            client_id=client_id,
-            seed=seed,
-            tracing=tracing,
-            schemas=schemas,
-        )
+        super().__init__(group, subscriptions, around)
+        settings, clock = around.settings, around.clock
         self._retries = _retry_topics(group, subscriptions)
         self.topics = tuple(sorted({*self.topics, *self._retries}))
         self._partitions = Partitions(

@@ -12,19 +12,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hailbus._consuming.member import Member
+from hailbus._consuming.member import Member, Surroundings
 from hailbus._consuming.path import FailurePath
 from hailbus._consuming.progress import Heads
 from hailbus._consuming.transactions import Line, TransactionOutlet
-from hailbus._transport import Bus, Producer, Received, TopicPartition
-from hailbus.catalogue import Catalogue
-from hailbus.clock import Clock
+from hailbus._transport import Producer, Received, TopicPartition
 from hailbus.delivery import ExactlyOnce
-from hailbus.subscription import SubscriberSettings, Subscription
+from hailbus.subscription import Subscription
 
 if TYPE_CHECKING:
-    from hailbus.registry.schemas import Schemas
-    from hailbus.tracing import Tracing
+    pass
 
 __all__ = ["TransactionalSubscriber"]
 
@@ -32,32 +29,8 @@ __all__ = ["TransactionalSubscriber"]
 class TransactionalSubscriber(Member):
     """All `ExactlyOnce` subscriptions of one group in one process."""
 
-    def __init__(
-        self,
-        group: str,
-        subscriptions: Sequence[Subscription],
-        *,
-        bus: Bus,
-        catalogue: Catalogue,
-        settings: SubscriberSettings,
-        clock: Clock,
-        client_id: str,
-        seed: int | None = None,
-        tracing: Tracing | None = None,
-        schemas: Schemas | None = None,
-    ) -> None:
-        super().__init__(
-            group,
-            subscriptions,
-            bus=bus,
-            catalogue=catalogue,
-            settings=settings,
-            clock=clock,
-            client_id=client_id,
-            seed=seed,
-            tracing=tracing,
-            schemas=schemas,
-        )
+    def __init__(self, group: str, subscriptions: Sequence[Subscription], around: Surroundings) -> None:
+        super().__init__(group, subscriptions, around)
         for subscription in subscriptions:
             self._route(subscription)
         self._most = max(s.delivery.max_items for s in subscriptions if isinstance(s.delivery, ExactlyOnce))

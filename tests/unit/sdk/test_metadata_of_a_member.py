@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hailbus import KafkaBus
 from hailbus._transport.aiokafka_consumer import AiokafkaConsumer
+from hailbus._transport.cluster import ConsumerOptions
 
 
 class Client:
@@ -28,15 +29,10 @@ class Client:
 
 
 def consumer(client: Client, *, group: str | None) -> AiokafkaConsumer:
-    found = AiokafkaConsumer(
-        KafkaBus(bootstrap_servers="127.0.0.1:9"),
-        client_id="x",
-        group=group,
-        topics=["rides", "prices"],
-        start="earliest",
-        listener=None,
-        read_committed=True,
+    options = ConsumerOptions(
+        client_id="x", group=group, topics=("rides", "prices"), start="earliest", listener=None, read_committed=True
     )
+    found = AiokafkaConsumer(KafkaBus(bootstrap_servers="127.0.0.1:9"), options)
     found._started = client
     return found
 

@@ -7,6 +7,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hailbus._consuming.calling import Caller
@@ -27,29 +28,29 @@ if TYPE_CHECKING:
     from hailbus.registry.schemas import Schemas
     from hailbus.tracing import Tracing
 
-__all__ = ["Member", "ended"]
+__all__ = ["Member", "Surroundings", "ended"]
 
 log = logging.getLogger("hailbus.subscriber")
 COMMIT_TIMEOUT_S = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a service gives to each of its members, whatever their group and promise."""
+
+    bus: Bus
+    catalogue: Catalogue
+    settings: SubscriberSettings
+    clock: Clock
+    client_id: str
+    tracing: Tracing | None = None
+    schemas: Schemas | None = None
+
+
 class Member(ABC):
     """One member of one group."""
 
-    def __init__(
-        self,
-        group: str,
-        subscriptions: Sequence[Subscription],
-        *,
-        bus: Bus,
-        catalogue: Catalogue,
-        settings: SubscriberSettings,
-        clock: Clock,
-        client_id: str,
-        seed: int | None = None,
-        tracing: Tracing | None = None,
-        schemas: Schemas | None = None,
-    ) -> None:
+    def __init__(self, group: str, subscriptions: Sequence[Subscription], around: Surroundings) -> None:
         self.group = group
         self.subscriptions = tuple(subscriptions)
         self.stats = SubscriberStats()
@@ -59,23 +60,25 @@ class Member(ABC):
         if len(starts) > 1:
             message = f"group {group!r} has subscriptions that start at both ends; give one of them another group"
             raise ConfigurationError(message)
-        self._settings = settings
-        self._clock = clock
-        self._bus = bus
-        self._client_id = client_id
-        self._rng = random.Random(seed)
+        self._settings = around.settings
+        self._clock = around.clock
+        self._bus = around.bus
+        self._client_id = around.client_id
+        self._rng = random.Random()
         self._is_stopping = False
         self._outages = Outages(group, stats=self.stats, rng=self._rng, hold=self._hold, release=self._release)
-        self._caller = Caller(group, tracing=tracing, outages=self._outages, stats=self.stats)
+        self._caller = Caller(group, tracing=around.tracing, outages=self._outages, stats=self.stats)
         self._supervisor = Supervisor(group, fail=self._fail)
         self._by_class: dict[type[Event], Route] = {}
-        self._router = Router(self._by_class, catalogue=catalogue, settings=settings, schemas=schemas)
+        self._router = Router(
+            self._by_class, catalogue=around.catalogue, settings=around.settings, schemas=around.schemas
+        )
         self.topics = tuple(sorted({event_info(cls).topic.name for s in subscriptions for cls in s.events}))
         self._reader = Reader(
             group,
             starts.pop(),
-            bus=bus,
-            client_id=client_id,
+            bus=around.bus,
+            client_id=around.client_id,
             stats=self.stats,
             reading=self,
             listener=self,

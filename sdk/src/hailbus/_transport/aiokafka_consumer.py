@@ -17,14 +17,13 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from hailbus._transport import (
     RebalanceListener,
     Received,
-    Start,
     TopicPartition,
     TransportBrokenError,
     aiokafka_private,
     cluster,
 )
 from hailbus._transport.aiokafka_client import connected, connection
-from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
+from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings, ConsumerOptions
 from hailbus._transport.reachability import Reachability
 from hailbus._transport.repeated_lines import aiokafka_lines
 
@@ -76,24 +75,9 @@ class _Listener(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]  # ai
 class AiokafkaConsumer:
     """A group member, or without a group a reader of all partitions of its topics."""
 
-    def __init__(
-        self,
-        settings: ClusterSettings,
-        *,
-        client_id: str,
-        group: str | None,
-        topics: Sequence[str],
-        start: Start,
-        listener: RebalanceListener | None,
-        read_committed: bool,
-    ) -> None:
+    def __init__(self, settings: ClusterSettings, options: ConsumerOptions) -> None:
         self._settings = settings
-        self._client_id = client_id
-        self._group = group
-        self._topics = tuple(topics)
-        self._start = start
-        self._listener = listener
-        self._read_committed = read_committed
+        self._options = options
         self._started: aiokafka.AIOKafkaConsumer | None = None
         self._reachability = Reachability(on_return=aiokafka_lines.reached)
         self._paused: set[TopicPartition] = set()
@@ -102,11 +86,11 @@ class AiokafkaConsumer:
     def _make(self) -> aiokafka.AIOKafkaConsumer:
         settings = self._settings
         return aiokafka.AIOKafkaConsumer(
-            **connection(settings, self._client_id),
-            group_id=self._group,
-            group_instance_id=settings.group_instance_id if self._group else None,
+            **connection(settings, self._options.client_id),
+            group_id=self._options.group,
+            group_instance_id=settings.group_instance_id if self._options.group else None,
             enable_auto_commit=False,
-            auto_offset_reset=self._start,
+            auto_offset_reset=self._options.start,
             session_timeout_ms=settings.session_timeout_ms,
             heartbeat_interval_ms=settings.heartbeat_interval_ms,
             rebalance_timeout_ms=settings.rebalance_timeout_ms,
@@ -115,18 +99,19 @@ class AiokafkaConsumer:
             fetch_max_wait_ms=settings.fetch_max_wait_ms,
             max_partition_fetch_bytes=settings.max_partition_fetch_bytes,
             partition_assignment_strategy=(ASSIGNORS[settings.assignor],),
-            isolation_level="read_committed" if self._read_committed else "read_uncommitted",
+            isolation_level="read_committed" if self._options.read_committed else "read_uncommitted",
         )
 
     async def start(self) -> None:
         async def begin(client: aiokafka.AIOKafkaConsumer) -> None:
             await client.start()
-            if self._group is not None:
+            if self._options.group is not None:
                 self._started = client  # the listener may use this consumer before `start` returns
-                client.subscribe(self._topics, listener=_Listener(self._listener) if self._listener else None)
+                listener = self._options.listener
+                client.subscribe(self._options.topics, listener=_Listener(listener) if listener else None)
                 return
             partitions = []
-            for topic in self._topics:
+            for topic in self._options.topics:
                 found = await aiokafka_private.partitions_when_known(client, topic)
                 partitions += [aiokafka.TopicPartition(topic, partition) for partition in sorted(found)]
             client.assign(partitions)
@@ -184,7 +169,9 @@ class AiokafkaConsumer:
         The client sends a request for metadata that was lost with a broker again after `metadata_max_age_ms` only. If
         this member leads its group meanwhile, nobody is given partitions. What the answer brings makes it rejoin.
         """
-        if self._group is not None and not all(self._client.partitions_for_topic(topic) for topic in self._topics):
+        if self._options.group is not None and not all(
+            self._client.partitions_for_topic(topic) for topic in self._options.topics
+        ):
             aiokafka_private.request_metadata(self._client)
 
     def pause(self, partition: TopicPartition) -> None:

@@ -8,16 +8,29 @@ from importlib.util import find_spec
 from ssl import SSLContext
 from typing import Literal, get_args
 
+from hailbus._transport import RebalanceListener, Start
 from hailbus.errors import ConfigurationError
 from hailbus.partitioner import Murmur2, Partitioner
 
-__all__ = ["ClusterSettings"]
+__all__ = ["ClusterSettings", "ConsumerOptions"]
 
 ClientName = Literal["aiokafka", "librdkafka"]
 RETRY_BACKOFF_S = 0.1
 STOP_TIMEOUT_S = 10.0
 """How long a consumer's stop waits for the broker before it closes the connections."""
 _TLS_FILES = ("ssl_ca_file", "ssl_cert_file", "ssl_key_file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """What one consumer reads, and for whom; see `Bus.consumer`."""
+
+    client_id: str
+    group: str | None
+    topics: tuple[str, ...]
+    start: Start
+    listener: RebalanceListener | None
+    read_committed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hailbus._extras import extra
 from hailbus._transport import Consumer, Producer, RebalanceListener, Start
-from hailbus._transport.cluster import ClusterSettings
+from hailbus._transport.cluster import ClusterSettings, ConsumerOptions
 
 with extra("kafka"):
     from hailbus._transport.aiokafka_consumer import AiokafkaConsumer
@@ -74,28 +74,19 @@ class KafkaBus(ClusterSettings):
         read_committed: bool = True,
     ) -> Consumer:
         """See `Bus`."""
-        read_committed = read_committed and self.isolation == "read_committed"
+        options = ConsumerOptions(
+            client_id=client_id,
+            group=group,
+            topics=tuple(topics),
+            start=start,
+            listener=listener,
+            read_committed=read_committed and self.isolation == "read_committed",
+        )
         if self.client == "librdkafka":
             from hailbus._transport.librdkafka_consumer import LibrdkafkaConsumer  # an extra
 
-            return LibrdkafkaConsumer(
-                self,
-                client_id=client_id,
-                group=group,
-                topics=topics,
-                start=start,
-                listener=listener,
-                read_committed=read_committed,
-            )
-        return AiokafkaConsumer(
-            self,
-            client_id=client_id,
-            group=group,
-            topics=topics,
-            start=start,
-            listener=listener,
-            read_committed=read_committed,
-        )
+            return LibrdkafkaConsumer(self, options)
+        return AiokafkaConsumer(self, options)
 
     def admin(self, *, client_id: str) -> KafkaAdmin:
         """See `Bus`."""

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as LibraryTopicPartition
 
-from hailbus._transport import RebalanceListener, Received, Start, TopicPartition, TransportBrokenError, cluster
+from hailbus._transport import Received, TopicPartition, TransportBrokenError, cluster
 from hailbus._transport.aiokafka_client import tls_context
-from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
+from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings, ConsumerOptions
 from hailbus._transport.librdkafka_client import Config, Connection, connect, in_thread, kafka_error, partition_counts
 from hailbus.errors import TopicMissingError
 
@@ -59,24 +59,9 @@ _Command = tuple[Callable[[], object], "Future[object]"]
 class LibrdkafkaConsumer:
     """A group member, or without a group a reader of all partitions of its topics."""
 
-    def __init__(
-        self,
-        settings: ClusterSettings,
-        *,
-        client_id: str,
-        group: str | None,
-        topics: Sequence[str],
-        start: Start,
-        listener: RebalanceListener | None,
-        read_committed: bool,
-    ) -> None:
+    def __init__(self, settings: ClusterSettings, options: ConsumerOptions) -> None:
         self._settings = settings
-        self._client_id = client_id
-        self._group = group
-        self._topics = tuple(topics)
-        self._start = start
-        self._listener = listener
-        self._read_committed = read_committed
+        self._options = options
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: Connection | None = None
         self._started: Consumer | None = None
@@ -106,14 +91,14 @@ class LibrdkafkaConsumer:
     # ---------------------------------------------------------------------------------------- life
 
     def _config(self, connection: Connection) -> Config:
-        settings = self._settings
+        settings, options = self._settings, self._options
         config = connection.config() | {
             # librdkafka wants a group even of those that only read.
-            "group.id": self._group if self._group is not None else f"{self._client_id}-reads-alone",
+            "group.id": options.group if options.group is not None else f"{options.client_id}-reads-alone",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "auto.offset.reset": self._start,
-            "isolation.level": "read_committed" if self._read_committed else "read_uncommitted",
+            "auto.offset.reset": options.start,
+            "isolation.level": "read_committed" if options.read_committed else "read_uncommitted",
             "partition.assignment.strategy": settings.assignor,
             "session.timeout.ms": settings.session_timeout_ms,
             "heartbeat.interval.ms": settings.heartbeat_interval_ms,
@@ -128,9 +113,9 @@ class LibrdkafkaConsumer:
             "allow.auto.create.topics": False,
             "check.crcs": True,
             # The only way to learn that nothing but transaction markers is left.
-            "enable.partition.eof": self._group is None,
+            "enable.partition.eof": options.group is None,
         }
-        if self._group is not None and settings.group_instance_id is not None:
+        if options.group is not None and settings.group_instance_id is not None:
             config["group.instance.id"] = settings.group_instance_id
         return config
 
@@ -141,17 +126,20 @@ class LibrdkafkaConsumer:
 
     async def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
-        connection = self._connection = Connection(self._settings, self._client_id, loop)
+        connection = self._connection = Connection(self._settings, self._options.client_id, loop)
         tls_context(self._settings)  # names a file that cannot be used, in terms of our settings
         client = Consumer(self._config(connection))
         try:
             counts = await connect(self._settings, connection, client, self._closing)
             self._started = client  # the listener may use this consumer before `start` returns
-            if self._group is None:
+            if self._options.group is None:
                 await in_thread(lambda: self._assign_all(client, counts))
             else:
                 client.subscribe(
-                    list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke
+                    list(self._options.topics),
+                    on_assign=self._on_assign,
+                    on_revoke=self._on_revoke,
+                    on_lost=self._on_revoke,
                 )
         except BaseException:
             self._closing.set()
@@ -159,12 +147,14 @@ class LibrdkafkaConsumer:
             threading.Thread(target=client.close, name="hailbus-librdkafka-close", daemon=True).start()
             raise
         self._ended = loop.create_future()
-        threading.Thread(target=self._run, args=(client,), name=f"hailbus-read-{self._client_id}", daemon=True).start()
+        threading.Thread(
+            target=self._run, args=(client,), name=f"hailbus-read-{self._options.client_id}", daemon=True
+        ).start()
 
     def _assign_all(self, client: Consumer, counts: Mapping[str, int]) -> None:
         """Take all partitions of the topics, from their starts or their ends. Blocks."""
         deadline_s = time.monotonic() + self._settings.connect_timeout_s
-        while missing := [topic for topic in self._topics if not counts.get(topic)]:
+        while missing := [topic for topic in self._options.topics if not counts.get(topic)]:
             if time.monotonic() >= deadline_s or self._closing.is_set():
                 raise TopicMissingError(topic=missing[0])
             time.sleep(RETRY_BACKOFF_S)
@@ -174,10 +164,10 @@ class LibrdkafkaConsumer:
                 log.debug("metadata_failed: %s", error)
         places = [
             LibraryTopicPartition(topic, partition, OFFSET_BEGINNING)
-            for topic in self._topics
+            for topic in self._options.topics
             for partition in range(counts[topic])
         ]
-        if self._start == "latest":
+        if self._options.start == "latest":
             for place in places:  # known now, so that nothing that is written from here on is missed
                 _, place.offset = client.get_watermark_offsets(place, timeout=CALL_TIMEOUT_S)
         self._assigned = frozenset(TopicPartition(place.topic, place.partition) for place in places)
@@ -190,7 +180,9 @@ class LibrdkafkaConsumer:
             return
         done, _ = await asyncio.wait({self._ended}, timeout=cluster.STOP_TIMEOUT_S)
         if not done:
-            log.warning("consumer_stop_timed_out: the broker does not answer, %s is left alone", self._client_id)
+            log.warning(
+                "consumer_stop_timed_out: the broker does not answer, %s is left alone", self._options.client_id
+            )
 
     @property
     def unreachable_since_s(self) -> float | None:
@@ -309,8 +301,8 @@ class LibrdkafkaConsumer:
     def _on_assign(self, _client: Consumer, places: list[LibraryTopicPartition]) -> None:
         partitions = frozenset(TopicPartition(place.topic, place.partition) for place in places)
         self._assigned |= partitions
-        if self._listener is not None and not self._closing.is_set():
-            self._wait_for(self._listener.assigned(partitions))
+        if self._options.listener is not None and not self._closing.is_set():
+            self._wait_for(self._options.listener.assigned(partitions))
 
     def _on_revoke(self, client: Consumer, places: list[LibraryTopicPartition]) -> None:
         partitions = frozenset(TopicPartition(place.topic, place.partition) for place in places)
@@ -341,7 +333,7 @@ class LibrdkafkaConsumer:
         if future.cancelled():
             return
         if (error := future.exception()) is not None:
-            log.error("rebalance_listener_failed: %s", self._client_id, exc_info=error)
+            log.error("rebalance_listener_failed: %s", self._options.client_id, exc_info=error)
 
     # ---------------------------------------------------------------------------------------- the event loop
 
@@ -349,8 +341,8 @@ class LibrdkafkaConsumer:
         self._leaving |= partitions
         self._forget(partitions)
         try:
-            if self._listener is not None:
-                await self._listener.revoked(partitions)
+            if self._options.listener is not None:
+                await self._options.listener.revoked(partitions)
         finally:
             self._forget(partitions)
             self._leaving -= partitions
@@ -446,7 +438,7 @@ class LibrdkafkaConsumer:
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
         if any(partition not in self._assigned for partition in offsets):
-            log.info("commit_overtaken_by_rebalance: %s", self._client_id)
+            log.info("commit_overtaken_by_rebalance: %s", self._options.client_id)
             return False
         client = self._client
         places = [LibraryTopicPartition(tp[0], tp[1], offset) for tp, offset in offsets.items()]
