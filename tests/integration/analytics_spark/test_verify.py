@@ -173,6 +173,11 @@ def test_the_report_is_json(lake: MadeLake) -> None:
     assert (document["ok"], document["problems"], document["mode"]) == (True, [], "full")
     assert [line["name"] for line in document["lines"]] == [LOG, SILVER, GOLDEN]
     assert all(line["findings"] == [] and len(line["accounts"]) == 2 for line in document["lines"])
+    assert document["rows"] == document["tables"]["bronze.events"] == document["silver"]["sampled"] == len(lake.bronze)
+    assert {one["verdict"] for one in document["partitions"]} == {"agrees"}
+    assert set(document["gold"]) == {name for name in lake.tables if name.startswith("gold.")}
+    unread = json.loads(json.dumps(verify_lake(lake.root, None).to_dict()))
+    assert (unread["ok"], unread["partitions"]) == (False, [])
 
 
 # -- bronze and the log
@@ -267,7 +272,8 @@ def test_the_end_of_the_log_that_did_not_land_is_behind(lake: MadeLake) -> None:
     finding = report.line(LOG).findings[0]
     assert (finding.kind, finding.topic, finding.partition) == ("behind", "rides.v1", 0)
     part = next(part for part in report.partitions if (part.topic, part.partition) == ("rides.v1", 0))
-    assert part.behind_records == 1
+    assert (part.verdict, part.detail, part.behind_records) == ("disagrees", "behind", 1)
+    assert {one.verdict for one in report.partitions if one is not part} == {"agrees"}
 
 
 def test_what_the_sink_noted_as_landed_is_missing_not_behind(lake: MadeLake) -> None:
@@ -464,6 +470,8 @@ def test_rows_that_the_log_deleted_before_they_were_compared_are_not_checked(tmp
             ("unverified", "rides.v1", 0, 0)
         ]
         assert "retention.ms=" in line.findings[0].message
+        part = next(one for one in report.partitions if (one.topic, one.partition) == ("rides.v1", 0))
+        assert (part.verdict, part.detail) == ("not_checked", "unverified")
         assert report.problems[0].startswith(f"bronze = log: not checked: rides.v1-0: {start} rows between offsets 0")
         assert not report.ok
         assert made.verify().line(LOG).verdict == "not_checked"  # asking again changes nothing
@@ -575,10 +583,12 @@ def test_a_broker_that_stops_answering_is_no_proof(lake: MadeLake, broker: Threa
     """It describes its topics, and then fetches never come back."""
     fault = broker.call(lambda one: one.fail(Fault(api=ApiKey.FETCH, times=10_000, delay_s=3600)))
     try:
-        line = only(lake.verify(lake.view(timeout_s=1.0)), LOG)
+        report = lake.verify(lake.view(timeout_s=1.0))
     finally:
         fault.times = 0
+    line = only(report, LOG)
     assert line.verdict == "not_checked"
+    assert {part.verdict for part in report.partitions if part.end} == {"not_checked"}
     assert {(one.topic, one.partition) for one in line.findings} >= {("rides.v1", 0), ("rides.v1", 1)}
     assert "read up to offset 0 of " in line.findings[0].message
 
@@ -831,6 +841,18 @@ def test_a_fault_in_silver_is_named(lake: MadeLake, fault: str) -> None:
     assert found[0].partition is not None
     assert found[0].offset is not None
     assert f"{found[0].topic}-{found[0].partition} offset {found[0].offset}" in found[0].message
+
+
+def test_a_row_that_bronze_does_not_have_hides_no_other(lake: MadeLake) -> None:
+    rows = lake.tables["silver.rides"]
+    made = min(rows, key=lambda row: (row["partition"], row["offset"])) | {"ce_id": "made-up"}
+    rows.insert(0, made | {"partition": 0, "offset": 1_000_000})
+    for row in rows[1:]:
+        row["rider_id"] = "another"
+    lake.write("silver.rides")
+    line = lake.verify().line(SILVER)
+    assert {one.kind for one in line.findings} >= {"altered"}
+    assert line.findings_count >= len(rows)
 
 
 def test_altered_columns_of_silver_are_named(lake: MadeLake) -> None:
