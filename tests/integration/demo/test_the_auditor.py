@@ -30,16 +30,11 @@ from hailbus_demo.watch import Watch
 
 from tests.integration.demo.faults.declared import NEW_ID, Fault
 from tests.integration.demo.faults.every import FAULTS, table
-from tests.integration.demo.recorded import RecordedLog, RecordedRun, copy, lake_report_of, unpack, with_header
+from tests.integration.demo.recorded import RecordedLog, RecordedRun, copy, lake_report_of, with_header
 
 README = Path(__file__).parents[3] / "demo" / "README.md"
 ON_THE_BROKER = {"the log", "the dead-letter topics", "the groups' offsets"}
 DEMO = str(Path(sys.executable).parent / "demo")
-
-
-@pytest.fixture(scope="session")
-def clean(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
-    return unpack(tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,8 @@ TARGETS = (
         files=_all("demo/src/hailbus_demo/ledger"),
         tests=(
             *(f"tests/unit/demo/test_{name}.py" for name in ("ledger", "repricing", "so_far")),
-            "tests/integration/demo/test_lines.py",
-            "tests/integration/demo/test_the_auditor.py",
+            *(f"tests/integration/demo/test_{name}.py" for name in ("lines", "lines_of_surge", "several_faults")),
+            *(f"tests/integration/demo/test_{name}.py" for name in ("reading_accounts", "the_auditor")),
         ),
         deselected=(
             "tests/integration/demo/test_the_auditor.py::test_a_fault_is_found_alike_with_and_without_a_broker",
