@@ -215,3 +215,22 @@ def test_asynchronous_generators_are_closed_by_their_process() -> None:
         return seen
 
     assert World(1).run(main) == ["reader-task-2"]
+
+
+def test_a_loop_closes_generators_that_nobody_reads_any_more() -> None:
+    async def main(_world: World) -> list[int]:
+        seen: list[int] = []
+
+        async def numbers(name: int) -> AsyncIterator[int]:
+            try:
+                yield name
+            finally:
+                seen.append(name)
+
+        begun = [numbers(name) for name in range(20)]
+        for generator in begun:
+            await anext(generator)
+        await asyncio.get_running_loop().shutdown_asyncgens()
+        return seen
+
+    assert World(1).run(main) == list(range(20))

@@ -48,6 +48,10 @@ def test_all_clocks_show_virtual_time() -> None:
         assert time.time() == time.time_ns() / 1e9 == expected.timestamp()
         assert time.gmtime()[:6] == time.localtime()[:6] == expected.timetuple()[:6]
         assert time.monotonic() == monotonic() == time.perf_counter() == Stopwatch.read() == 3600
+        assert time.clock_gettime(time.CLOCK_REALTIME) == expected.timestamp()
+        assert time.clock_gettime_ns(time.CLOCK_MONOTONIC) == 3600 * 10**9
+        assert time.strftime("%H:%M") == "01:00"
+        assert time.ctime() == time.asctime() == "Thu Jan  1 01:00:00 2026"
         assert time.monotonic_ns() == time.perf_counter_ns() == 3600 * 10**9
         assert default_clock() == (expected.timestamp(), 3600)
         assert asyncio.get_running_loop().time() == 3600

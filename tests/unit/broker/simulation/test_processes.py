@@ -55,8 +55,9 @@ def test_what_a_dead_process_does_while_it_is_released_reaches_nothing() -> None
     reached: list[str] = []
 
     async def serve(world: World) -> None:
-        async def handle(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             reached.append((await reader.read()).decode())
+            writer.close()
 
         await asyncio.start_server(handle, "server", 80)
         await world.sleep(3600)

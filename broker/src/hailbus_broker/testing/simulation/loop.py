@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, Unpack, cast
+from weakref import ref
 
 from hailbus_broker.testing.simulation.burial import bury
 from hailbus_broker.testing.simulation.closed_loop import ClosedLoop
@@ -251,7 +252,7 @@ class SimulatedLoop(ClosedLoop):
         heapq.heapify(kept)
         self._timers = kept
         process.grave.extend(task for task in asyncio.all_tasks(self) if self._process_of(task) is process)
-        process.grave.extend(process.async_generators)
+        process.grave.extend(process.open_generators())
         for server in list(process.servers):
             process.grave.append(server)
             server.process_ended()
@@ -408,8 +409,7 @@ class SimulatedLoop(ClosedLoop):
 
     async def shutdown_asyncgens(self) -> None:
         """Close all asynchronous generators of the calling process."""
-        process = self._current()
-        closing = [generator.aclose() for generator in sorted(process.async_generators, key=repr)]
+        closing = [generator.aclose() for generator in self._current().open_generators()]
         await asyncio.gather(*closing, return_exceptions=True)
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's signature
@@ -417,11 +417,13 @@ class SimulatedLoop(ClosedLoop):
 
     def _generator_started(self, generator: AsyncGenerator[Any, Any]) -> None:
         process = self._current()
-        process.async_generators.add(generator)
+        process.async_generators[id(generator)] = ref(generator)
         self._generators[id(generator)] = process
 
     def _generator_dropped(self, generator: AsyncGenerator[Any, Any]) -> None:
         process = self._generators.pop(id(generator), None)
+        if process is not None:
+            process.async_generators.pop(id(generator), None)
         if process is not None and process.is_alive and not self._is_closed:
             self.schedule(process, self.create_task, generator.aclose())
 

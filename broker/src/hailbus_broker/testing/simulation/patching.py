@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
 _Gathering: Final[Any] = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]  # noqa: SLF001 - see its patch
+_GMTIME: Final = time.gmtime
+_CTIME: Final = time.ctime
 _UUID_EPOCH_TICKS: Final = 0x01B21DD213814000
 """100 ns from the beginning of the Gregorian calendar to 1970."""
 
@@ -68,13 +70,38 @@ def _refusing(original: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 def _breaking_down(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace `time.gmtime` and `time.localtime`: without an argument they read the clock. The time zone is UTC."""
-    gmtime = time.gmtime
 
     def replacement(seconds: float | None = None) -> Any:
         process = CURRENT_PROCESS.get(None)
         if process is None:
             return original(seconds)
-        return gmtime(process.wall_s() if seconds is None else seconds)
+        return _GMTIME(process.wall_s() if seconds is None else seconds)
+
+    return replacement
+
+
+def _formatting(original: Callable[..., Any], moment_index: int) -> Callable[..., Any]:
+    """Replace `time.strftime`, `time.asctime` and `time.ctime`: without a moment they read the clock."""
+
+    def replacement(*args: Any) -> Any:
+        process = CURRENT_PROCESS.get(None)
+        if process is None or len(args) > moment_index:
+            return original(*args)
+        moment = process.wall_s() if original is _CTIME else _GMTIME(process.wall_s())
+        return original(*args, moment)
+
+    return replacement
+
+
+def _clock_of(original: Callable[[int], Any], *, is_ns: bool) -> Callable[[int], Any]:
+    """Replace `time.clock_gettime` and `time.clock_gettime_ns`."""
+
+    def replacement(clock: int, /) -> Any:
+        process = CURRENT_PROCESS.get(None)
+        if process is None:
+            return original(clock)
+        ns = process.wall_ns() if clock == time.CLOCK_REALTIME else _ns(process.monotonic_s())
+        return ns if is_ns else ns / 1e9
 
     return replacement
 
@@ -222,6 +249,10 @@ def _function_replacements() -> list[tuple[Any, Any]]:
         original = getattr(time, name)
         pairs.append((original, _reading(original, read)))
     pairs.extend((original, _breaking_down(original)) for original in (time.gmtime, time.localtime))
+    pairs.extend((original, _formatting(original, 0)) for original in (time.asctime, _CTIME))
+    pairs.append((time.strftime, _formatting(time.strftime, 1)))
+    pairs.append((time.clock_gettime, _clock_of(time.clock_gettime, is_ns=False)))
+    pairs.append((time.clock_gettime_ns, _clock_of(time.clock_gettime_ns, is_ns=True)))
     pairs.append((os.urandom, _urandom(os.urandom)))
     pairs.append((os.getpid, _reading(os.getpid, lambda process: process.pid)))
     pairs.append((_socket.gethostname, _reading(_socket.gethostname, lambda process: process.host.name)))

@@ -6,11 +6,11 @@ import contextvars
 import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
     from typing import ParamSpec
+    from weakref import ref
 
     from hailbus_broker.testing.simulation.loop import SimulatedHandle, SimulatedLoop, SimulatedTask
     from hailbus_broker.testing.simulation.network import SimulatedServer
@@ -32,10 +32,12 @@ class WallClock:
 
     Args:
         loop: Where virtual time comes from.
+        name: The host's, for the trace.
     """
 
-    def __init__(self, loop: SimulatedLoop) -> None:
+    def __init__(self, loop: SimulatedLoop, name: str) -> None:
         self._loop: Final = loop
+        self._name: Final = name
         self._base_s = _EPOCH_S
         self._since_s = 0.0
         self._rate = 1.0
@@ -46,10 +48,12 @@ class WallClock:
 
     def jump(self, seconds: float) -> None:
         """Put the clock forward, or back when negative."""
+        self._loop.record(self._name, f"clock jumps {seconds}")
         self._base_s += seconds
 
     def drift(self, rate: float) -> None:
         """Run at another rate from now on; 1.0 is exact."""
+        self._loop.record(self._name, f"clock runs at {rate}")
         self._base_s, self._since_s, self._rate = self.read_s(), self._loop.now_s, rate
 
 
@@ -66,7 +70,7 @@ class Host:
         self.name: Final = name
         self.number: Final = number
         self.address: Final = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
-        self.clock: Final = WallClock(loop)
+        self.clock: Final = WallClock(loop, name)
         self.is_up = True
         self.listeners: Final[dict[int, SimulatedServer]] = {}
         self.processes: Final[list[SimulatedProcess]] = []
@@ -112,7 +116,8 @@ class SimulatedProcess:
         self.exception_handler: Callable[[Any, dict[str, Any]], object] | None = None
         self.transports: Final[dict[SimulatedTransport, None]] = {}
         self.servers: Final[dict[SimulatedServer, None]] = {}
-        self.async_generators: Final[WeakSet[AsyncGenerator[Any, Any]]] = WeakSet()
+        # By id, in the order in which they began; a reference is dead once its generator is gone.
+        self.async_generators: Final[dict[int, ref[AsyncGenerator[Any, Any]]]] = {}
         self.when_killed: Final[list[Callable[[], object]]] = []
         self.grave: Final[list[object]] = []
         self.task_count = 0
@@ -129,6 +134,11 @@ class SimulatedProcess:
     def context(self) -> contextvars.Context:
         """A context in which code runs as this process."""
         return self.shared_context.copy()
+
+    def open_generators(self) -> list[AsyncGenerator[Any, Any]]:
+        """Return the asynchronous generators that have begun and still exist."""
+        found = [reference() for reference in self.async_generators.values()]
+        return [generator for generator in found if generator is not None]
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function as this process."""

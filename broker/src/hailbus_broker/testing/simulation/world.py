@@ -105,6 +105,11 @@ class World:
         self.loop.processes.append(process)
         return process
 
+    @property
+    def unhandled(self) -> list[dict[str, Any]]:
+        """Errors that no code has handled, as asyncio's exception handlers get them."""
+        return self.loop.unhandled
+
     async def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
         await asyncio.sleep(seconds)
