@@ -170,6 +170,7 @@ def test_what_an_upcaster_or_validator_raises_is_one_dead_letter(
         assert letter["hailbus-failed-by"] == b"decoder"
         assert letter["hailbus-attempt"] == b"0"
         assert (stats.received, stats.settled, stats.dead_lettered) == (30, 29, 1)
+        assert stats.retried == 0, "reading the same bytes again helps nothing"
 
     with caplog.at_level(logging.WARNING, "hailbus"):
         virtual(play)

@@ -353,6 +353,9 @@ async def test_dependencies_of_a_cancelled_plain_function_end_after_it_and_as_fa
 async def two_needed(event: OrderPlaced, ctx: Context, db: str) -> None: ...
 
 
+async def unreadable(event: OrderPlaced, ctx: Context, db: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821 what is tested
+
+
 async def nothing() -> None: ...
 
 
@@ -383,6 +386,7 @@ class Taker:
     ("handler", "sentence"),
     [
         (two_needed, "handler two_needed has a parameter 'db' that is neither an event, a Context, a Batch nor a "),
+        (unreadable, "handler unreadable has a parameter 'db' whose annotation 'Nowhere' cannot be read ("),
         (nothing, "handler nothing takes no parameter; its first parameter is the event, by position"),
         (keyword_only, "handler keyword_only takes 'event' by keyword only; its first parameter is the event, by"),
         (
@@ -445,6 +449,17 @@ def test_an_annotation_that_names_no_event_is_refused(handler: Any, sentence: st
     with pytest.raises(ConfigurationError) as refused:
         svc.on(handler)
     assert str(refused.value).startswith(sentence)
+
+
+async def bare(batch: Batch) -> None: ...  # type: ignore[type-arg]  # what is tested
+
+
+def test_a_batch_of_nothing_is_refused(svc: Service) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        svc.on_batch(bare)
+    sentence = "handler bare says no event; annotate its first parameter like `batch: Batch[OrderPlaced]`"
+    assert str(refused.value) == sentence
+    assert svc.subscriptions == ()
 
 
 @pytest.mark.parametrize(
