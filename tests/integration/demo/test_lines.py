@@ -343,3 +343,22 @@ async def test_retention_excuses_nothing_at_the_first_offset_of_the_log(run: Rec
         found = line(accounts, name)
         assert [one.id for one in found.findings] == [NEW_ID]
         assert found.findings[0].what.endswith("not in the log")
+
+
+async def test_booking_alone_can_say_which_key_a_hole_held(run: RecordedRun) -> None:
+    records = run.all("drivers.v1")
+    newest = {record.key: record.offset for record in records}
+    places = {(record.partition, record.offset): record for record in records}
+    first = next(
+        record
+        for record in records
+        if (other := places.get((record.partition, record.offset + 1))) is not None
+        and newest[record.key] > record.offset + 1
+        and newest[other.key] > record.offset + 1
+    )
+    run.hide(first)
+    accounts = replace(await accounts_of(run), journal=None)
+    assert line(accounts, "log-offsets").verdict == "agrees"
+    outbox = [row for row in booking_of(accounts).outbox if row.topic != "drivers.v1"]
+    without = replace(accounts, booking=replace(booking_of(accounts), outbox=outbox))
+    assert "no account says what was there" in line(without, "log-offsets").detail

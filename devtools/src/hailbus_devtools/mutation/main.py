@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, help="chooses the mutants (default: a new one, which is printed)")
     parser.add_argument("--count", type=int, default=300, help="mutants per package (default: %(default)s)")
     parser.add_argument("-n", "--workers", type=int, default=1, help="copies that run side by side")
-    parser.add_argument("--again", action="store_true", help="try the survivors of this seed again")
+    parser.add_argument("--again", action="store_true", help="try the survivors of this seed again, first")
     parser.add_argument("--only", metavar="MUTANT", help="try one mutant, by the name that a report gives")
     parser.add_argument("--list", action="store_true", help="list the packages and their modules")
     options = parser.parse_args(arguments)
@@ -77,7 +77,7 @@ def _run(target: Target, *, seed: int, count: int, workers: int, again: bool) ->
         pending = session.pending()
         if again:
             tried = session.results(sources, reviewed())
-            pending += [result.mutant for result in tried if not result.caught and result.equivalent is None]
+            pending = [result.mutant for result in tried if not result.caught and result.equivalent is None] + pending
         unreliable = _try_all(target, session, sources, pending, workers=workers) if pending else []
         results = session.results(sources, reviewed())
         found = score(results)
