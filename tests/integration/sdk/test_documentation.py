@@ -146,7 +146,7 @@ async def take_money(event: OrderPlaced, ctx: Context) -> None:
 }
 RUN_ABOVE = {
     "broker/README": [0],
-    "docs/broker/in-tests": [0],
+    "docs/broker/in-tests": [0, 1],
     "http-services": [0],
     "quickstart": [0, 1, 2],
     "registry": [0],
