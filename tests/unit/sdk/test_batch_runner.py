@@ -167,6 +167,16 @@ async def test_a_batch_of_nothing_but_held_records_is_not_handed_out() -> None:
     assert [record.offset for part in held for record in part.records] == [0, 1]
 
 
+async def test_a_retry_that_went_with_its_partition_holds_nothing_back() -> None:
+    r = Runner()
+    r.runner._held[P0, b"k"] = [r.part(P0, 0)]
+    r.runner._held[P1, b"k"] = [r.part(P1, 0)]
+    r.runner.drop([P0])
+    r.push(P0, 5)
+    r.push(P1, 6)
+    assert await r.collect() == ([5], 1)
+
+
 async def test_a_release_that_comes_after_its_partition_has_gone_brings_nothing_back() -> None:
     r = Runner()
     old, other = [r.part(P0, 0)], [r.part(P1, 5)]

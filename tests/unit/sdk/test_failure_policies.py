@@ -41,7 +41,8 @@ from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
 from hailbus.testing import MemoryBus, VirtualClock, run_virtual
 from sqlalchemy import text
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncTransaction
 
 ORDERS = Topic("orders.v1", partitions=2)
 FAST = SubscriberSettings(commit_interval=timedelta(milliseconds=10))
@@ -439,4 +440,45 @@ async def test_while_the_parking_lot_is_away_no_further_event_of_the_partition_i
         await t.settle()
     assert seen == [0, 1, 2, 3]
     assert [key.key for key in await lot.keys("shop")] == [b"0"]
+    await engine.dispose()
+
+
+async def test_a_database_that_is_lost_at_the_commit_is_waited_for_and_the_event_applied_once(
+    bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/inbox.db")
+    inbox = Inbox(engine, "shop")
+    await inbox.create_tables()
+    async with engine.begin() as tx:
+        await tx.execute(text("CREATE TABLE applied (number INTEGER)"))
+    svc = Service("shop", subscribing=FAST)
+    calls: list[int] = []
+
+    @svc.on(OrderPaid, delivery=EffectivelyOnce(inbox=inbox, retry=ONCE))
+    async def take(event: OrderPaid, ctx: Context) -> None:
+        calls.append(event.number)
+        assert ctx.tx is not None
+        await ctx.tx.execute(text("INSERT INTO applied VALUES (:number)"), {"number": event.number})
+
+    commit = AsyncTransaction.commit
+    left = 3
+
+    async def lost(self: AsyncTransaction) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise OperationalError("COMMIT", {}, OSError("the connection is gone"))
+        await commit(self)
+
+    async with bus.run(svc) as t:
+        monkeypatch.setattr(AsyncTransaction, "commit", lost)
+        await t.given(OrderPaid(order_id="a", number=7))
+        await t.settle()
+        monkeypatch.undo()
+        (member,) = svc.subscribers
+        assert (member.stats.outages, member.stats.failed, member.stats.settled) == (1, 0, 1)
+    assert calls == [7, 7, 7, 7]
+    async with engine.connect() as connection:
+        assert (await connection.execute(text("SELECT number FROM applied"))).scalars().all() == [7]
+    assert bus.records(dead_letter_topic(ORDERS, "shop")) == []
     await engine.dispose()
