@@ -1,4 +1,4 @@
-"""What the metadata log does not hold for certain yet: nobody is told of anything that depends on it."""
+"""What a log does not hold for certain yet: nobody is told of anything that depends on it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,26 @@ from typing import TYPE_CHECKING
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.create_topics_request import CreatableTopic, CreateTopicsRequest
 from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
+from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
 from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
+from hailbus_broker.protocol.definitions.offset_commit_request import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from hailbus_broker.protocol.definitions.offset_fetch_request import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.disk import RealDisk, RealFile
+from hailbus_broker.runtime.group_coordinator import partition_for
 from hailbus_broker.runtime.replica_manager import SLICE
 
-from tests.integration.broker.wire import Wire, server_on
+from tests.integration.broker.wire import Wire, led, server_on, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -28,28 +39,23 @@ class SlowFile(RealFile):
         self.disk = disk
 
     def sync(self) -> None:
-        if "__cluster_metadata" in self.path:
+        if self.disk.topic in self.path:
             self.disk.may_sync.wait(30)
         super().sync()
 
 
 class SlowDisk(RealDisk):
-    """Syncs the metadata log only when it may."""
+    """Syncs a topic's logs only when it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, topic: str = "__cluster_metadata") -> None:
         super().__init__()
+        self.topic = topic
         self.may_sync = threading.Event()
         self.may_sync.set()
 
     def open(self, path: str, *, create: bool = False) -> RealFile:
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return SlowFile(path, os.open(path, flags, 0o644), self)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.01)
 
 
 def folders(directory: Path) -> list[str]:
@@ -135,4 +141,35 @@ async def test_others_are_answered_while_many_partitions_are_made_and_removed(tm
         assert await answers_until(deleted) >= 1_000 // SLICE
         await deleted
         for each in (admin, other):
+            each.close()
+
+
+async def test_offsets_of_several_groups_are_told_when_all_of_them_are_durable(tmp_path: Path) -> None:
+    disk = SlowDisk("__consumer_offsets")
+    async with server_on(disk, str(tmp_path), **{"offsets.topic.num.partitions": "8"}) as server:
+        wire, reader, third = [await Wire.to(server.bootstrap) for _ in range(3)]
+        await wire.create("rides")
+        await wire.ask(ApiKey.FIND_COORDINATOR, 2, FindCoordinatorRequest(key="a", key_type=0))
+        groups = ["a", "b", "c", "d"]
+        disk.may_sync.clear()
+        part = OffsetCommitRequestPartition(partition_index=0, committed_offset=42, committed_metadata="")
+        topics = [OffsetCommitRequestTopic(name="rides", partitions=[part])]
+        wire.send(ApiKey.OFFSET_COMMIT, 8, OffsetCommitRequest(group_id="c", topics=topics))
+        shard = partition_for("c", 8)
+        await until(lambda: led(server.node, "__consumer_offsets", shard).log.log_end_offset > 0)
+        asked = [
+            OffsetFetchRequestGroup(
+                group_id=group, topics=[OffsetFetchRequestTopics(name="rides", partition_indexes=[0])]
+            )
+            for group in groups
+        ]
+        reader.send(ApiKey.OFFSET_FETCH, 8, OffsetFetchRequest(groups=asked))
+        answer = asyncio.create_task(reader.receive(ApiKey.OFFSET_FETCH, 8))
+        for _ in range(10):
+            await third.ask(ApiKey.METADATA, 8, MetadataRequest(topics=[]))  # served in between
+        assert not answer.done()
+        disk.may_sync.set()
+        found = {group.group_id: group.topics[0].partitions[0].committed_offset for group in (await answer).groups}
+        assert found == {"a": -1, "b": -1, "c": 42, "d": -1}
+        for each in (wire, reader, third):
             each.close()

@@ -25,7 +25,7 @@ from hailbus_broker.server.listener import Server
 from hailbus_broker.testing.broker import TEST_SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from hailbus_broker.log import Disk
     from hailbus_broker.protocol.schema import Message
@@ -40,6 +40,16 @@ async def server_on(disk: Disk, directory: str, **settings: str) -> AsyncIterato
         yield server
     finally:
         await server.stop()
+
+
+async def until(condition: Callable[[], bool], what: str = "the condition") -> None:
+    """Wait for something that nothing announces."""
+    try:
+        async with asyncio.timeout(30):
+            while not condition():  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"{what} did not come") from None
 
 
 def led(node: Node, topic: str, index: int = 0) -> LeaderReplica:

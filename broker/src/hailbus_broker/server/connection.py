@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from hailbus_broker.log import StorageError
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ProtocolError
-from hailbus_broker.protocol.framing import LENGTH, read_head, strangers_sentence
+from hailbus_broker.protocol.framing import read_head
 from hailbus_broker.server.file_send import FileSend
+from hailbus_broker.server.frame_reader import FrameReader
 from hailbus_broker.server.request import Request
 
 if TYPE_CHECKING:
@@ -67,13 +68,8 @@ class Connection(asyncio.BufferedProtocol):
         self.number = dispatcher.connection_count
         self.is_closed = False
         self.is_idle = False
-        self._receive = receive
-        self._max_request_bytes = max_request_bytes
+        self._reader = FrameReader(receive.data, max_bytes=max_request_bytes)
         self._transport: asyncio.Transport | None = None
-        # A frame that has arrived in part: its buffer, or the first bytes of its length.
-        self._frame: bytearray | None = None
-        self._filled = 0
-        self._rest = b""
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
         self._in_work: deque[Request] = deque()
@@ -113,66 +109,33 @@ class Connection(asyncio.BufferedProtocol):
             self._socket.close()
         self._socket = None
         self.dispatcher.finished(self._queued_bytes + sum(len(request.frame) for request in self._in_work))
+        self.dispatcher.hold(self, 0)
         self._queue.clear()
         self._queued_bytes = 0
         self.dispatcher.connections.pop(self, None)
         self.dispatcher.disconnected(list(self._in_work))
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio calls it so
-        """Where to read: the rest of a frame that has begun, or the shared buffer."""
-        if self._frame is not None:
-            return memoryview(self._frame)[self._filled :]
-        return self._receive.data
+        """See `asyncio`: where to read to."""
+        return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio`: so many bytes were read."""
         self.is_idle = False
-        if self._frame is not None:
-            self._filled += nbytes
-            if self._filled < len(self._frame):
-                return
-            frame, self._frame = self._frame, None
-            self._take(memoryview(frame))
-        else:
-            self._split(nbytes)
-        self._dispatch()
-
-    def _split(self, nbytes: int) -> None:
-        """Take the frames out of what was read into the shared buffer."""
-        data = self._receive.data
-        position = 0
-        if self._rest:
-            # Less than a length came last time.
-            joined = self._rest + bytes(data[:nbytes])
-            self._rest = b""
-            data, nbytes = memoryview(joined), len(joined)
-        while nbytes - position >= LENGTH.size:
-            (size,) = LENGTH.unpack_from(data, position)
-            if not 0 <= size <= self._max_request_bytes:
-                self._refuse_length(bytes(data[position : position + 4]), size)
-                return
-            position += LENGTH.size
-            end = position + size
-            if end <= nbytes:
-                self._take(memoryview(bytearray(data[position:end])))
-                position = end
-                continue
-            self._frame = bytearray(size)
-            self._filled = nbytes - position
-            self._frame[: self._filled] = data[position:nbytes]
+        held_bytes = self._reader.held_bytes
+        try:
+            frames = self._reader.received(nbytes)
+        except ProtocolError as error:
+            self.abort(str(error))
             return
-        self._rest = bytes(data[position:nbytes])
-
-    def _refuse_length(self, raw: bytes, size: int) -> None:
-        sentence = strangers_sentence(raw)
-        if sentence is None:
-            if size < 0:
-                sentence = f"a request claims {size} bytes: this is not the Kafka protocol"
-            else:
-                sentence = (
-                    f"a request of {size} bytes is larger than socket.request.max.bytes={self._max_request_bytes}"
-                )
-        self.abort(sentence)
+        if self._reader.held_bytes != held_bytes:
+            self.dispatcher.hold(self, self._reader.held_bytes)
+        for frame in frames:
+            self._take(frame)
+        if frames:
+            self._dispatch()
+        elif self._reader.held_bytes != held_bytes:
+            self._flow()
 
     def _take(self, frame: memoryview) -> None:
         self._queue.append(frame)

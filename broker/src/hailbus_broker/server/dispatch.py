@@ -59,6 +59,7 @@ class Dispatcher:
 
         self.fetch_sessions = FetchSessions(node.config["max.incremental.fetch.session.cache.slots"], node.chance)
         self.metadata_cache: dict[tuple[str, int, bytes], bytes] = {}
+        self.metadata_cache_bytes = 0
         self.metadata_cache_version = -1
         self.unverified: dict[tuple[LeaderReplica, int, int], list[UnverifiedBatch]] = {}
         """By partition, producer id and epoch: what waits behind a batch until the coordinator knows its transaction.
@@ -66,6 +67,9 @@ class Dispatcher:
         Each batch belongs to a request in work, so `queued.max.request.bytes` bounds them.
         """
         self.bytes_in_work = 0
+        self.held_bytes = 0
+        """Of requests that have arrived in part."""
+        self._held: dict[Connection, int] = {}
         self.connection_count = 0
         """Of all connections that there ever were."""
         self._max_bytes_in_work: int = node.config["queued.max.request.bytes"]
@@ -150,9 +154,31 @@ class Dispatcher:
             log.exception("error_response_failed", api=APIS[request.api_key].name)
             request.connection.close()
 
+    def hold(self, connection: Connection, byte_count: int) -> None:
+        """A connection holds so many bytes for a request that has arrived in part.
+
+        They count as if they were in work. If requests that do not arrive leave no room for any that does, the largest
+        of them is given up with its connection.
+        """
+        held = self._held
+        self.held_bytes += byte_count - held.pop(connection, 0)
+        self.finished(0)
+        if byte_count:
+            held[connection] = byte_count
+        while self.held_bytes > self._max_bytes_in_work:
+            largest = max(held, key=held.__getitem__)
+            self.held_bytes -= held.pop(largest)
+            largest.abort(
+                "requests that have arrived in part hold more than queued.max.request.bytes="
+                f"{self._max_bytes_in_work}, and this is the largest of them"
+            )
+
     def has_too_much(self, connection: Connection) -> bool:
-        """Whether a connection must wait until other requests are done; it is notified then."""
-        if self.bytes_in_work <= self._max_bytes_in_work:
+        """Whether a connection must wait until other requests are done; it is notified then.
+
+        One whose request has arrived in part need not wait: others wait for its end.
+        """
+        if self.bytes_in_work + self.held_bytes <= self._max_bytes_in_work or connection in self._held:
             return False
         self._waiting[connection] = None
         return True
@@ -160,7 +186,7 @@ class Dispatcher:
     def finished(self, byte_count: int) -> None:
         """Requests of so many bytes are done."""
         self.bytes_in_work -= byte_count
-        if self._waiting and self.bytes_in_work <= self._max_bytes_in_work:
+        if self._waiting and self.bytes_in_work + self.held_bytes <= self._max_bytes_in_work:
             waiting, self._waiting = self._waiting, {}
             for connection in waiting:
                 connection.look_again()

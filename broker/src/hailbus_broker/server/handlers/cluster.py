@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
-METADATA_CACHE_ENTRIES: Final = 1_000
+METADATA_CACHE_BYTES: Final = 16 * 1024 * 1024
+"""Of questions and answers together; a single one takes at most a sixteenth."""
 FIRST_VERSION_BY_ID: Final = 12
 """Versions 10 and 11 have a field for the topic's id, but ask by name only: they have no answer without a name."""
 GROUP_KEY: Final = 0
@@ -98,6 +99,7 @@ def metadata(dispatcher: Dispatcher, request: Request, _: Any) -> Any:
     node = dispatcher.node
     if dispatcher.metadata_cache_version != node.image.version:
         dispatcher.metadata_cache.clear()
+        dispatcher.metadata_cache_bytes = 0
         dispatcher.metadata_cache_version = node.image.version
     question = (request.listener.name, request.version, bytes(request.frame[request.position :]))
     body = dispatcher.metadata_cache.get(question)
@@ -109,8 +111,10 @@ def metadata(dispatcher: Dispatcher, request: Request, _: Any) -> Any:
         body = bytes(codec.encode(response, request.version))
         if creations:
             return _respond_after(creations, request, body)
-        if is_final and len(dispatcher.metadata_cache) < METADATA_CACHE_ENTRIES:
+        size = len(question[2]) + len(body)
+        if is_final and size <= min(METADATA_CACHE_BYTES // 16, METADATA_CACHE_BYTES - dispatcher.metadata_cache_bytes):
             dispatcher.metadata_cache[question] = body
+            dispatcher.metadata_cache_bytes += size
     request.respond_parts(request.response_head(), [body], len(body))
     return None
 

@@ -15,12 +15,13 @@ from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from hailbus_broker.coordinators.group.shard import GroupShard
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.protocol.definitions.offset_fetch_request import OffsetFetchRequest
     from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.runtime.group_coordinator import GroupDriver
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
@@ -216,7 +217,7 @@ def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchR
                     metadata=found.metadata,
                 )
             )
-    _when_safe(driver, request, response)
+    _when_safe([driver], request, response)
 
 
 def _offset_fetch_groups(dispatcher: Dispatcher, request: Request, message: OffsetFetchRequest) -> None:
@@ -284,22 +285,29 @@ def _offset_fetch_groups(dispatcher: Dispatcher, request: Request, message: Offs
                         metadata=found.metadata,
                     )
                 )
-    if len(drivers) == 1:
-        _when_safe(drivers[0], request, response)
-    else:
-        request.respond(response)
+    _when_safe(drivers, request, response)
 
 
-def _when_safe(driver: Any, request: Request, response: Message) -> None:
+def _when_safe(drivers: Iterable[GroupDriver], request: Request, response: Message) -> None:
     """Answer once the state that was read is durable: it may have been written a moment ago."""
+    waiting = {id(driver): driver for driver in drivers}
+    left = len(waiting) + 1
+    failure: Exception | None = None
 
-    def send(error: Exception | None) -> None:
-        if error is None:
+    def committed(error: Exception | None) -> None:
+        nonlocal left, failure
+        left -= 1
+        failure = failure or error
+        if left:
+            return
+        if failure is None:
             request.respond(response)
         else:
             request.respond_error(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
-    driver.partition.when_committed(driver.end_offset, send)
+    for driver in waiting.values():
+        driver.partition.when_committed(driver.end_offset, committed)
+    committed(None)
 
 
 def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> None:
