@@ -212,6 +212,9 @@ class RecordedRun:
         assert producer.flush(30) == 0
         for place in hidden:
             self._load_with_holes(bootstrap, place)
+        below = [TopicPartition(topic, partition, start) for (topic, partition), start in self.starts.items()]
+        for deleted in admin.delete_records(below).values() if below else ():
+            deleted.result(30)
         for group, offsets in self.committed.items():
             places = [TopicPartition(topic, part, offset) for (topic, part), offset in offsets.items()]
             for altered in admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)]).values():
