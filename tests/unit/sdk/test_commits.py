@@ -356,3 +356,5 @@ async def test_looking_finds_the_first_record_of_each_partition_that_has_not_set
     await asyncio.sleep(2)
     assert member.partitions.heads.stalled(1) == [(P0, 1, 2)]
     assert member.partitions.unsettled_count == 1
+    member.partitions.remove([P0])
+    assert member.partitions.heads.stalled(0) == [], "a partition that has gone does not stall"
