@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from hailbus_broker.protocol import codec, definitions
+from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
+from hailbus_broker.protocol.definitions.describe_groups_request import DescribeGroupsRequest
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.protocol.framing import read_head
 from hailbus_broker.protocol.schema import Field, Message, Struct
@@ -29,6 +32,27 @@ def load_all() -> dict[str, type[Message]]:
 
 
 MESSAGES = load_all()
+
+
+def test_more_elements_than_a_cluster_has_partitions_are_refused() -> None:
+    for count, kind in ((codec.MAX_ELEMENTS, DescribeGroupsRequest), (codec.MAX_ELEMENTS, DeleteTopicsRequest)):
+        whole = bytearray(struct.pack(">i", count)) + bytes(2 * count) + bytes(5)
+        codec.decode(kind, whole, 3)
+        with pytest.raises(ProtocolError, match=r"has 100001 elements, of which 100000 are allowed"):
+            codec.decode(kind, bytearray(struct.pack(">i", count + 1)) + bytes(2 * count) + bytes(5), 3)
+
+
+def test_very_many_tagged_fields_are_refused() -> None:
+    out = bytearray(b"\x01")  # no groups
+    out += b"\x00"  # no authorized operations
+    codec.write_uvarint(codec.MAX_TAGGED_FIELDS + 1, out)
+    for tag in range(codec.MAX_TAGGED_FIELDS + 1):
+        codec.write_uvarint(tag, out)
+        out.append(0)
+    with pytest.raises(ProtocolError, match="10001 tagged fields, of which 10000 are allowed"):
+        codec.decode(DescribeGroupsRequest, out, 5)
+
+
 INTS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 
 

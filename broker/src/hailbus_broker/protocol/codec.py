@@ -32,6 +32,11 @@ _FIXED: Final = {
     "uuid": ("16s", 16),
 }
 
+MAX_ELEMENTS: Final = 100_000
+"""Of an array: as many as the cluster has partitions at most. An element of one byte becomes an object of hundreds, and
+often another one in the answer."""
+MAX_TAGGED_FIELDS: Final = 10_000
+"""Of a structure, as in Apache Kafka."""
 MAX_STRING_BYTES: Final = 32_767
 """The longest string of the protocol in UTF-8, and the most that the length field of older versions can say."""
 
@@ -137,6 +142,14 @@ def _too_long(name: str, size: int, position: int) -> ProtocolError:
     )
 
 
+def _too_many(name: str, count: int, position: int) -> ProtocolError:
+    return ProtocolError(f"{name} has {count} elements, of which {MAX_ELEMENTS} are allowed", position=position)
+
+
+def _too_many_tags(count: int, position: int) -> ProtocolError:
+    return ProtocolError(f"{count} tagged fields, of which {MAX_TAGGED_FIELDS} are allowed", position=position)
+
+
 def _bad_null(name: str, position: int) -> ProtocolError:
     return ProtocolError(f"{name} is null but may not be", position=position)
 
@@ -152,6 +165,8 @@ class _Generator:
             "write_uvarint": write_uvarint,
             "short": _short,
             "too_long": _too_long,
+            "too_many": _too_many,
+            "too_many_tags": _too_many_tags,
             "bad_null": _bad_null,
         }
 
@@ -229,6 +244,7 @@ class _Decoders(_Generator):
                 " p += 1",
                 " if k:",
                 "  if k > 127: k, p = read_uvarint(v, p - 1, end)",
+                f"  if k > {MAX_TAGGED_FIELDS}: raise too_many_tags(k, p)",
                 "  for _ in range(k):",
                 "   t, p = read_uvarint(v, p, end)",
                 "   n, p = read_uvarint(v, p, end)",
@@ -331,17 +347,19 @@ class _Decoders(_Generator):
 
     def elements(self, field: Field, target: str, end: str) -> list[str]:
         element = field.element
+        bound = f"if n > {MAX_ELEMENTS}: raise too_many({field.name!r}, n, p)"
         if isinstance(element, Field) and element.kind in _FIXED:
             code, size = _FIXED[element.kind]
             self.names.setdefault("packing", _packing)
             many = f"packing('>' + {code!r} * n)" if element.kind == "uuid" else f"packing('>' + str(n) + {code!r})"
             return [
                 f"if p + n * {size} > {end}: raise short(p)",
+                bound,
                 f"{target} = list({many}.unpack_from(v, p))",
                 f"p += n * {size}",
             ]
         # Whatever an element is, it takes at least a byte: a count cannot make us loop longer than the frame is.
-        lines = [f"if n > {end} - p: raise short(p)", "a = []", f"{target} = a"]
+        lines = [f"if n > {end} - p: raise short(p)", bound, "a = []", f"{target} = a"]
         if isinstance(element, Field):
             inner = self.value(element, "x", end=end)
             return [*lines, "for _ in range(n):", *[" " + line for line in inner], " a.append(x)"]
