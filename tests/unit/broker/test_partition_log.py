@@ -25,7 +25,9 @@ from hailbus_broker.log import (
     TailCache,
     TimestampAndOffset,
     TransactionCoordinatorFencedError,
+    validation,
 )
+from hailbus_broker.log.validation import MAX_RECORD_ERRORS, MAX_RECORDS
 from hailbus_broker.records import (
     BatchView,
     Compression,
@@ -375,6 +377,31 @@ def test_a_compacted_topic_names_the_records_without_key() -> None:
     with pytest.raises(InvalidRecordError) as caught:
         log.append(build_batch(records), now_ms=NOW)
     assert [error.batch_index for error in caught.value.record_errors] == [1, 3]
+
+
+@pytest.fixture(scope="module")
+def many_records() -> bytes:
+    """A batch of some KB with very many records, all of them far in the future."""
+    record = RecordToWrite(key=b"k", value=b"", timestamp=2**40)
+    return bytes(build_batch([record] * (MAX_RECORDS + 1), compression=Compression.ZSTD))
+
+
+def test_of_very_many_records_the_first_errors_stand_for_all(many_records: bytes) -> None:
+    config = LogConfig(message_timestamp_after_max_ms=1000)
+    log = open_log(new_disk(), config)
+    with pytest.raises(InvalidTimestampError) as caught:
+        log.append(many_records, now_ms=0)
+    assert [error.batch_index for error in caught.value.record_errors] == list(range(MAX_RECORD_ERRORS))
+
+
+def test_a_batch_of_which_too_many_records_would_be_read_is_refused(
+    many_records: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "iterate_records", lambda _: pytest.fail("the records are read"))
+    log = open_log(new_disk(), LogConfig(cleanup_policy=frozenset({CleanupPolicy.COMPACT})))
+    with pytest.raises(InvalidRecordError, match=r"has 200001 records.* takes at most 200000 in one batch"):
+        log.append(many_records, now_ms=2**40)
+    assert open_log(new_disk()).append(many_records, now_ms=2**40).last_offset == MAX_RECORDS
 
 
 def test_a_record_may_be_too_old() -> None:

@@ -9,6 +9,7 @@ Deviation from Apache Kafka: elsewhere the records stay unread, so a header that
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.config import MAX_LONG, LogConfig
@@ -30,13 +31,18 @@ from hailbus_broker.records.batch import CODEC_MASK, CONTROL_BIT, HEADER, LOG_AP
 from hailbus_broker.records.building import update_crc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
     from hailbus_broker.records import Record
 
 MIN_RECORD_BYTES: Final = 7
 """A record without key, value and headers: each of its seven fields takes a byte or more."""
+
+MAX_RECORDS: Final = 200_000
+"""So many records of a batch are read at most. Reading one takes a microsecond or two, in which nobody else is served,
+and a batch of some KB may decompress to millions."""
+MAX_RECORD_ERRORS: Final = 100
 
 _ATTRIBUTES_INDEX: Final = 5
 _MAX_TIMESTAMP_INDEX: Final = 8
@@ -97,10 +103,8 @@ def check_batch(batch: BatchView, config: LogConfig, now_ms: int) -> None:
         newest = now_ms + config.message_timestamp_after_max_ms
         raise InvalidTimestampError(
             message,
-            record_errors=tuple(
-                RecordError(batch_index=number, message=message)
-                for number, record in enumerate(_read_records(batch))
-                if record.timestamp > newest
+            record_errors=_record_errors(
+                (number for number, record in _first_records(batch) if record.timestamp > newest), message
             ),
         )
 
@@ -141,12 +145,31 @@ def prepare(
     return buffer
 
 
+def _record_errors(numbers: Iterable[int], message: str) -> tuple[RecordError, ...]:
+    """The same error for records of a batch; the first ones stand for all."""
+    return tuple(RecordError(batch_index=number, message=message) for number in islice(numbers, MAX_RECORD_ERRORS))
+
+
+def _first_records(batch: BatchView) -> Iterator[tuple[int, Record]]:
+    """The records of a refused batch, to say which of them are the reason; only so many are looked at."""
+    try:
+        yield from enumerate(islice(iterate_records(batch), MAX_RECORDS))
+    except CorruptBatchError:
+        return  # there is a reason to refuse it already
+
+
 def _read_records(batch: BatchView) -> list[Record]:
     """All records of a batch that a client sent.
 
     Raises:
         InvalidRecordError: They are not what the header says. The CRC fits, so it would not help to send them again.
+            Or there are so many that nobody could be served while they are read.
     """
+    if batch.header.record_count > MAX_RECORDS:
+        raise InvalidRecordError(
+            f"a batch has {batch.header.record_count} records; of this topic the broker reads them, "
+            f"and takes at most {MAX_RECORDS} in one batch"
+        )
     try:
         records = list(iterate_records(batch))
     except CorruptBatchError as error:
@@ -162,12 +185,8 @@ def _check_records(records: Sequence[Record], *, needs_key: bool, oldest_timesta
         keyless = [number for number, record in enumerate(records) if record.key is None]
         if keyless:
             message = "a compacted topic takes no record without key"
-            raise InvalidRecordError(
-                message, record_errors=tuple(RecordError(batch_index=number, message=message) for number in keyless)
-            )
+            raise InvalidRecordError(message, record_errors=_record_errors(keyless, message))
     too_old = [number for number, record in enumerate(records) if 0 <= record.timestamp < oldest_timestamp]
     if too_old:
         message = f"a record is older than message.timestamp.before.max.ms allows: before {oldest_timestamp}"
-        raise InvalidTimestampError(
-            message, record_errors=tuple(RecordError(batch_index=number, message=message) for number in too_old)
-        )
+        raise InvalidTimestampError(message, record_errors=_record_errors(too_old, message))
