@@ -20,7 +20,8 @@ from hailbus_broker.testing.simulation.errors import (
 )
 from hailbus_broker.testing.simulation.hash_seed import pin_hash_seed
 from hailbus_broker.testing.simulation.host_disk import DiskFault, HostDisk
-from hailbus_broker.testing.simulation.network import LinkQuality, Network
+from hailbus_broker.testing.simulation.link import LinkQuality
+from hailbus_broker.testing.simulation.network import Network
 from hailbus_broker.testing.simulation.process import Host, SimulatedProcess
 from hailbus_broker.testing.simulation.world import World, simulated
 

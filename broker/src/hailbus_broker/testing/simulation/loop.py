@@ -7,7 +7,6 @@ import contextvars
 import heapq
 import logging
 import sys
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple, Unpack, cast
 from weakref import ref
@@ -15,7 +14,16 @@ from weakref import ref
 from hailbus_broker.testing.simulation.burial import bury
 from hailbus_broker.testing.simulation.closed_loop import ClosedLoop
 from hailbus_broker.testing.simulation.errors import DeadlockError, EscapedError, SimulatedCrashError
+from hailbus_broker.testing.simulation.handles import (
+    KernelEvent,
+    SimulatedFuture,
+    SimulatedHandle,
+    SimulatedTask,
+    SimulatedTimer,
+    name_of,
+)
 from hailbus_broker.testing.simulation.process import CURRENT_PROCESS, SimulatedProcess
+from hailbus_broker.testing.simulation.thread_work import ThreadWork
 
 if TYPE_CHECKING:
     import random
@@ -34,100 +42,7 @@ _RESOLUTION_S: Final = 0.000_001
 _STEPS_PER_MS: Final = 10_000
 """So many callbacks in a row take a millisecond: a program that spins until a time has come sees it come."""
 _MIN_CANCELLED_TIMERS: Final = 100
-_PAUSED_THREAD_S: Final = 0.001
 _log: Final = logging.getLogger("asyncio")
-
-
-class SimulatedHandle(asyncio.Handle):
-    """A callback of one process."""
-
-    __slots__ = ("process",)
-
-    def __init__(
-        self,
-        process: SimulatedProcess,
-        callback: Callable[..., object],
-        args: Sequence[Any],
-        loop: SimulatedLoop,
-        context: contextvars.Context,
-    ) -> None:
-        # The attributes of `asyncio.Handle` that matter, without the call of its constructor.
-        self._callback = callback
-        self._args = args
-        self._loop = loop
-        self._context = context
-        self._cancelled = False
-        self.process = process
-
-    def __repr__(self) -> str:
-        return f"<SimulatedHandle of {self.process.name}: {_name_of(self)}>"
-
-
-class SimulatedTimer(asyncio.TimerHandle):
-    """A timer of one process."""
-
-    __slots__ = ("number", "process")
-
-    def __init__(
-        self,
-        process: SimulatedProcess,
-        when: float,
-        callback: Callable[..., object],
-        args: Sequence[Any],
-        loop: SimulatedLoop,
-        context: contextvars.Context,
-        number: int,
-    ) -> None:
-        super().__init__(when, callback, args, loop, context)
-        self.process = process
-        self.number = number
-
-    def __hash__(self) -> int:
-        return self.number
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-class KernelEvent:
-    """Something that happens at a time and belongs to no process: a packet arrives, a thread ends."""
-
-    __slots__ = ("_cancelled", "action")
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self.action = action
-        self._cancelled = False  # as in `asyncio.Handle`: the loop looks at both in one way
-
-    def cancel(self) -> None:
-        """Let it not happen."""
-        self._cancelled = True
-
-
-class SimulatedFuture(asyncio.Future[T]):
-    """A future whose hash is a number from a sequence, so that sets of futures have one order in every run."""
-
-    _number: int | None = None
-
-    def __hash__(self) -> int:
-        number = self._number
-        if number is None:
-            loop = cast("SimulatedLoop", self.get_loop())
-            number = self._number = loop.next_number()
-        return number
-
-
-class SimulatedTask(asyncio.Task[T]):
-    """A task of one process, with a hash like that of `SimulatedFuture`."""
-
-    process: SimulatedProcess
-    _number: int | None = None
-
-    def __hash__(self) -> int:
-        number = self._number
-        if number is None:
-            loop = cast("SimulatedLoop", self.get_loop())
-            number = self._number = loop.next_number()
-        return number
 
 
 class SimulatedLoop(ClosedLoop):
@@ -325,7 +240,7 @@ class SimulatedLoop(ClosedLoop):
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - as asyncio
-                message = f"Exception in callback {_name_of(handle)}"
+                message = f"Exception in callback {name_of(handle)}"
                 self.call_exception_handler({"message": message, "exception": error, "handle": handle})
             if not process.is_queued:  # killed or paused
                 return
@@ -358,7 +273,7 @@ class SimulatedLoop(ClosedLoop):
                 timers = self._timers  # a process that was killed has taken its timers out
             else:
                 entry._scheduled = False  # type: ignore[attr-defined]  # noqa: SLF001 - an attribute of asyncio's
-                self._trace.add(f"{now_s:.9f} {self.step_count} {entry.process.name} timer {_name_of(entry)}")
+                self._trace.add(f"{now_s:.9f} {self.step_count} {entry.process.name} timer {name_of(entry)}")
                 self._enqueue(entry.process, entry)
 
     def _describe_deadlock(self) -> str:
@@ -585,7 +500,7 @@ class SimulatedLoop(ClosedLoop):
         """
         process = self._current()
         if process.is_alive:
-            self.after(delay_s, _ThreadWork(self, process, work, done, duration_s).run)
+            self.after(delay_s, ThreadWork(self, process, work, done, duration_s).run)
         else:
             process.grave.append(work)
 
@@ -694,56 +609,3 @@ class SimulatedLoop(ClosedLoop):
         found = self.network.resolve(self._current(), host or "localhost")
         address = "127.0.0.1" if host in {None, "localhost", "127.0.0.1"} else found.address
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, int(port or 0)))]
-
-
-class _ThreadWork:
-    """A piece of work of a simulated thread."""
-
-    __slots__ = ("_done", "_duration_s", "_loop", "_process", "_work")
-
-    def __init__(
-        self,
-        loop: SimulatedLoop,
-        process: SimulatedProcess,
-        work: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], object],
-        duration_s: Callable[[], float],
-    ) -> None:
-        self._loop = loop
-        self._process = process
-        self._work = work
-        self._done = done
-        self._duration_s = duration_s
-
-    def run(self) -> None:
-        """Do it, unless the process is stopped or dead."""
-        loop, process = self._loop, self._process
-        if not process.is_alive:
-            return
-        if process.is_paused:
-            loop.after(_PAUSED_THREAD_S, self.run)
-            return
-        result: Any = None
-        error: BaseException | None = None
-        asyncio._set_running_loop(None)  # noqa: SLF001 - no loop runs in a thread
-        try:
-            result = process.call(self._work)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as raised:  # noqa: BLE001 - `done` decides what it means
-            error = raised
-        finally:
-            asyncio._set_running_loop(loop)  # noqa: SLF001 - see above
-        if isinstance(error, SimulatedCrashError):
-            return
-        took_s = self._duration_s()
-        loop.record(process.name, "thread done" if error is None else f"thread failed {type(error).__name__}")
-        if took_s > 0:
-            loop.after(took_s, partial(loop.schedule, process, self._done, result, error))
-        else:
-            loop.schedule(process, self._done, result, error)
-
-
-def _name_of(handle: asyncio.Handle) -> str:
-    callback: object = handle._callback  # type: ignore[attr-defined]  # noqa: SLF001 - an attribute of asyncio's
-    return str(getattr(callback, "__qualname__", None) or type(callback).__name__)

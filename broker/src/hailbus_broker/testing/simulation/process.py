@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from typing import ParamSpec
     from weakref import ref
 
-    from hailbus_broker.testing.simulation.loop import SimulatedHandle, SimulatedLoop, SimulatedTask
+    from hailbus_broker.testing.simulation.handles import SimulatedHandle, SimulatedTask
+    from hailbus_broker.testing.simulation.loop import SimulatedLoop
     from hailbus_broker.testing.simulation.network import SimulatedServer
     from hailbus_broker.testing.simulation.transport import SimulatedTransport
 

@@ -13,8 +13,8 @@ from hailbus_broker.testing.simulation.errors import EscapedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hailbus_broker.testing.simulation.channel import Channel
     from hailbus_broker.testing.simulation.loop import SimulatedLoop
-    from hailbus_broker.testing.simulation.network import Channel
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
 _READ_BYTES: Final = 256 * 1024

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from hailbus_broker.testing.simulation.errors import SimulationError
 from hailbus_broker.testing.simulation.host_disk import HostDisk
 from hailbus_broker.testing.simulation.library_state import fresh_library_state
+from hailbus_broker.testing.simulation.link import LinkQuality
 from hailbus_broker.testing.simulation.loop import SimulatedLoop
-from hailbus_broker.testing.simulation.network import LinkQuality, Network
+from hailbus_broker.testing.simulation.network import Network
 from hailbus_broker.testing.simulation.patching import patched
 from hailbus_broker.testing.simulation.process import Host, SimulatedProcess
 from hailbus_broker.testing.simulation.trace import Trace
