@@ -163,6 +163,21 @@ def test_a_sync_in_a_thread_takes_time_and_the_pool_is_bounded() -> None:
     assert World(1).run(main) == [1, 1, 2, 2]
 
 
+def test_a_sync_in_the_event_loop_blocks_the_process() -> None:
+    async def main(world: World) -> float:
+        disk = world.disk("broker")
+        disk.sync_s = (2.0, 2.0)
+
+        async def work() -> float:
+            disk.open("log", create=True).sync()
+            await asyncio.sleep(0)
+            return world.loop.time()
+
+        return await world.process("broker").start(work())
+
+    assert World(1).run(main) == 2
+
+
 def test_the_clocks_of_a_broker_are_those_of_its_host() -> None:
     async def main(world: World) -> None:
         process = world.process("broker")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from errno import EIO
 from typing import TYPE_CHECKING, Final
@@ -76,7 +77,7 @@ class HostDisk(SimulatedDisk):
         self._note(what)
 
     def take_spent_s(self) -> float:
-        """Return how long the operations took since the last call."""
+        """Return how long the operations in threads took since the last call."""
         spent_s, self._spent_s = self._spent_s, 0.0
         return spent_s
 
@@ -107,14 +108,22 @@ class HostDisk(SimulatedDisk):
         """See `SimulatedDisk`."""
         self._refuse_dead()
         if operation in _SLOW_OPERATIONS:
-            least_s, most_s = self.sync_s
-            self._spent_s += least_s + (most_s - least_s) * self.chance.random()
+            self._spend()
         self._loop.record(self._host.name, f"disk {operation} {path}")
         try:
             super().step(path, operation, torn)
         except SimulatedCrashError:
             self._crash(operation)
             raise
+
+    def _spend(self) -> None:
+        least_s, most_s = self.sync_s
+        spent_s = least_s + (most_s - least_s) * self.chance.random()
+        process = CURRENT_PROCESS.get(None)
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 - so it is in threads
+            self._spent_s += spent_s
+        elif process is not None:
+            process.block(spent_s)
 
     def _crash(self, operation: str) -> None:
         process = CURRENT_PROCESS.get(None)

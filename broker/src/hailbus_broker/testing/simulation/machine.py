@@ -74,7 +74,7 @@ class ProcessThreads:
             )
 
     def _work(self, work: Callable[[], T]) -> T:
-        self._disk.take_spent_s()  # what the event loop has spent
+        self._disk.take_spent_s()  # by other threads, which nobody has asked for
         return work()
 
     def _finish(self, done: Callable[[Any, BaseException | None], object], result: Any, error: Any) -> None:
