@@ -305,7 +305,6 @@ async def test_the_event_loop_gets_its_turn_while_many_events_are_built() -> Non
             s.add(str(number))
         assert (s.buffer.must_wait, len(s.broker.sends)) == (True, 0)
         await s.buffer.until_room()
-        await asyncio.sleep(0)
         assert (s.buffer.must_wait, len(s.broker.sends)) == (False, 1)
 
 
