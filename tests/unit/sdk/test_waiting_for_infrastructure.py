@@ -221,6 +221,7 @@ async def test_a_step_that_ends_in_time_is_not_reported_later() -> None:
 
 async def test_an_outage_is_a_reason_once_it_lasts_longer_than_is_allowed() -> None:
     member = Member()
+    await asyncio.sleep(100)
     inbox, lot = member.reach(P1, P0), member.reach(P0, resource=LOT)
     await asyncio.sleep(4.9)
     assert member.outages.reasons(after_s=5) == []

@@ -9,6 +9,7 @@ import pytest
 from hailbus import DeliveryError
 from hailbus._consuming.failure import Stage, StageError
 from hailbus._consuming.path import ProducerOutlet, checked_verdict
+from hailbus._consuming.transactions import TransactionOutlet
 from hailbus._transport import Outgoing
 from hailbus.delivery import Done, Reject, Retry, Skip
 from hailbus.errors import RecordTooLargeError, VerdictError
@@ -55,6 +56,15 @@ async def test_a_letter_for_a_partition_that_the_topic_does_not_have_goes_to_ano
     topic = Topic(99)
     await write(topic, 7)
     assert topic.log == [("rides.till-dlt", 1, 30)]
+
+
+async def test_in_a_transaction_the_largest_form_waits_for_the_commit_and_the_others_are_kept() -> None:
+    producer: Any = Topic(99)
+    outlet = TransactionOutlet(lambda: producer)
+    await outlet.write("rides.till-dlt", 7, iter(FORMS))
+    assert outlet.transaction.pending == {("rides.till-dlt", 1): [FORMS[0]]}
+    assert outlet.letter is not None
+    assert (outlet.letter.partition, outlet.letter.forms) == (1, list(FORMS[1:]))
 
 
 async def test_a_letter_of_which_every_form_is_too_large_is_an_error_not_a_success() -> None:
