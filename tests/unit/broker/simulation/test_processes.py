@@ -6,6 +6,7 @@ import asyncio
 import gc
 import warnings
 from collections.abc import AsyncIterator
+from weakref import ref
 
 from hailbus_broker.testing.simulation import World
 
@@ -154,3 +155,39 @@ def test_lives_of_a_process_have_their_own_names_and_randomness() -> None:
     found = World(1).run(main)
     assert [name for name, _ in found] == ["broker", "broker.2", "other"]
     assert len({number for _, number in found}) == 3
+
+
+def test_a_world_leaves_no_garbage() -> None:
+    class Client(asyncio.Protocol):
+        def __init__(self) -> None:
+            self.others = [self]  # a cycle of references, as programs have them
+
+    found: list[ref[Client]] = []
+
+    async def process() -> None:
+        _, client = await asyncio.get_running_loop().create_connection(Client, "main", 80)
+        assert isinstance(client, Client)
+        found.append(ref(client))
+        await asyncio.Event().wait()
+
+    async def main(world: World) -> None:
+        await asyncio.get_running_loop().create_server(Client, "main", 80)
+        for number in range(3):
+            world.process(f"client-{number}").start(process())
+        await world.sleep(1)
+        world.host("client-1").processes[0].kill()
+        await world.sleep(1)
+
+    world = World(1)
+    world.run(main)
+    assert len(found) == 3
+    assert [client() for client in found] == [None, None, None]
+    alive = ref(world)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        del world
+        assert alive() is None  # without a collection
+    finally:
+        if was_enabled:
+            gc.enable()

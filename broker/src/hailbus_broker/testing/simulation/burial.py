@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
@@ -18,7 +18,7 @@ _TRIES: Final = 10
 """A coroutine that awaits in its `finally` is closed so often; each try takes it one `await` further."""
 
 
-def bury(processes: Iterable[SimulatedProcess]) -> None:
+def bury(processes: Collection[SimulatedProcess]) -> None:
     """Close the coroutines of dead processes and collect what they leave.
 
     Closing runs their `finally` blocks. All that these can reach is dead: the loop drops what they schedule, transports
@@ -29,10 +29,12 @@ def bury(processes: Iterable[SimulatedProcess]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for process in processes:
-                while process.grave:
-                    _release(process)
-            gc.collect()
+            for _ in range(_TRIES):
+                for process in processes:
+                    while process.grave:
+                        _release(process)
+                if not gc.collect():  # finalizers make tasks, and keep what refers to them for another collection
+                    break
     finally:
         sys.unraisablehook = hook
 

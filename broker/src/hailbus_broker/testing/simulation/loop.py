@@ -188,8 +188,15 @@ class SimulatedLoop(ClosedLoop):
             self.kill(process)
         self._timers.clear()
         self._runnable.clear()
+        self.network.forget()
+        for process in self.processes:
+            process.forget()
         bury(self.processes)
         self._is_closed = True
+        # The world refers to the loop and no longer the other way round: its memory is free without a collection.
+        self.processes.clear()
+        self.main = None
+        del self.network, self.world
 
     # ------------------------------------------------------------------ running
 

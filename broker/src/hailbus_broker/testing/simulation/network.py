@@ -232,6 +232,16 @@ class Network:
                 return host
         raise socket.gaierror(socket.EAI_NONAME, f"there is no host {name!r} in the simulation")
 
+    def forget(self) -> None:
+        """Let go of all programs, at the end of the world."""
+        for link in self._links.values():
+            link.channels.clear()
+            link.waiting.clear()
+        for host in self.hosts.values():
+            host.processes.clear()
+            host.listeners.clear()
+            host.when_power_lost.clear()
+
     # ------------------------------------------------------------------ connections
 
     def listen(

@@ -165,6 +165,13 @@ class SimulatedProcess:
         """Let the process do nothing else for a while: a call of the system that blocks its event loop."""
         self.busy_until_s = max(self.busy_until_s, self._loop.now_s) + seconds
 
+    def forget(self) -> None:
+        """Let go of the program, at the end of the world; what is in the grave is released apart."""
+        self.transports.clear()
+        self.servers.clear()
+        self.when_killed.clear()
+        self.exception_handler = None
+
     def pause(self) -> None:
         """Stop the process, as SIGSTOP does: its kernel still accepts connections and bytes."""
         self._loop.pause(self)

@@ -7,7 +7,7 @@ import gc
 import random
 from collections import Counter
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from hailbus_broker.testing.simulation.errors import SimulationError
@@ -42,6 +42,7 @@ class World:
         network: Hosts and links, and how to cut them.
         trace: What has happened.
         notes: How often each thing happened that a campaign wants to have seen.
+        note: Counts one more of such things.
         main: The process of the function that `run` is given.
     """
 
@@ -49,6 +50,7 @@ class World:
         self.seed = seed
         self.trace: Final = Trace(keep=keep_trace)
         self.notes: Final[Counter[str]] = Counter()
+        self.note: Final = partial(_count, self.notes)
         self.loop: Final = SimulatedLoop(self.rng("loop"), self.trace)
         self.network: Final = Network(self.loop, self.rng("network"), self.note, quality or LinkQuality())
         self.loop.network = self.network
@@ -73,10 +75,6 @@ class World:
         self.seed = seed
         for rng, purpose in ((self.loop.rng, "loop"), (self.network.rng, "network"), (self.main.rng, "process/main")):
             rng.seed(f"{seed}/{purpose}")
-
-    def note(self, what: str) -> None:
-        """Count something that a campaign wants to have seen."""
-        self.notes[what] += 1
 
     def host(self, name: str) -> Host:
         """Return the host of a name; the first call makes it."""
@@ -154,6 +152,11 @@ def simulated(
         return run
 
     return decorate
+
+
+def _count(notes: Counter[str], what: str) -> None:
+    """Count something; no method of the world, which would then refer to itself."""
+    notes[what] += 1
 
 
 @contextmanager
