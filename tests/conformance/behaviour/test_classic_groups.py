@@ -59,13 +59,21 @@ class Member:
         return answer
 
     def join(self, **more: Any) -> Any:
-        """Join, and again where the coordinator first gives a member id, or is not ready."""
+        """Join, and again where the coordinator first gives a member id, or is not ready.
+
+        A member id that was given a moment ago is in the coordinator's memory only: one that has just been loaded does
+        not know it, and the member asks for another one, as clients do.
+        """
+        has_new_id = False
         while True:
             self.ask_to_join(**more)
             answer = self.joined()
-            if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED or answer.error_code in RETRIED:
-                continue
-            return answer
+            if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+                has_new_id = True
+            elif answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID and has_new_id:
+                self.id, has_new_id = "", False
+            elif answer.error_code not in RETRIED:
+                return answer
 
     def take_id(self) -> None:
         """Ask to join and be told a member id only."""

@@ -18,7 +18,7 @@ from hailbus_broker.protocol.definitions.transaction_log_key import TransactionL
 from hailbus_broker.protocol.definitions.transaction_log_value import TransactionLogValue
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.protocol.schema import Message
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.property.broker.test_decoders import struct_of
@@ -55,6 +55,14 @@ def records(draw: st.DrawFn, keys: dict[int, type[Message]], values: dict[int, t
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(records(KEY_TYPES, VALUE_TYPES), max_size=8))
+@example(
+    [
+        (
+            b"\x00\x02\x00\x00",  # a group without name, in its last generation, with a member
+            bytes.fromhex("0002 0000 7fffffff ffff ffff" + "00" * 8 + "00000001 000130" + "00" * 20),
+        )
+    ]
+)
 def test_a_group_shard_takes_in_any_records(found: list[Record]) -> None:
     shard = GroupShard(
         GroupConfig(), image=MetadataImage(), group_settings=lambda _: (45_000, 5_000), chance=random.Random(1)

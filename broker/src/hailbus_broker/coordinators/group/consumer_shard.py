@@ -30,6 +30,7 @@ from hailbus_broker.coordinators.group.migration import (
     write_assignment,
 )
 from hailbus_broker.coordinators.group.rebalances import Rebalance, RebalanceCause, rebalances_tag
+from hailbus_broker.coordinators.numbering import following
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome
 from hailbus_broker.coordinators.patterns import PatternError, whole_match
 from hailbus_broker.protocol.definitions import (
@@ -251,7 +252,7 @@ class ConsumerGroupsMixin:
             reasons.append((RebalanceCause.TOPICS_CHANGED, "the subscribed topics or their partitions changed"))
         group_epoch, assignment_epoch = group.group_epoch, group.assignment_epoch
         if reasons:
-            group_epoch += 1
+            group_epoch = following(group_epoch)
             out.records.append(_group_record(group.group_id, group_epoch, subscription_hash))
             sentence = "; ".join(reason for _, reason in reasons)
             self._note_rebalance(group, group_epoch, len(members), reasons[0][0], sentence, out)
@@ -744,7 +745,7 @@ class ConsumerGroupsMixin:
             self._downgrade(group, rest, reason, now_ms, out)
             return
         out.records += _removal_records(group.group_id, member_id)
-        epoch = group.group_epoch + 1
+        epoch = following(group.group_epoch)
         subscriptions = {
             key: member.subscribed_topics | group.regex_topics.get(member.subscribed_regex, frozenset())
             for key, member in rest.items()

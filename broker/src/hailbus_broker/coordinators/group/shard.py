@@ -21,6 +21,7 @@ from hailbus_broker.coordinators.group.consumer_shard import (
 )
 from hailbus_broker.coordinators.group.offsets import CommittedOffset, GroupOffsets, OffsetsMixin
 from hailbus_broker.coordinators.group.rebalances import Rebalance, RebalanceCause, rebalances_tag
+from hailbus_broker.coordinators.numbering import following
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome, decode_key, decode_value
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.definitions.describe_groups_response import DescribedGroup, DescribedGroupMember
@@ -551,7 +552,7 @@ class GroupShard(ConsumerGroupsMixin, OffsetsMixin):
             # Only static members that are away: they keep their places until their sessions end.
             self._schedule_join(group, now_ms + max(group.rebalance_timeout_ms(), MIN_JOIN_RETRY_MS))
             return
-        group.generation += 1
+        group.generation = following(group.generation)
         if not group.members:
             group.protocol = None
             group.leader = None
