@@ -180,7 +180,7 @@ class Service(Registrar):
             clock=self._clock,
             provision=self._provision,
             publishing=self._publishing,
-            tracing=self._tracing is not None,
+            tracing=self._tracing is not None and self._tracing.granularity,
             schemas=self._schemas,
             content_mode=self._content_mode,
         )

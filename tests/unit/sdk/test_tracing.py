@@ -428,3 +428,9 @@ def test_traceparent_round_trip() -> None:
     found = context_of(text)
     assert found is not None
     assert traceparent_of(found) == text
+
+
+@pytest.mark.parametrize("tracing", [False, "per_batch", "per_event"])
+def test_the_half_of_a_service_that_only_publishes_traces_alike(tracing: bool | Granularity) -> None:
+    half = Service("shop", tracing=tracing)._without_handlers()
+    assert (False if half._tracing is None else half._tracing.granularity) == tracing
