@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hailbus_broker.cluster.metadata.image import MetadataImage, ResourceType
 from hailbus_broker.log import StorageError
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from hailbus_broker.cluster.metadata.image import MetadataDelta, PartitionState, TopicState
     from hailbus_broker.cluster.options import BrokerConfig
-    from hailbus_broker.log import PartitionLog
+    from hailbus_broker.log import LogConfig, PartitionLog
     from hailbus_broker.protocol.schema import Uuid
     from hailbus_broker.runtime.data_directory import DataDirectory
     from hailbus_broker.runtime.group_sync import GroupSync
+    from hailbus_broker.runtime.log_settings import FlushSettings
     from hailbus_broker.runtime.machine import Machine
     from hailbus_broker.runtime.threads import Threads
 
@@ -28,6 +29,13 @@ log: Any = get_logger()
 
 SLICE: Final = 50
 """So many directories are made or renamed by a thread before the loop has its turn."""
+
+
+class _TopicSettings(NamedTuple):
+    """The same for all replicas of a topic."""
+
+    log: LogConfig
+    flush: FlushSettings
 
 
 class ReplicaManager:
@@ -75,12 +83,16 @@ class ReplicaManager:
     # ------------------------------------------------------------------ look-ups
 
     def leader(self, topic: str, index: int) -> LeaderReplica | ErrorCode:
-        """The replica that leads a partition, or what a client is told that asks for it."""
+        """The replica that leads a partition, or the error code for clients that ask for it."""
         replicas = self.topics.get(topic)
         if replicas is None or not 0 <= index < len(replicas):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         replica = replicas[index]
         return replica if isinstance(replica, LeaderReplica) else replica.refusal
+
+    def has(self, topic: str, index: int) -> bool:
+        """Whether there is such a partition, whatever the role of its replica."""
+        return 0 <= index < len(self.topics.get(topic, ()))
 
     def leaders(self) -> Iterator[LeaderReplica]:
         """All replicas that lead their partition."""
@@ -133,7 +145,7 @@ class ReplicaManager:
         for topic in image.topics.values():
             indexes = [state.index for state in topic.partitions]
             logs = self._data.host(topic.name, indexes, topic.topic_id, now_ms=self._machine.clock.wall_ms())
-            self._add(topic, topic.partitions, logs, image)
+            self._add(topic, topic.partitions, logs, self._settings_of(topic.name, image))
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Act on committed changes, one delta after another."""
@@ -145,8 +157,9 @@ class ReplicaManager:
                 await self._make(topic, [topic.partitions[index] for index in indexes[start : start + SLICE]], image)
         for topic_id, indexes in delta.changed_partitions.items():
             topic = image.topics_by_id[topic_id]
+            settings = self._settings_of(topic.name, image)
             for index in indexes:
-                self._change(topic, topic.partitions[index], image)
+                self._change(topic, topic.partitions[index], settings)
         touched = [name for kind, name in delta.configs if kind == ResourceType.TOPIC]
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             touched = list(self.topics)
@@ -171,22 +184,26 @@ class ReplicaManager:
         """Make the logs of new partitions; what cannot be made is offline."""
         indexes = [state.index for state in states]
         now_ms = self._machine.clock.wall_ms()
-        config = log_config(image.configs(ResourceType.TOPIC, topic.name), self._config)
+        settings = self._settings_of(topic.name, image)
         logs = await self._threads.run(
-            partial(self._data.make, topic.name, indexes, topic.topic_id, config, now_ms=now_ms)
+            partial(self._data.make, topic.name, indexes, topic.topic_id, settings.log, now_ms=now_ms)
         )
         for made in logs:
             if isinstance(made, StorageError):
                 self._report(made)
                 break
-        self._add(topic, states, logs, image)
+        self._add(topic, states, logs, settings)
+
+    def _settings_of(self, topic: str, image: MetadataImage) -> _TopicSettings:
+        overrides = image.configs(ResourceType.TOPIC, topic)
+        return _TopicSettings(log_config(overrides, self._config), flush_settings(topic, overrides, self._config))
 
     def _add(
         self,
         topic: TopicState,
         states: Sequence[PartitionState],
         logs: Sequence[PartitionLog | StorageError],
-        image: MetadataImage,
+        settings: _TopicSettings,
     ) -> None:
         replicas = self.topics_by_id.get(topic.topic_id)
         if replicas is None:
@@ -199,7 +216,7 @@ class ReplicaManager:
                     self._offline[topic.topic_id, state.index] = None
             else:
                 self._data.add(topic.name, state.index, topic.topic_id, made)
-                replica = self._replica(topic, state, made, image)
+                replica = self._replica(topic, state, made, settings)
             if state.index < len(replicas):
                 replicas[state.index] = replica
             else:
@@ -207,10 +224,9 @@ class ReplicaManager:
                 replicas.append(replica)
 
     def _replica(
-        self, topic: TopicState, state: PartitionState, partition_log: PartitionLog, image: MetadataImage
+        self, topic: TopicState, state: PartitionState, partition_log: PartitionLog, settings: _TopicSettings
     ) -> Replica:
-        overrides = image.configs(ResourceType.TOPIC, topic.name)
-        partition_log.config = log_config(overrides, self._config)
+        partition_log.config = settings.log
         if state.leader != self._node_id:
             return FollowerReplica(
                 topic=topic.name,
@@ -220,7 +236,6 @@ class ReplicaManager:
                 leader_epoch=state.leader_epoch,
                 log=partition_log,
             )
-        flush = flush_settings(topic.name, overrides, self._config)
         return LeaderReplica(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -229,11 +244,11 @@ class ReplicaManager:
             log=partition_log,
             sync=self._sync,
             report=self._report,
-            flush_messages=flush.messages,
-            flush_ms=flush.ms,
+            flush_messages=settings.flush.messages,
+            flush_ms=settings.flush.ms,
         )
 
-    def _change(self, topic: TopicState, state: PartitionState, image: MetadataImage) -> None:
+    def _change(self, topic: TopicState, state: PartitionState, settings: _TopicSettings) -> None:
         replicas = self.topics_by_id[topic.topic_id]
         before = replicas[state.index]
         if isinstance(before, OfflineReplica):
@@ -244,16 +259,16 @@ class ReplicaManager:
                 before.wake_readers()
                 return
             before.resign()
-        replicas[state.index] = self._replica(topic, state, before.log, image)
+        replicas[state.index] = self._replica(topic, state, before.log, settings)
 
     def _configure(self, name: str, image: MetadataImage) -> None:
-        overrides = image.configs(ResourceType.TOPIC, name)
+        settings = self._settings_of(name, image)
         for replica in self.topics.get(name, ()):
             if isinstance(replica, OfflineReplica):
                 continue
-            replica.log.config = log_config(overrides, self._config)
+            replica.log.config = settings.log
             if isinstance(replica, LeaderReplica):
-                replica.flush_messages, replica.flush_ms = flush_settings(name, overrides, self._config)
+                replica.flush_messages, replica.flush_ms = settings.flush
 
     async def _remove(self, topic: TopicState) -> None:
         """Take a topic's replicas away; its directories are renamed before another topic may have the name."""

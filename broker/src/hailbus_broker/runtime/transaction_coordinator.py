@@ -103,7 +103,7 @@ class TransactionDriver(ShardDriver):
         def durable(where: tuple[str, int] | None, error: Exception | None) -> None:
             nonlocal waiting
             waiting -= 1
-            if where is not None and error is not None and self._exists(*where):
+            if where is not None and error is not None and self.node.replicas.has(*where):
                 failed.append(where)
             if not waiting:
                 done(failed)
@@ -111,9 +111,6 @@ class TransactionDriver(ShardDriver):
         for partition in written:
             partition.when_committed(partition.log.log_end_offset, partial(durable, (partition.topic, partition.index)))
         durable(None, None)
-
-    def _exists(self, topic: str, index: int) -> bool:
-        return self.node.replicas.leader(topic, index) is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,12 +173,16 @@ class Dispatcher:
                 f"{self._max_bytes_in_work}, and this is the largest of them"
             )
 
+    @property
+    def _has_room(self) -> bool:
+        return self.bytes_in_work + self.held_bytes <= self._max_bytes_in_work
+
     def has_too_much(self, connection: Connection) -> bool:
         """Whether a connection must wait until other requests are done; it is notified then.
 
         One whose request has arrived in part need not wait: others wait for its end.
         """
-        if self.bytes_in_work + self.held_bytes <= self._max_bytes_in_work or connection in self._held:
+        if self._has_room or connection in self._held:
             return False
         self._waiting[connection] = None
         return True
@@ -186,7 +190,7 @@ class Dispatcher:
     def finished(self, byte_count: int) -> None:
         """Requests of so many bytes are done."""
         self.bytes_in_work -= byte_count
-        if self._waiting and self.bytes_in_work + self.held_bytes <= self._max_bytes_in_work:
+        if self._waiting and self._has_room:
             waiting, self._waiting = self._waiting, {}
             for connection in waiting:
                 connection.look_again()

@@ -444,7 +444,7 @@ async def offset_delete(dispatcher: Dispatcher, _: Request, message: Any) -> Any
             code = ErrorCode.NONE
             if topic.name in subscribed:
                 code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-            elif node.replicas.leader(topic.name, part.partition_index) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            elif not node.replicas.has(topic.name, part.partition_index):
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 chosen.append((topic.name, part.partition_index))

@@ -194,8 +194,7 @@ def _add_partitions(
     respond: Callable[[Mapping[TopicPartition, ErrorCode]], None],
 ) -> None:
     """Make partitions part of a transaction v1, all or none."""
-    replicas = dispatcher.node.replicas
-    missing = {place for place in asked if replicas.leader(*place) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    missing = {place for place in asked if not dispatcher.node.replicas.has(*place)}
     driver = dispatcher.node.transactions.driver(transactional_id)
     if missing or driver is None:
         code = ErrorCode.OPERATION_NOT_ATTEMPTED if missing else ErrorCode.NOT_COORDINATOR
