@@ -172,7 +172,7 @@ class Tracing:
 
     @staticmethod
     def traceparent(created: SpanContext, *, cause: Envelope | None) -> str | None:
-        """What to write into an event; without an OpenTelemetry SDK there is no span, then the cause's goes on."""
+        """What to write into an event: the span's context, or the cause's where no OpenTelemetry SDK makes spans."""
         found = traceparent_of(created)
         return found if found is not None or cause is None else cause.traceparent
 

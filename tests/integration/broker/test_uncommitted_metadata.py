@@ -1,4 +1,4 @@
-"""What a log does not hold for certain yet: nobody is told of anything that depends on it."""
+"""No answer depends on a record that is not durable yet."""
 
 from __future__ import annotations
 

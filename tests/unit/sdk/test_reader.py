@@ -173,7 +173,7 @@ async def test_connecting_is_repeated_with_growing_delays_and_reported_once(capl
         async with cluster.reading() as reader:
             await asyncio.sleep(0.3)
             assert reader.consumer is None, "there is none to commit with"
-            assert reader.joining is refusals[0], "assignments are told before the start has returned"
+            assert reader.joining is refusals[0], "assignments are reported before the start has returned"
             await asyncio.sleep(60)
             assert reader.reasons(after_s=0) == []
     waited = [round(b - a, 6) for a, b in zip(cluster.connected_at[1:], cluster.connected_at[2:], strict=False)]

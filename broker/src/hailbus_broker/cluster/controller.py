@@ -59,7 +59,7 @@ class Controller:
     """The cluster's decisions, for the node that leads `__cluster_metadata`.
 
     Args:
-        image: What the decisions are about, those included that are not committed yet; whoever writes the records
+        image: What the decisions are about, those included that are not committed yet; the writer of the records
             replays them into it.
         config: The broker's settings.
         node_id: The only broker there is.

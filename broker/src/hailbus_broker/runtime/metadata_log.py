@@ -31,7 +31,7 @@ class MetadataLog:
     """Writes the controller's decisions.
 
     A decision is appended, replayed into the controller's own image at once, so that the next decision knows of it,
-    and published to everything else when it is committed. Only then whoever asked for it is answered.
+    and published to everything else when it is committed. The client that asked for it is answered after that.
 
     Args:
         replica: Of `__cluster_metadata`.

@@ -32,7 +32,7 @@ class MetadataPublisher:
     Args:
         image: What was committed before.
         end_offset: Where that ends in the log, exclusive.
-        subscribers: In the order in which they are told.
+        subscribers: They receive each change in this order.
 
     Attributes:
         image: The committed metadata. Nobody else changes it.

@@ -74,7 +74,7 @@ class LeaderReplica:
     )
 
     refusal: ClassVar = ErrorCode.NONE
-    """What clients are told who want to write or read here."""
+    """The error code for clients that want to write or read here."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def _release(process: SimulatedProcess) -> None:
     buried, process.grave[:] = list(process.grave), []
     for item in buried:
         if isinstance(item, asyncio.Task):
-            # Nobody is told that it was pending.
+            # No warning that it was pending.
             item._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no other way
             process.call(_close, item.get_coro())
 

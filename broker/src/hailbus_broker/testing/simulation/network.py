@@ -359,7 +359,7 @@ class Network:
                 end.received_reset()
 
     def power_off(self, host: Host) -> None:
-        """Cut the power of a host: its processes end, and nobody is told."""
+        """Cut the power of a host: its processes end, and their peers are not notified."""
         if not host.is_up:
             return
         host.is_up = False

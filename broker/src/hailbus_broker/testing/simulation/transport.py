@@ -356,7 +356,7 @@ class SimulatedTransport(asyncio.Transport):
         return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set when the protocol is told to stop and to continue."""
+        """Set the buffer sizes at which the protocol pauses and resumes writing."""
         if high is None:
             high = _HIGH_WATER_BYTES if low is None else 4 * low
         if low is None:
