@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hailbus_devtools.check import ROOT
+from hailbus_devtools.mutation import MADE_VARIABLE
 from hailbus_devtools.mutation.fork_server import PASSED_ITS_LIMIT
 from hailbus_devtools.mutation.generate import scope
 from hailbus_devtools.mutation.targets import SOURCES, Target
@@ -24,6 +25,8 @@ BASELINE_TIMEOUT_S = 900.0
 _TIMEOUT_FACTOR = 6.0
 _UNPROVEN = 0.1
 """How many mutants a test counts as having caught before it has caught one."""
+_NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""numpy and pyarrow start no thread when they are imported: only then can forks share them."""
 _PASSED, _USAGE_ERROR, _NOTHING_COLLECTED = 0, 4, 5
 
 
@@ -52,13 +55,23 @@ class Verdict:
 
 @dataclass(slots=True)
 class Recording:
-    """Which tests execute which lines, as a run of the unchanged code showed, and which of them caught mutants."""
+    """Which tests execute which lines, as a run of the unchanged code showed, and which of them caught mutants.
+
+    Attributes:
+        seconds: Test → its duration.
+        lines: Module → line → the tests that execute it.
+        preload: Modules of other people's packages that the tests import.
+        modules: Modules of the workspace that the tests import.
+        catches: Module → test → how many mutants of the module it caught.
+        made: The folder with what the tests made once. Runs with mutants read it.
+    """
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
     preload: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     catches: dict[str, Counter[str]] = field(default_factory=dict)
+    made: str = ""
 
     def note(self, path: str, by: str) -> None:
         """Remember the test that caught a mutant of a module, so that it judges the module's other mutants early."""
@@ -102,6 +115,7 @@ class Workshop:
         self.root = Path(self._folder.name, "hailbus")
         self._server: subprocess.Popen[str] | None = None
         self._recording: Recording | None = None
+        self._made = str(self.root.parent / "made")
 
     def __enter__(self) -> Self:
         """Make the copy: what git tracks and what it would track."""
@@ -161,6 +175,7 @@ class Workshop:
             },
             preload=found["preload"],
             modules=found["modules"],
+            made=self._made,
         )
         self._start(self._recording)
         return self._recording
@@ -231,7 +246,13 @@ class Workshop:
         self._server = subprocess.Popen(
             [sys.executable, "-m", "hailbus_devtools.mutation.fork_server"],
             cwd=self.root,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots), "PYTHONHASHSEED": "0"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(roots),
+                "PYTHONHASHSEED": "0",
+                MADE_VARIABLE: self._made if recording is None else recording.made,
+                **_NO_THREADS,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
