@@ -1,6 +1,6 @@
 """A whole lake made without Spark, from the records of a real broker, and ways to damage it."""
 
-import copy
+import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,9 +62,8 @@ def schema_of(spec: TableSpec) -> pa.Schema:
     return pa.schema([(column.name, arrow_type(column.type)) for column in spec.columns])
 
 
-SPECS: dict[str, TableSpec] = {
-    spec.name: spec for spec in (BRONZE, QUARANTINE, *silver_specs(CATALOGUE).values(), *GOLD.values())
-}
+_SILVER = silver_specs(CATALOGUE)
+SPECS: dict[str, TableSpec] = {spec.name: spec for spec in (BRONZE, QUARANTINE, *_SILVER.values(), *GOLD.values())}
 
 
 @dataclass
@@ -74,7 +73,6 @@ class MadeLake:
     root: Path
     bootstrap: str
     tables: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in SPECS})
-    written: set[str] = field(default_factory=set)
 
     @property
     def layout(self) -> LakeLayout:
@@ -90,28 +88,17 @@ class MadeLake:
         catalog = SqlCatalog(CATALOG, uri=self.layout.catalog_uri, warehouse=self.layout.warehouse.as_uri())
         try:
             for name in names or self.tables:
-                self.written.add(name)
                 rows = pa.Table.from_pylist(self.tables[name], schema=schema_of(SPECS[name]))
                 catalog.create_namespace_if_not_exists(name.partition(".")[0])
                 if catalog.table_exists(name):
                     catalog.drop_table(name)
-                table = catalog.create_table(name, rows.schema)
                 # Not by `append`: pyiceberg writes a null list as an empty one.
                 path = self.layout.warehouse / f"{name}-{uuid4()}.parquet"
                 pq.write_table(rows, path)
-                table.add_files([str(path)])
+                with catalog.create_table_transaction(name, rows.schema) as creation:
+                    creation.add_files([str(path)], check_duplicate_files=False)
         finally:
             catalog.close()
-
-    def restore(self, tables: Mapping[str, list[Row]]) -> None:
-        """Undo what a test did: write again what it wrote, and forget what was verified."""
-        self.tables = copy.deepcopy(dict(tables))
-        if self.written:
-            self.write(*sorted(self.written))
-            self.written.clear()
-        for path in (self.layout.verified, self.layout.topic_ids):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.root / "checkpoints", ignore_errors=True)
 
     def change(self, name: str, change: Callable[[list[Row]], object]) -> None:
         """Change the rows of one table, and write it."""
@@ -125,11 +112,10 @@ class MadeLake:
         return verify_lake(self.root, log if log is not None else self.view(), **options)
 
     def land(self, topics: Sequence[str] = TOPICS) -> None:
-        """Fill all tables from the broker's log, as the sink does."""
+        """Fill bronze, silver and the quarantine from the broker's log, as the sink does."""
         for records in self.tables.values():
             records.clear()
-        for record in read_all(self.bootstrap, topics):
-            self.bronze.append(bronze_row(record))
+        self.land_bronze(topics)
         typed: set[tuple[str, str]] = set()
         for row in self.bronze:
             table, silver = silver_row(row)
@@ -138,6 +124,44 @@ class MadeLake:
             elif (silver["ce_source"], silver["ce_id"]) not in typed:
                 typed.add((silver["ce_source"], silver["ce_id"]))
                 self.tables[table].append(silver)
+
+    def land_bronze(self, topics: Sequence[str] = TOPICS) -> None:
+        """Fill bronze alone."""
+        self.bronze[:] = [bronze_row(record) for record in read_all(self.bootstrap, topics)]
+
+
+@dataclass(frozen=True)
+class LandedLake:
+    """A lake and the data of the broker that it was landed from, in a folder that nobody changes: tests take copies."""
+
+    folder: Path
+
+    def keep(self, made: MadeLake) -> None:
+        """Note the rows of the lake, which was written to `root`."""
+        (self.folder / "tables").write_bytes(pickle.dumps(made.tables))
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "lake"
+
+    @property
+    def broker_data(self) -> Path:
+        return self.folder / "broker"
+
+    def copy_of_data(self, folder: Path) -> str:
+        """Copy the broker's data to a new folder."""
+        shutil.copytree(self.broker_data, folder)
+        return str(folder)
+
+    def copy_of_lake(self, root: Path, bootstrap: str) -> MadeLake:
+        """Make a lake in a new folder, with the same tables.
+
+        The files of Iceberg never change, and its catalog says where they are: a copy of the catalog is another lake.
+        """
+        made = MadeLake(root, bootstrap, pickle.loads((self.folder / "tables").read_bytes()))  # noqa: S301 our own
+        root.mkdir()
+        shutil.copyfile(LakeLayout(self.root).catalog_db, made.layout.catalog_db)
+        return made
 
 
 def read_all(bootstrap: str, topics: Sequence[str]) -> Iterator[Any]:
@@ -192,7 +216,7 @@ def silver_row(row: Row) -> tuple[str, Row]:
             return _refused(row, coordinates, "WrongTopicError", "it belongs on another topic")
     except ContractError as error:
         return _refused(row, coordinates, type(error).__name__, str(error)[:500])
-    spec = silver_specs(CATALOGUE)[row["topic"]]
+    spec = _SILVER[row["topic"]]
     return spec.name, {
         **{column_name(name): value for name, value in event.model_dump(mode="python").items()},
         "ce_id": envelope.id,

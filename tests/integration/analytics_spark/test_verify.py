@@ -27,38 +27,34 @@ from hailbus_broker.testing import ApiKey, ErrorCode, Fault, ThreadedBroker
 from typer.testing import CliRunner
 
 from tests.integration.analytics_spark.lake_events import DESTINATION, TOPICS, Feed, ride
-from tests.integration.analytics_spark.made_lake import MadeLake, Row, gold_of_rides, read_all
+from tests.integration.analytics_spark.made_lake import LandedLake, MadeLake, Row, gold_of_rides, read_all
+from tests.made import made_once
 
 RIDES = 20
 LOG, SILVER, GOLDEN = "bronze = log", "silver = bronze", "gold = recomputed"
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[ThreadedBroker]:
-    with ThreadedBroker() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def landed(broker: ThreadedBroker, tmp_path_factory: pytest.TempPathFactory) -> MadeLake:
+def _land(folder: Path) -> None:
     """Twenty rides, three repeated events, and four records that no event class accepts."""
-    feed = Feed(broker.bootstrap)
-    feed.rides(RIDES * Feed.EVENTS_PER_RIDE)
-    for event, at in ride(3)[4:7]:
-        for _ in range(2):  # a second record of an event: an outbox that died before it noted the publication
-            feed.publish(event, at=at + timedelta(days=9), id=f"twice-{at}")
-    encoded = encode(event, envelope_for(event, source="/booking", time=at))
-    feed.raw("rides.v1", b"k", b"no json", encoded.headers)
-    feed.raw("rides.v1", b"k", b"no headers")
-    feed.raw("payments.v1", encoded.key, encoded.value, encoded.headers)
-    feed.raw("rides.v1", b"k", None, encoded.headers)
-    feed.flush()
-    made = MadeLake(tmp_path_factory.mktemp("landed"), broker.bootstrap)
-    made.land()
-    made.tables |= {name: list(rows) for name, rows in gold_of_rides(RIDES).items()}
-    _add_repeats_to_gold(made)
-    made.write()
-    return made
+    landed = LandedLake(folder)
+    with ThreadedBroker(data_dir=str(landed.broker_data)) as broker:
+        feed = Feed(broker.bootstrap)
+        feed.rides(RIDES * Feed.EVENTS_PER_RIDE)
+        for event, at in ride(3)[4:7]:
+            for _ in range(2):  # a second record of an event: an outbox that died before it noted the publication
+                feed.publish(event, at=at + timedelta(days=9), id=f"twice-{at}")
+        encoded = encode(event, envelope_for(event, source="/booking", time=at))
+        feed.raw("rides.v1", b"k", b"no json", encoded.headers)
+        feed.raw("rides.v1", b"k", b"no headers")
+        feed.raw("payments.v1", encoded.key, encoded.value, encoded.headers)
+        feed.raw("rides.v1", b"k", None, encoded.headers)
+        feed.flush()
+        made = MadeLake(landed.root, broker.bootstrap)
+        made.land()
+        made.tables |= {name: list(rows) for name, rows in gold_of_rides(RIDES).items()}
+        _add_repeats_to_gold(made)
+        made.write()
+    landed.keep(made)
 
 
 def _add_repeats_to_gold(made: MadeLake) -> None:
@@ -73,13 +69,35 @@ def _add_repeats_to_gold(made: MadeLake) -> None:
     made.tables["gold.revenue"].append(completed)
 
 
+@pytest.fixture(scope="module")
+def landed() -> LandedLake:
+    return LandedLake(made_once("landed-lake", _land))
+
+
+@pytest.fixture(scope="module")
+def broker(landed: LandedLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedBroker]:
+    """The broker of all tests that leave the log as it is."""
+    with ThreadedBroker(data_dir=landed.copy_of_data(tmp_path_factory.mktemp("log") / "broker")) as running:
+        yield running
+
+
 @pytest.fixture
-def lake(landed: MadeLake) -> Iterator[MadeLake]:
-    """The whole lake; what a test changes is put back after it."""
-    tables = copy.deepcopy(landed.tables)
-    landed.written.clear()
-    yield landed
-    landed.restore(tables)
+def lake(landed: LandedLake, broker: ThreadedBroker, tmp_path: Path) -> MadeLake:
+    """A whole lake that the test may change."""
+    return landed.copy_of_lake(tmp_path / "lake", broker.bootstrap)
+
+
+@pytest.fixture
+def own_broker(landed: LandedLake, tmp_path: Path) -> Iterator[ThreadedBroker]:
+    """A broker with the same log, which the test may change."""
+    with ThreadedBroker(data_dir=landed.copy_of_data(tmp_path / "broker")) as running:
+        yield running
+
+
+@pytest.fixture
+def own_lake(landed: LandedLake, own_broker: ThreadedBroker, tmp_path: Path) -> MadeLake:
+    """A whole lake beside `own_broker`."""
+    return landed.copy_of_lake(tmp_path / "lake", own_broker.bootstrap)
 
 
 def row_of(lake: MadeLake, table: str, **wanted: object) -> Row:
@@ -148,6 +166,7 @@ def test_a_whole_lake_agrees_and_says_what_was_compared(lake: MadeLake) -> None:
     assert silver is not None
     assert (silver.typed, silver.quarantined, silver.duplicates, silver.unaccounted) == (records - 7, 4, 3, 0)
     assert silver.sampled == records
+    assert report.seed == 7
     assert "(seed 7)" in report.line(SILVER).detail
     assert report.gold is not None
     assert {name: one.rows for name, one in report.gold.items()} == {
@@ -296,45 +315,43 @@ def _write_checkpoint(lake: MadeLake, *, began: Mapping[str, Any], landed: Mappi
     (checkpoint / "offsets/0").write_text(f"v1\n{{}}\n{json.dumps(landed)}")
 
 
-def test_offsets_of_transactions_are_no_records(tmp_path: Path) -> None:
-    with ThreadedBroker() as own:
-        made = MadeLake(tmp_path / "lake", own.bootstrap)
-        feed = Feed(own.bootstrap)
-        feed.rides(9)
-        for number, ending in enumerate(("commit_transaction", "abort_transaction")):
-            producer = Producer({"bootstrap.servers": own.bootstrap, "transactional.id": f"lake-{number}"})
-            producer.init_transactions(30)
-            producer.begin_transaction()
-            for event, at in ride(5_000 + number):
-                encoded = encode(event, envelope_for(event, source="/booking", time=at))
-                producer.produce("payments.v1", encoded.value, encoded.key, partition=0, headers=[*encoded.headers])
-            assert producer.flush(30) == 0
-            getattr(producer, ending)(30)
-        made.land()
-        made.write()
-        report = made.verify()
-        assert report.line(LOG).verdict == "agrees"
-        part = next(part for part in report.partitions if (part.topic, part.partition) == ("payments.v1", 0))
-        assert part.hidden_offsets == 9 + 2  # the aborted records, and a marker for each transaction
-        # An aborted record that landed all the same is not in the log that consumers see.
-        stray = made.bronze[0] | {"topic": "payments.v1", "partition": 0, "offset": (part.end or 0) - 2}
-        made.change("bronze.events", lambda rows: rows.append(stray))
-        assert [(one.kind, one.offset) for one in made.verify().line(LOG).findings if one.kind != "altered"] == [
-            ("invented", stray["offset"])
-        ]
+def test_offsets_of_transactions_are_no_records(own_lake: MadeLake) -> None:
+    for number, ending in enumerate(("commit_transaction", "abort_transaction")):
+        producer = Producer({"bootstrap.servers": own_lake.bootstrap, "transactional.id": f"lake-{number}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for event, at in ride(5_000 + number):
+            encoded = encode(event, envelope_for(event, source="/booking", time=at))
+            producer.produce("payments.v1", encoded.value, encoded.key, partition=0, headers=[*encoded.headers])
+        assert producer.flush(30) == 0
+        getattr(producer, ending)(30)
+    own_lake.land_bronze()
+    own_lake.write("bronze.events")
+    report = own_lake.verify()
+    assert report.line(LOG).verdict == "agrees"
+    part = next(part for part in report.partitions if (part.topic, part.partition) == ("payments.v1", 0))
+    assert part.hidden_offsets == 9 + 2  # the aborted records, and a marker for each transaction
+    # An aborted record that landed all the same is not in the log that consumers see.
+    stray = own_lake.bronze[0] | {"topic": "payments.v1", "partition": 0, "offset": (part.end or 0) - 2}
+    own_lake.change("bronze.events", lambda rows: rows.append(stray))
+    assert [(one.kind, one.offset) for one in own_lake.verify().line(LOG).findings if one.kind != "altered"] == [
+        ("invented", stray["offset"])
+    ]
 
 
-def test_altered_bytes_in_the_log_are_named(tmp_path: Path) -> None:
+def test_altered_bytes_in_the_log_are_named(landed: LandedLake, tmp_path: Path) -> None:
     """The segment is changed on disk, its CRC made right again: only the bytes can tell."""
     from crc32c import crc32c
 
-    data = str(tmp_path / "broker")
+    data = landed.copy_of_data(tmp_path / "broker")
     with ThreadedBroker(data_dir=data) as own:
-        Feed(own.bootstrap, partitions=1).rides(27)
-        made = MadeLake(tmp_path / "lake", own.bootstrap)
-        made.land()
-        made.write()
+        made = landed.copy_of_lake(tmp_path / "lake", own.bootstrap)
         assert made.verify().line(LOG).verdict == "agrees"
+    victim = next(
+        row
+        for row in made.bronze
+        if (row["topic"], row["partition"]) == ("payments.v1", 0) and b'"amount_minor":5200' in row["value"]
+    )
     [segment] = [path for path in Path(data).rglob("*.log") if path.parent.name == "payments.v1-0"]
     content = bytearray(segment.read_bytes())
     place = content.index(b'"amount_minor":5200')
@@ -350,8 +367,8 @@ def test_altered_bytes_in_the_log_are_named(tmp_path: Path) -> None:
         # An incremental run compares what came since, and says from where; the full run compares everything.
         assert made.verify().line(LOG).verdict == "agrees"
         line = made.verify(full=True).line(LOG)
-    assert [(one.kind, one.topic, one.offset, one.column) for one in line.findings] == [
-        ("altered", "payments.v1", 0, "value")
+    assert [(one.kind, one.topic, one.partition, one.offset, one.column) for one in line.findings] == [
+        ("altered", "payments.v1", 0, victim["offset"], "value")
     ]
 
 
@@ -365,31 +382,31 @@ def _topic_made_anew(own: ThreadedBroker) -> None:
 
 
 @pytest.mark.parametrize("known_by", ["an earlier verification", "the sink"])
-def test_a_topic_that_was_made_anew_with_as_many_records_is_noticed(tmp_path: Path, known_by: str) -> None:
-    with ThreadedBroker() as own:
-        Feed(own.bootstrap).rides(18)
-        made = MadeLake(tmp_path / "lake", own.bootstrap)
-        made.land()
-        made.write()
-        first = made.view().describe(["rides.v1"])["rides.v1"].topic_id
-        assert first is not None
-        if known_by == "the sink":
-            note_topic_ids(made.layout.topic_ids, {"rides.v1": first})
-        else:
-            assert made.verify().line(LOG).verdict == "agrees"
-        records = list(read_all(own.bootstrap, ["rides.v1"]))
-        _topic_made_anew(own)
-        producer = Producer({"bootstrap.servers": own.bootstrap})
-        for record in records:  # the same bytes at the same offsets
-            producer.produce("rides.v1", record.value, record.key, record.partition, headers=record.headers)
-        assert producer.flush(30) == 0
-        second = made.view().describe(["rides.v1"])["rides.v1"].topic_id
-        for full in (False, True):
-            line = made.verify(full=full).line(LOG)
-            assert line.verdict == "disagrees"
-            assert [(one.kind, one.topic) for one in line.findings] == [("replaced", "rides.v1")]
-            assert f"id {first} was" in line.findings[0].message
-            assert f"the broker now has {second}" in line.findings[0].message
+def test_a_topic_that_was_made_anew_with_as_many_records_is_noticed(
+    own_lake: MadeLake, own_broker: ThreadedBroker, known_by: str
+) -> None:
+    first = own_lake.view().describe(["rides.v1"])["rides.v1"].topic_id
+    assert first is not None
+    if known_by == "the sink":
+        note_topic_ids(own_lake.layout.topic_ids, {"rides.v1": first})
+    else:
+        assert own_lake.verify().line(LOG).verdict == "agrees"
+    records = list(read_all(own_lake.bootstrap, ["rides.v1"]))
+    _topic_made_anew(own_broker)
+    producer = Producer({"bootstrap.servers": own_lake.bootstrap})
+    for record in records:  # the same bytes at the same offsets
+        producer.produce("rides.v1", record.value, record.key, record.partition, headers=record.headers)
+    assert producer.flush(30) == 0
+    assert [(one.partition, one.offset, one.value) for one in read_all(own_lake.bootstrap, ["rides.v1"])] == [
+        (one.partition, one.offset, one.value) for one in records
+    ]
+    second = own_lake.view().describe(["rides.v1"])["rides.v1"].topic_id
+    for full in (False, True):
+        line = own_lake.verify(full=full).line(LOG)
+        assert line.verdict == "disagrees"
+        assert [(one.kind, one.topic) for one in line.findings] == [("replaced", "rides.v1")]
+        assert f"id {first} was" in line.findings[0].message
+        assert f"the broker now has {second}" in line.findings[0].message
 
 
 def test_a_topic_or_partition_that_the_broker_does_not_have_is_noticed(lake: MadeLake) -> None:
@@ -429,85 +446,80 @@ def test_a_topic_outside_the_settings_is_compared_when_it_landed(lake: MadeLake)
 # -- the start of the log
 
 
-@contextmanager
-def _trimmed(tmp_path: Path, *, before: bool) -> Iterator[tuple[MadeLake, int]]:
-    """A lake whose rides.v1-0 lost its first records on the broker, verified or not while it still had them."""
-    with ThreadedBroker() as own:
-        Feed(own.bootstrap).rides(90)
-        made = MadeLake(tmp_path / "lake", own.bootstrap)
-        made.land()
-        made.write()
-        if before:
-            assert made.verify().line(LOG).verdict == "agrees"
-        admin = AdminClient({"bootstrap.servers": own.bootstrap})
-        for future in admin.delete_records([ConfluentPartition("rides.v1", 0, 4)]).values():
-            future.result()
-        yield made, 4
+FIRST_KEPT = 4
 
 
-def test_what_was_verified_may_be_deleted_from_the_log(tmp_path: Path) -> None:
-    with _trimmed(tmp_path, before=True) as (made, start):
-        for full in (False, True):
-            report = made.verify(full=full)
-            assert report.line(LOG).verdict == "agrees"
-            part = next(part for part in report.partitions if (part.topic, part.partition) == ("rides.v1", 0))
-            assert part.log_start == start
-        # It is still watched in the lake.
-        victim = row_of(made, "bronze.events", topic="rides.v1", partition=0, offset=1)
-        victim["value"] += b" "
-        made.write("bronze.events")
-        for full in (False, True):
-            line = made.verify(full=full).line(LOG)
-            assert [(one.kind, one.topic, one.partition) for one in line.findings] == [("altered", "rides.v1", 0)]
+def _trim(lake: MadeLake) -> None:
+    """Let the broker delete the first records of rides.v1-0."""
+    admin = AdminClient({"bootstrap.servers": lake.bootstrap})
+    for future in admin.delete_records([ConfluentPartition("rides.v1", 0, FIRST_KEPT)]).values():
+        future.result()
 
 
-def test_rows_that_the_log_deleted_before_they_were_compared_are_not_checked(tmp_path: Path) -> None:
-    with _trimmed(tmp_path, before=False) as (made, start):
-        report = made.verify()
-        line = report.line(LOG)
-        assert line.verdict == "not_checked"
-        assert [(one.kind, one.topic, one.partition, one.offset) for one in line.findings] == [
-            ("unverified", "rides.v1", 0, 0)
-        ]
-        assert "retention.ms=" in line.findings[0].message
-        part = next(one for one in report.partitions if (one.topic, one.partition) == ("rides.v1", 0))
-        assert (part.verdict, part.detail) == ("not_checked", "unverified")
-        assert report.problems[0].startswith(f"bronze = log: not checked: rides.v1-0: {start} rows between offsets 0")
-        assert not report.ok
-        assert made.verify().line(LOG).verdict == "not_checked"  # asking again changes nothing
-
-
-def test_a_hole_below_the_start_of_the_log_is_lost(tmp_path: Path) -> None:
-    with _trimmed(tmp_path, before=False) as (made, start):
-        made.change(
-            "bronze.events", lambda rows: rows.remove(row_of(made, "bronze.events", **(VICTIM | {"offset": 2})))
-        )
-        line = made.verify().line(LOG)
-        assert line.verdict == "disagrees"
-        lost = next(one for one in line.findings if one.kind == "lost")
-        assert (lost.topic, lost.partition, lost.offset) == ("rides.v1", 0, 2)
-        assert f"the log begins at {start}" in lost.message
-
-
-def test_where_the_lake_began_is_no_hole(tmp_path: Path) -> None:
-    with _trimmed(tmp_path, before=False) as (made, start):
-        early = [row for row in _of_place(made.bronze) if row["offset"] < start]
-        made.tables["bronze.events"] = [row for row in made.bronze if row not in early]
-        made.write("bronze.events")
-        assert made.verify().line(LOG).verdict == "disagrees"
-        _write_checkpoint(made, began={"rides.v1": {"0": start, "1": 0}}, landed={})
-        report = made.verify()
+def test_what_was_verified_may_be_deleted_from_the_log(own_lake: MadeLake) -> None:
+    assert own_lake.verify().line(LOG).verdict == "agrees"
+    _trim(own_lake)
+    for full in (False, True):
+        report = own_lake.verify(full=full)
         assert report.line(LOG).verdict == "agrees"
-        assert any(f"the log began at offset {start} when the lake began" in one for one in report.allowances)
+        part = next(part for part in report.partitions if (part.topic, part.partition) == ("rides.v1", 0))
+        assert part.log_start == FIRST_KEPT
+    # It is still watched in the lake.
+    victim = row_of(own_lake, "bronze.events", topic="rides.v1", partition=0, offset=1)
+    victim["value"] += b" "
+    own_lake.write("bronze.events")
+    for full in (False, True):
+        line = own_lake.verify(full=full).line(LOG)
+        assert [(one.kind, one.topic, one.partition) for one in line.findings] == [("altered", "rides.v1", 0)]
 
 
-def test_a_person_may_accept_what_nobody_can_compare(tmp_path: Path) -> None:
-    with _trimmed(tmp_path, before=False) as (made, start):
-        assert made.verify(accepts_deleted=True).line(LOG).verdict == "agrees"
-        for full in (False, True):
-            report = made.verify(full=full)
-            assert report.line(LOG).verdict == "agrees"
-            assert any(f"offsets 0 to {start - 1} ({start} rows)" in one for one in report.allowances)
+def test_rows_that_the_log_deleted_before_they_were_compared_are_not_checked(own_lake: MadeLake) -> None:
+    _trim(own_lake)
+    report = own_lake.verify()
+    line = report.line(LOG)
+    assert line.verdict == "not_checked"
+    assert [(one.kind, one.topic, one.partition, one.offset) for one in line.findings] == [
+        ("unverified", "rides.v1", 0, 0)
+    ]
+    assert "retention.ms=" in line.findings[0].message
+    part = next(one for one in report.partitions if (one.topic, one.partition) == ("rides.v1", 0))
+    assert (part.verdict, part.detail) == ("not_checked", "unverified")
+    assert report.problems[0].startswith(f"bronze = log: not checked: rides.v1-0: {FIRST_KEPT} rows between offsets 0")
+    assert not report.ok
+    assert own_lake.verify().line(LOG).verdict == "not_checked"  # asking again changes nothing
+
+
+def test_a_hole_below_the_start_of_the_log_is_lost(own_lake: MadeLake) -> None:
+    _trim(own_lake)
+    victim = row_of(own_lake, "bronze.events", **(VICTIM | {"offset": 2}))
+    own_lake.change("bronze.events", lambda rows: rows.remove(victim))
+    line = own_lake.verify().line(LOG)
+    assert line.verdict == "disagrees"
+    lost = next(one for one in line.findings if one.kind == "lost")
+    assert (lost.topic, lost.partition, lost.offset) == ("rides.v1", 0, 2)
+    assert f"the log begins at {FIRST_KEPT}" in lost.message
+
+
+def test_where_the_lake_began_is_no_hole(own_lake: MadeLake) -> None:
+    _trim(own_lake)
+    early = [row for row in _of_place(own_lake.bronze) if row["offset"] < FIRST_KEPT]
+    own_lake.tables["bronze.events"] = [row for row in own_lake.bronze if row not in early]
+    own_lake.write("bronze.events")
+    assert own_lake.verify().line(LOG).verdict == "disagrees"
+    _write_checkpoint(own_lake, began={"rides.v1": {"0": FIRST_KEPT, "1": 0}}, landed={})
+    report = own_lake.verify()
+    assert report.line(LOG).verdict == "agrees"
+    began = f"the log began at offset {FIRST_KEPT} when the lake began"
+    assert any(began in one for one in report.allowances)
+
+
+def test_a_person_may_accept_what_nobody_can_compare(own_lake: MadeLake) -> None:
+    _trim(own_lake)
+    assert own_lake.verify(accepts_deleted=True).line(LOG).verdict == "agrees"
+    for full in (False, True):
+        report = own_lake.verify(full=full)
+        assert report.line(LOG).verdict == "agrees"
+        assert any(f"offsets 0 to {FIRST_KEPT - 1} ({FIRST_KEPT} rows)" in one for one in report.allowances)
 
 
 # -- compaction
@@ -644,29 +656,23 @@ def test_a_later_run_reads_only_what_came_since(lake: MadeLake) -> None:
     assert log.reads[2] == log.reads[0]
 
 
-def test_a_later_run_finds_faults_in_what_came_since(tmp_path: Path) -> None:
-    with ThreadedBroker() as own:
-        feed = Feed(own.bootstrap)
-        feed.rides(45)
-        made = MadeLake(tmp_path / "lake", own.bootstrap)
-        made.land()
-        made.write()
-        assert made.verify().line(LOG).verdict == "agrees"
-        old = {(row["topic"], row["partition"], row["offset"]) for row in made.bronze}
-        feed.rides(45)
-        made.land()
-        victim = next(
-            row
-            for row in made.bronze
-            if (row["topic"], row["partition"], row["offset"]) not in old and row["topic"] == "rides.v1"
-        )
-        victim["value"] += b" "
-        made.write()
-        for _ in range(2):  # what disagreed is not verified
-            line = made.verify().line(LOG)
-            assert [(one.kind, one.topic, one.offset) for one in line.findings] == [
-                ("altered", "rides.v1", victim["offset"])
-            ]
+def test_a_later_run_finds_faults_in_what_came_since(own_lake: MadeLake) -> None:
+    assert own_lake.verify().line(LOG).verdict == "agrees"
+    old = {(row["topic"], row["partition"], row["offset"]) for row in own_lake.bronze}
+    Feed(own_lake.bootstrap, first_ride=5_000).rides(45)
+    own_lake.land_bronze()
+    victim = next(
+        row
+        for row in own_lake.bronze
+        if (row["topic"], row["partition"], row["offset"]) not in old and row["topic"] == "rides.v1"
+    )
+    victim["value"] += b" "
+    own_lake.write("bronze.events")
+    for _ in range(2):  # what disagreed is not verified
+        line = own_lake.verify().line(LOG)
+        assert [(one.kind, one.topic, one.offset) for one in line.findings] == [
+            ("altered", "rides.v1", victim["offset"])
+        ]
 
 
 def _remove(rows: list[Row], row: Row) -> None:
@@ -911,24 +917,6 @@ def test_altered_times_of_silver_are_named(lake: MadeLake) -> None:
     assert {(one.kind, one.column, one.offset) for one in found} == {
         ("altered", column, victim["offset"]) for column in columns
     }
-
-
-def test_the_seed_chooses_which_rows_are_derived_again(lake: MadeLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a sample of half the rows, some seeds meet an altered row and others do not, each always the same way."""
-    monkeypatch.setattr("analytics_spark.verify.silver.SAMPLE_ROWS", len(lake.bronze) // 2)
-    row_of(lake, "silver.payments", ce_type="payment.captured")["payment_id"] = "other"
-    lake.write("silver.payments")
-
-    def found(seed: int) -> bool:
-        report = lake.verify(seed=seed)
-        assert report.seed == seed
-        assert report.silver is not None
-        assert report.silver.sampled == len(lake.bronze) // 2
-        return report.line(SILVER).verdict == "disagrees"
-
-    outcomes = {seed: found(seed) for seed in range(8)}
-    assert set(outcomes.values()) == {True, False}
-    assert outcomes == {seed: found(seed) for seed in outcomes}
 
 
 # -- gold and silver
