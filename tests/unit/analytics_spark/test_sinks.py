@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from analytics_spark.sinks import append_once, batch_offsets, is_written, query_id_of, row_count
+from analytics_spark.sinks import append_once, batch_offsets, is_written, overwrite_days, query_id_of, row_count
 from analytics_spark.tables import BRONZE
 
 
@@ -157,3 +159,67 @@ def test_a_checkpoint_names_its_query_and_where_a_batch_ends(tmp_path: Path) -> 
     (tmp_path / "offsets" / "7").write_text('v1\n{"batchWatermarkMs":0}\n{"rides.v1":{"0":12,"1":3}}\n')
     assert query_id_of(tmp_path) == "q"
     assert batch_offsets(tmp_path, 7) == {"rides.v1": {"0": 12, "1": 3}}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on a time, as Spark's columns build it."""
+
+    holds: Callable[[datetime], bool]
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(lambda at: self.holds(at) and other.holds(at))
+
+
+class TimeColumn:
+    """A column of times."""
+
+    def __ge__(self, bound: datetime) -> Condition:
+        return Condition(lambda at: at >= bound)
+
+    def __lt__(self, bound: datetime) -> Condition:
+        return Condition(lambda at: at < bound)
+
+
+class DaysFrame:
+    """A frame that notes which rows are written, and which rows of the table they replace."""
+
+    def __init__(self) -> None:
+        self.steps: list[object] = []
+        self.written: Condition | None = None
+        self.replaced: Condition | None = None
+
+    def select(self, *columns: str) -> DaysFrame:
+        self.steps.append(columns)
+        return self
+
+    def where(self, condition: Condition) -> DaysFrame:
+        self.written = condition
+        return self
+
+    def coalesce(self, count: int) -> DaysFrame:
+        self.steps.append(count)
+        return self
+
+    def writeTo(self, name: str) -> DaysFrame:  # noqa: N802 as Spark has it
+        self.steps.append(name)
+        return self
+
+    def overwrite(self, condition: Condition) -> None:
+        self.replaced = condition
+
+
+def test_whole_days_are_replaced_and_their_neighbours_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.sql import functions
+
+    monkeypatch.setattr(functions, "col", {"ingested_at": TimeColumn()}.__getitem__)
+    monkeypatch.setattr(functions, "lit", lambda value: value)
+    frame = DaysFrame()
+    start, end = datetime(2014, 5, 1, tzinfo=UTC), datetime(2014, 5, 3, tzinfo=UTC)
+    overwrite_days(frame, BRONZE, column="ingested_at", start=start, end=end)
+    assert frame.steps == [tuple(column.name for column in BRONZE.columns), 1, BRONZE.qualified]
+    moment = timedelta(microseconds=1)
+    for condition in (frame.written, frame.replaced):
+        assert condition is not None
+        times = (start - moment, start, start + timedelta(days=1), end - moment, end, end + timedelta(days=1))
+        assert [condition.holds(at) for at in times] == [False, True, True, True, False, False]
