@@ -141,6 +141,15 @@ async def test_an_event_expires_when_its_topic_has_kept_it_to_the_millisecond(ru
     assert line(unread, "outbox-log").verdict == "disagrees"  # nobody says when it was there
 
 
+def test_topics_keep_their_events_as_long_as_they_declare() -> None:
+    hours = {"driver-locations.v1": 1}
+    days = {"quotes.v1": 7, "forecasts.v1": 7, "booking-timers.v1": 7, "recommendations.v1": 30}
+    days |= {"rides.v1": 90, "payments.v1": 90, "bikes.v1": 90}
+    expected = {name: count * 3_600_000 for name, count in hours.items()}
+    expected |= {name: count * 86_400_000 for name, count in days.items()}
+    assert {name: RETENTION_MS[name] for name in expected} == expected
+
+
 async def test_booking_dates_its_events_itself_where_it_follows_the_time_of_day(run: RecordedRun) -> None:
     event_id = lose_first(run, "rides.v1")
     run.sql("booking", "DELETE FROM booking_clock")
@@ -362,3 +371,24 @@ async def test_booking_alone_can_say_which_key_a_hole_held(run: RecordedRun) -> 
     outbox = [row for row in booking_of(accounts).outbox if row.topic != "drivers.v1"]
     without = replace(accounts, booking=replace(booking_of(accounts), outbox=outbox))
     assert "no account says what was there" in line(without, "log-offsets").detail
+
+
+async def test_an_event_that_compaction_removed_hides_no_other(run: RecordedRun) -> None:
+    gone = next(record for record in run.all("drivers.v1") if record.offset == 0)
+    run.hide(gone)
+    kept = next(record for record in run.all("rides.v1") if record.offset == 0)
+    lines = run.journal_lines()
+    [hidden] = [one for one in lines if f'"id":"{header(gone, "ce_id")}"' in one]
+    [mine] = [one for one in lines if f'"id":"{header(kept, "ce_id")}"' in one]
+    run.write_journal([hidden, mine.replace(header(kept, "ce_id"), NEW_ID), *(one for one in lines if one != hidden)])
+    found = line(await accounts_of(run), "journal-log")
+    assert [one.id for one in found.findings] == [NEW_ID]
+
+
+async def test_a_ride_that_was_requested_again_costs_what_its_first_request_says(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    rides = log_of(accounts).reader.rides
+    for ride_id, (requested, *others) in rides.items():
+        again = requested._replace(data={**requested.data, "fare": {"amount_minor": 1, "currency": "USD"}})
+        rides[ride_id] = [requested, again, *others]
+    assert line(accounts, "money-rides-payments").verdict == "agrees"
