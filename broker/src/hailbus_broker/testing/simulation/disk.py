@@ -1,13 +1,14 @@
 """A disk in memory that forgets what was not synced, tears what was being written, and fails on request.
 
-What it assumes of a real one: data lasts after `File.sync`, names after `Disk.sync_directory`; of what was not synced
-any prefix may have arrived, and the last sectors of it may hold anything; changes of names in one directory arrive in
-order.
+What it assumes of a real one: data lasts after `File.sync`, names after `Disk.sync_directory`, those of directories
+too; of what was not synced any prefix may have arrived, and the last sectors of it may hold anything; changes of names
+in one directory arrive in order. A directory directly below the root lasts at once: whoever runs the broker made it.
 """
 
 from __future__ import annotations
 
 from errno import ENOENT, ENOSPC
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.errors import StorageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hailbus_broker.log.disk import Buffer
 
 SECTOR_BYTES: Final = 512
+_FIRST_LEVEL: Final = 2
 UNLIMITED: Final = 2**62
 
 
@@ -91,13 +93,16 @@ class SimulatedFile:
         self._disk.check(self.path, "read")
         return bytes(memoryview(self._inode.data)[position : position + length])
 
-    def read_cached(self, position: int, length: int) -> bytes:
-        """Everything is in memory."""
-        return self.read(position, length)
+    def read_cached(self, position: int, length: int) -> bytes | None:
+        """Everything is in memory, unless the disk is cold."""
+        return self.read(position, length) if self.is_cached(position, length) else None
 
     def is_cached(self, position: int, length: int) -> bool:  # noqa: ARG002 - the port's signature
-        """Everything is in memory."""
-        return True
+        """Everything is in memory, unless the disk is cold."""
+        if not self._disk.is_cold:
+            return True
+        self._disk.note("cold read")
+        return False
 
     def truncate(self, size: int) -> None:
         """Cut the file."""
@@ -139,6 +144,7 @@ class SimulatedDisk:
         step_count: Changes so far.
         failing: Called with path and operation before each; may raise a StorageError.
         capacity_bytes: Writing beyond it fails with ENOSPC.
+        is_cold: Whether the system has nothing in memory.
         now_ms: What files say they were modified at.
     """
 
@@ -148,12 +154,13 @@ class SimulatedDisk:
         self.step_count = 0
         self.failing: Callable[[str, str], None] | None = None
         self.capacity_bytes = UNLIMITED
+        self.is_cold = False
         self.now_ms = 0
         self.has_crashed = False
         self._names: dict[str, _Inode] = {}
+        """By path; a directory has a slash at its end."""
         self._durable_names: dict[str, _Inode] = {}
         self._pending_names: dict[str, list[Callable[[dict[str, _Inode]], None]]] = {}
-        self._directories: set[str] = {""}
         self._locks: dict[str, SimulatedLock] = {}
 
     # ---- what a world adds
@@ -188,6 +195,10 @@ class SimulatedDisk:
         """How much of a write has arrived."""
         return self.chance.randint(0, length)
 
+    def paths(self) -> tuple[str, ...]:
+        """All files."""
+        return tuple(sorted(path for path in self._names if not path.endswith("/")))
+
     def used_bytes(self) -> int:
         """Bytes in all files."""
         return sum(len(inode.data) for inode in self._names.values())
@@ -208,6 +219,9 @@ class SimulatedDisk:
             for change in pending[:arrived]:
                 change(names)
         self._pending_names.clear()
+        for path in [path for path in names if not _has_directories(path, names)]:
+            del names[path]
+            self.note("lost directory entry")
         for inode in dict.fromkeys([*self._names.values(), *names.values()]):  # in one order in every run
             inode.data = self._after_power_cut(inode)
             inode.has_failed = False
@@ -282,13 +296,13 @@ class SimulatedDisk:
         """Names in a directory."""
         self.check(directory, "list")
         start = directory + "/"
-        paths = [*self._names, *self._directories]
-        return sorted({path[len(start) :].partition("/")[0] for path in paths if path.startswith(start)})
+        found = {path[len(start) :].partition("/")[0] for path in self._names if path.startswith(start)}
+        return sorted(found - {""})
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory."""
         self.check(path, "exists")
-        return path in self._names or path in self._directories
+        return path in self._names or path + "/" in self._names
 
     def size(self, path: str) -> int:
         """Bytes of a file."""
@@ -300,21 +314,24 @@ class SimulatedDisk:
         return self._names[path].modified_ms
 
     def make_directory(self, path: str) -> None:
-        """Create a directory; that lasts at once, for simplicity."""
+        """Create a directory, and those above it that are missing."""
         self.check(path, "make_directory")
         parts = path.split("/")
-        self._directories.update("/".join(parts[:end]) for end in range(1, len(parts) + 1))
+        for end in range(2, len(parts) + 1):
+            made = "/".join(parts[:end])
+            if made + "/" not in self._names:
+                self.step(made, "make_directory")
+                inode = _Inode()
+                self._change_names(made, partial(_set, path=made + "/", inode=inode))
+                if end == _FIRST_LEVEL:
+                    self._sync_names("")
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file or a directory."""
         self.step(source, "rename")
         moved = [path for path in self._names if path == source or path.startswith(source + "/")]
-        if not moved and source not in self._directories:
+        if not moved:
             raise StorageError("no such file on the simulated disk", path=source, errno=ENOENT)
-        if source in self._directories:
-            self._directories = {
-                target + name[len(source) :] if name.startswith(source) else name for name in self._directories
-            }
 
         def change(names: dict[str, _Inode]) -> None:
             for path in moved:
@@ -332,9 +349,12 @@ class SimulatedDisk:
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with all in it."""
-        for name in [name for name in self._names if name.startswith(path + "/")]:
-            self.remove(name)
-        self._directories = {name for name in self._directories if name != path and not name.startswith(path + "/")}
+        inside = [name for name in self._names if name.startswith(path + "/")]
+        for name in sorted(inside, key=lambda name: (name.endswith("/"), -name.count("/"), name)):
+            if name.endswith("/"):
+                self._change_names(name[:-1], partial(_drop, path=name))
+            else:
+                self.remove(name)
 
     def sync_directory(self, path: str) -> None:
         """From now on the names in a directory last."""
@@ -351,3 +371,17 @@ class SimulatedDisk:
     def _sync_names(self, directory: str) -> None:
         for change in self._pending_names.pop(directory, []):
             change(self._durable_names)
+
+
+def _set(names: dict[str, _Inode], *, path: str, inode: _Inode) -> None:
+    names[path] = inode
+
+
+def _drop(names: dict[str, _Inode], *, path: str) -> None:
+    names.pop(path, None)
+
+
+def _has_directories(path: str, names: dict[str, _Inode]) -> bool:
+    """Whether all directories above a path are there; the root is."""
+    parts = path.rstrip("/").split("/")
+    return all("/".join(parts[:end]) + "/" in names for end in range(2, len(parts)))

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from hailbus_broker.testing.simulation.loop import SimulatedLoop
     from hailbus_broker.testing.simulation.process import Host
 
+_NAMED_CUTS: Final = {
+    ".swap": "compaction swap cut",
+    ".cleaned": "compaction cut",
+    ".snapshot": "producer snapshot cut",
+    ".checkpoint": "metadata snapshot cut",
+    "__transaction_state": "transaction state cut",
+    "__consumer_offsets": "group state cut",
+}
 _SLOW_OPERATIONS: Final = frozenset({"sync", "sync_directory", "write_whole"})
 
 
@@ -55,6 +63,8 @@ class HostDisk(SimulatedDisk):
         sync_s: How long a sync takes, at least and at most.
         faults: Operations that shall fail.
         crash_is_power_cut: Whether the crash at `crash_at_step` takes the whole machine.
+        crash_on: Crash at a change of a path that contains this; empty for none.
+        crash_on_after: So many of these changes are let through before.
     """
 
     def __init__(self, host: Host, loop: SimulatedLoop, rng: random.Random, note: Callable[[str], None]) -> None:
@@ -62,6 +72,8 @@ class HostDisk(SimulatedDisk):
         self.sync_s = (0.000_2, 0.004)
         self.faults: Final[list[DiskFault]] = []
         self.crash_is_power_cut = True
+        self.crash_on = ""
+        self.crash_on_after = 0
         self._host: Final = host
         self._loop: Final = loop
         self._note: Final = note
@@ -110,10 +122,14 @@ class HostDisk(SimulatedDisk):
         if operation in _SLOW_OPERATIONS:
             self._spend()
         self._loop.record(self._host.name, f"disk {operation} {path}")
+        if self.crash_on and self.crash_on in path:
+            self.crash_on_after -= 1
+            if self.crash_on_after < 0:
+                self.crash_at_step = self.step_count
         try:
             super().step(path, operation, torn)
         except SimulatedCrashError:
-            self._crash(operation)
+            self._crash(path, operation)
             raise
 
     def _spend(self) -> None:
@@ -125,10 +141,15 @@ class HostDisk(SimulatedDisk):
         elif process is not None:
             process.block(spent_s)
 
-    def _crash(self, operation: str) -> None:
+    def _crash(self, path: str, operation: str) -> None:
         process = CURRENT_PROCESS.get(None)
+        self._loop.record(self._host.name, f"crash in {operation} of {path}")
         self.note(f"crash in {operation}")
+        for part, name in _NAMED_CUTS.items():
+            if part in path:
+                self.note(name)
         self.crash_at_step = None
+        self.crash_on = ""
         if self.crash_is_power_cut:
             self._loop.network.power_off(self._host)
         elif process is not None:
@@ -143,9 +164,9 @@ class HostDisk(SimulatedDisk):
             process.when_killed.append(lock.release)
         return lock
 
-    def flip_bit(self) -> str | None:
-        """Turn around one bit of a file that has any; its path, None when there is none."""
-        paths = [path for path, inode in sorted(self._names.items()) if inode.data]
+    def flip_bit(self, suffix: str = "") -> str | None:
+        """Turn around one bit of a file that has any, and whose path ends so; its path, None when there is none."""
+        paths = [path for path, inode in sorted(self._names.items()) if inode.data and path.endswith(suffix)]
         if not paths:
             return None
         path = self.chance.choice(paths)
