@@ -3,8 +3,25 @@
 from dataclasses import replace
 
 import pytest
-
-from .checker import CHECKS, Committed, End, History, Listed, Polled, Sent, Stored, consume_counts, violations
+from hailbus_broker.testing.history import (
+    CHECKS,
+    Attempted,
+    Committed,
+    Deleted,
+    End,
+    History,
+    KeyRead,
+    KeyWrite,
+    Listed,
+    Owned,
+    Polled,
+    Sent,
+    Stored,
+    TimeLookup,
+    Watermark,
+    consume_counts,
+    violations,
+)
 
 
 def sent(value: int, offset: int | None, **more: object) -> Sent:
@@ -43,6 +60,32 @@ def stored(base: int, sequence: int, *, count: int = 1, epoch: int = 0, marker: 
     )
 
 
+def mark(asked_at: int, high: int, *, stable: int | None = None, start: int = 0, place: int = 0) -> Watermark:
+    return Watermark(
+        place=("t", place),
+        asked_at=asked_at,
+        answered_at=asked_at + 1,
+        log_start=start,
+        last_stable=high if stable is None else stable,
+        high=high,
+    )
+
+
+def wrote(key: str, value: int | None, offset: int | None, outcome: End = "ok") -> KeyWrite:
+    return KeyWrite(key=key, value=value, outcome=outcome, offset=offset)
+
+
+def saw(key: str, value: int | None, offset: int) -> KeyRead:
+    return KeyRead(partition=0, key=key, value=value, offset=offset)
+
+
+def attempt(number: int, *, producer_id: int = 7, is_written: bool = True) -> Attempted:
+    places = frozenset({0})
+    return Attempted(
+        number=number, producer_id=producer_id, partitions=places, written=places if is_written else frozenset()
+    )
+
+
 SOUND = History(
     sent=[sent(10, 0), sent(11, 1), sent(12, None), sent(20, 3, transaction=1), sent(21, 5, transaction=2)],
     polled=[read(10, 0), read(11, 1), read(12, 2), read(20, 3), read(10, 0, life=1)],
@@ -67,6 +110,43 @@ SOUND = History(
         moved(20, 3, op=4, process="other"),
     ],
     lists=[listed(), listed(10, 11), listed(10, process="k"), listed(10, 11), listed(10, 11, 12)],
+    uncommitted=[read(10, 0), read(21, 5)],
+    raw=[read(10, 0), read(11, 1), read(12, 2), read(20, 3), read(21, 5)],
+    again=[read(10, 0), read(11, 1), read(12, 2), read(20, 3)],
+    # The second was asked before the first was answered, and may be older.
+    watermarks=[
+        mark(1, 5, stable=4),
+        mark(1, 3),
+        mark(3, 5, stable=4),
+        mark(5, 9, stable=4, start=2),
+        mark(6, 1, place=1),
+    ],
+    deleted=[Deleted(place=("t", 0), offset=2, answered_at=4)],
+    owned=[
+        Owned(group="g", generation=1, member="a", partitions=(0, 1)),
+        Owned(group="g", generation=2, member="a", partitions=(0,)),
+        Owned(group="g", generation=2, member="b", partitions=(1,)),
+        Owned(group="h", generation=2, member="c", partitions=(0, 1)),
+    ],
+    lookups=[
+        TimeLookup(op=1, partition=0, timestamp=100, offset=2),
+        TimeLookup(op=1, partition=0, timestamp=200, offset=2),
+        TimeLookup(op=1, partition=0, timestamp=300, offset=-1),
+        TimeLookup(op=2, partition=0, timestamp=300, offset=1),
+    ],
+    key_writes=[
+        wrote("k", 1, 0),
+        wrote("k", 2, 3),
+        wrote("gone", 5, 1),
+        wrote("gone", None, 4),
+        wrote("maybe", 6, None, "unknown"),
+        wrote("k", 9, 6, "fail"),
+    ],
+    key_reads={
+        "early": [saw("k", 1, 0), saw("gone", 5, 1), saw("k", 2, 3), saw("gone", None, 4)],
+        "late": [saw("k", 2, 3), saw("maybe", 6, 5)],
+    },
+    attempted=[attempt(1), attempt(2)],
 )
 
 
@@ -160,6 +240,39 @@ def test_a_sound_history_has_no_violations() -> None:
         ),
         ("missing_markers", replace(SOUND, stored=[stored(0, 0)])),
         ("nonmonotonic_sends", replace(SOUND, sent=[sent(11, 1), sent(10, 0), *SOUND.sent[2:]])),
+        ("uncommitted_reads_vanish", replace(SOUND, uncommitted=[read(13, 6)])),
+        ("uncommitted_reads_vanish", replace(SOUND, uncommitted=[read(11, 0)])),
+        ("changed_by_restart", replace(SOUND, again=SOUND.final[:-1])),
+        ("changed_by_restart", replace(SOUND, again=[*SOUND.final, read(21, 5)])),
+        ("retreating_watermarks", replace(SOUND, watermarks=[mark(1, 5), mark(3, 4)])),
+        ("retreating_watermarks", replace(SOUND, watermarks=[mark(1, 5), mark(3, 6, stable=4)])),
+        ("retreating_watermarks", replace(SOUND, watermarks=[mark(1, 5, start=2), mark(3, 5)])),
+        ("retreating_watermarks", replace(SOUND, watermarks=[mark(1, 5, stable=6)])),
+        ("deleted_records_return", replace(SOUND, watermarks=[mark(5, 9, start=1)])),
+        (
+            "shared_partitions",
+            replace(SOUND, owned=[*SOUND.owned, Owned(group="g", generation=2, member="c", partitions=(1,))]),
+        ),
+        (
+            "unordered_times",
+            replace(SOUND, lookups=[*SOUND.lookups, TimeLookup(op=2, partition=0, timestamp=400, offset=0)]),
+        ),
+        (
+            "unordered_times",
+            replace(SOUND, lookups=[*SOUND.lookups, TimeLookup(op=2, partition=0, timestamp=200, offset=-1)]),
+        ),
+        ("stale_keys", replace(SOUND, key_reads={"late": [saw("k", 1, 0)]})),
+        ("stale_keys", replace(SOUND, key_reads={"late": []})),
+        ("stale_keys", replace(SOUND, key_reads={"late": [saw("gone", 5, 1), saw("k", 2, 3)]})),
+        ("stale_keys", replace(SOUND, key_reads={"late": [saw("k", 2, 3), saw("k", 9, 6)]})),
+        ("stale_keys", replace(SOUND, key_reads={"late": [saw("k", 2, 3), saw("k", 8, 6)]})),
+        ("stale_keys", replace(SOUND, key_reads={"late": [saw("k", 2, 3), saw("maybe", 6, 2)]})),
+        ("unmatched_markers", replace(SOUND, attempted=[attempt(1), attempt(2), attempt(1)])),
+        (
+            "unmatched_markers",  # the transaction was aborted
+            replace(SOUND, transactions={1: "fail", 2: "fail"}),
+        ),
+        ("unmatched_markers", replace(SOUND, attempted=[attempt(1)])),
     ],
 )
 def test_each_broken_promise_is_found(name: str, broken: History) -> None:

@@ -27,11 +27,20 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from hailbus_broker.records import ControlType, read_control_type
+from hailbus_broker.testing.history import (
+    Committed,
+    End,
+    History,
+    Listed,
+    Polled,
+    Sent,
+    Stored,
+    consume_counts,
+    violations,
+)
 
 from tests.conformance.wire import Wire, batches
 from tests.support import free_port
-
-from .checker import Committed, End, History, Listed, Polled, Sent, Stored, consume_counts, violations
 
 TOPIC = "history"
 COPY = "copy"

@@ -4,99 +4,20 @@ The names of the checks are Jepsen's. A partition's order is built from the offs
 legal, as control records have offsets, too. Every value is unique.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
-End = Literal["ok", "fail", "unknown"]
+from hailbus_broker.testing.history.model import KeyRead, KeyWrite, Listed, Polled, TimeLookup
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """One send. `ok` has its offset; `fail` is known not to be in the log; `unknown` may be."""
+    from hailbus_broker.testing.history.model import History, Sent
 
-    process: str
-    partition: int
-    value: int
-    outcome: End
-    offset: int | None = None
-    transaction: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Polled:
-    """One record that a consumer was given. Each `life` of it reads from where it was assigned on.
-
-    A consumer with assigned partitions reads all of them without a gap. One that is subscribed may be moved between
-    two polls, so that only within one `op` its records must follow each other.
-    """
-
-    process: str
-    life: int
-    partition: int
-    offset: int
-    value: int
-    op: int = 0
-    is_subscribed: bool = False
-    transaction: int | None = None
-    """The transaction that was open in the same process meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """A partition as a list of what was appended: read from its start to where it ended when the reading began."""
-
-    process: str
-    partition: int
-    values: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """What a group's offset of a partition was set to, or found to be. `is_read` tells which."""
-
-    group: str
-    partition: int
-    offset: int
-    is_read: bool
-    outcome: End = "ok"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """One batch as it stands in the log at the end; `marker` is set where it ends a transaction."""
-
-    partition: int
-    base_offset: int
-    last_offset: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    is_transactional: bool
-    marker: Literal["commit", "abort"] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """All that happened: sends in order per process, polls in order per process, how transactions ended."""
-
-    sent: Sequence[Sent]
-    polled: Sequence[Polled]
-    final: Sequence[Polled]
-    """What a last consumer read from the start of each partition to its end, with read_committed."""
-    transactions: dict[int, End] = field(default_factory=dict)
-    """`ok` is committed, `fail` aborted."""
-    offsets: Sequence[Committed] = ()
-    """Commits and reads of groups' offsets, in order per group and partition."""
-    copied: Sequence[Polled] = ()
-    """What was made of the records by copying them exactly once, read from start to end; values are the source's."""
-    stored: Sequence[Stored] = ()
-    """All batches of the log at the end, in order per partition."""
-    handed: Sequence[Polled] = ()
-    """What the members of a group that commits by itself were handed, in order of time over all of them."""
-    lists: Sequence[Listed] = ()
-    """Partitions that were read as a whole, in order per process."""
+MAX_OFFSET: Final = 2**63 - 1
 
 
 def committed_sends(history: History) -> Iterator[Sent]:
@@ -367,7 +288,152 @@ def missing_markers(history: History) -> Iterator[str]:
         yield f"{partition}/{offset}: the transaction of producer {producer} has no marker"
 
 
-CHECKS = (
+def uncommitted_reads_vanish(history: History) -> Iterator[str]:
+    """A record that a reader of uncommitted records was given, and that the log does not hold at that place."""
+    if not history.raw:
+        return
+    found = {(poll.partition, poll.offset): poll.value for poll in history.raw}
+    for poll in history.uncommitted:
+        value = found.get((poll.partition, poll.offset))
+        if value != poll.value:
+            yield f"{poll.process} read {poll.value} at {poll.partition}/{poll.offset}, where {value} is at the end"
+
+
+def changed_by_restart(history: History) -> Iterator[str]:
+    """A record that was read after all had ended, and is not the same after one more power cut."""
+    if history.again is None:
+        return
+    before = [(poll.partition, poll.offset, poll.value) for poll in history.final]
+    after = [(poll.partition, poll.offset, poll.value) for poll in history.again]
+    for lost in sorted(set(before) - set(after)):
+        yield f"{lost} is gone after a restart"
+    for new in sorted(set(after) - set(before)):
+        yield f"{new} appeared by a restart"
+
+
+def retreating_watermarks(history: History) -> Iterator[str]:
+    """A log start, last stable offset or high watermark that fell, or the order of the three that does not hold."""
+    floors: dict[tuple[str, int], tuple[int, int, int]] = {}
+    answered = sorted(history.watermarks, key=lambda mark: mark.answered_at)
+    place = 0
+    for mark in sorted(history.watermarks, key=lambda mark: mark.asked_at):
+        while place < len(answered) and answered[place].answered_at < mark.asked_at:
+            known = answered[place]
+            floor = floors.get(known.place, (0, 0, 0))
+            floors[known.place] = (
+                max(floor[0], known.log_start),
+                max(floor[1], known.last_stable),
+                max(floor[2], known.high),
+            )
+            place += 1
+        found = (mark.log_start, mark.last_stable, mark.high)
+        if not mark.log_start <= mark.last_stable <= mark.high:
+            yield f"{mark.place}: log start, last stable offset and high watermark are {found}"
+        floor = floors.get(mark.place, (0, 0, 0))
+        if any(now < before for now, before in zip(found, floor, strict=True)):
+            yield f"{mark.place}: log start, last stable offset and high watermark fell from {floor} to {found}"
+
+
+def deleted_records_return(history: History) -> Iterator[str]:
+    """A log start below an offset up to which records were deleted before."""
+    for deleted in history.deleted:
+        for mark in history.watermarks:
+            if mark.place == deleted.place and mark.asked_at > deleted.answered_at and mark.log_start < deleted.offset:
+                yield f"{deleted.place} begins at {mark.log_start}, although all before {deleted.offset} was deleted"
+                break
+
+
+def shared_partitions(history: History) -> Iterator[str]:
+    """A partition that two members of a group own in one generation."""
+    owners: dict[tuple[str, int, int], str] = {}
+    for owned in history.owned:
+        for partition in owned.partitions:
+            owner = owners.setdefault((owned.group, owned.generation, partition), owned.member)
+            if owner != owned.member:
+                where = f"{owned.group}, generation {owned.generation}, partition {partition}"
+                yield f"{where}: owned by {owner} and {owned.member}"
+
+
+def unordered_times(history: History) -> Iterator[str]:
+    """A later timestamp for which ListOffsets found an earlier offset."""
+    asked: dict[tuple[int, int], list[TimeLookup]] = defaultdict(list)
+    for lookup in history.lookups:
+        asked[lookup.op, lookup.partition].append(lookup)
+    for (_, partition), lookups in asked.items():
+        for before, after in pairwise(sorted(lookups, key=lambda lookup: lookup.timestamp)):
+            first, second = (MAX_OFFSET if place.offset < 0 else place.offset for place in (before, after))
+            if second < first:
+                found = f"{before.timestamp} is at {before.offset}, {after.timestamp} at {after.offset}"
+                yield f"partition {partition}: {found}"
+
+
+def stale_keys(history: History) -> Iterator[str]:
+    """A reader of a compacted topic whose last value of a key is older than the last one that was acknowledged."""
+    newest: dict[str, KeyWrite] = {}
+    sent: set[tuple[str, int | None]] = set()
+    refused: set[tuple[str, int | None]] = set()
+    for write in history.key_writes:
+        if write.outcome == "fail":
+            if write.value is not None:
+                refused.add((write.key, write.value))
+            continue
+        sent.add((write.key, write.value))
+        known = newest.get(write.key)
+        if write.outcome != "ok" or write.offset is None:
+            continue
+        if known is None or known.offset is None or write.offset > known.offset:
+            newest[write.key] = write
+    for reader, reads in sorted(history.key_reads.items()):
+        view: dict[str, KeyRead] = {}
+        last_offsets: dict[int, int] = defaultdict(lambda: -1)
+        for read in reads:
+            last_offset, last_offsets[read.partition] = last_offsets[read.partition], read.offset
+            if read.offset <= last_offset:
+                yield f"{reader}: offset {read.offset} of partition {read.partition} came after {last_offset}"
+            if (read.key, read.value) in refused:
+                yield f"{reader}: {read.key}={read.value} at {read.offset} was aborted"
+            elif (read.key, read.value) not in sent:
+                yield f"{reader}: nobody wrote {read.key}={read.value}, read at {read.offset}"
+            view[read.key] = read
+        for key, write in sorted(newest.items()):
+            assert write.offset is not None
+            found = view.get(key)
+            if found is None:
+                if write.value is not None:
+                    yield f"{reader}: {key} is gone; {write.value} was acked at {write.offset}"
+            elif found.offset < write.offset and not (write.value is None and found.value is None):
+                yield f"{reader}: {key}={found.value} at {found.offset}; {write.value} was acked at {write.offset}"
+
+
+def unmatched_markers(history: History) -> Iterator[str]:
+    """A partition with more or fewer markers of a producer than its transactions account for."""
+    commits: Counter[tuple[int, int]] = Counter()
+    markers: Counter[tuple[int, int]] = Counter()
+    for batch in history.stored:
+        if batch.marker is not None:
+            markers[batch.partition, batch.producer_id] += 1
+            commits[batch.partition, batch.producer_id] += batch.marker == "commit"
+    least: Counter[tuple[int, int]] = Counter()
+    most: Counter[tuple[int, int]] = Counter()
+    touched: Counter[tuple[int, int]] = Counter()
+    for attempt in history.attempted:
+        outcome = history.transactions[attempt.number]
+        for partition in sorted(attempt.partitions):
+            key = (partition, attempt.producer_id)
+            touched[key] += 1
+            most[key] += outcome != "fail"
+            least[key] += outcome == "ok" and partition in attempt.written
+    for key in sorted(touched | markers):
+        if not history.attempted:
+            return
+        where = f"partition {key[0]}, producer {key[1]}"
+        if not least[key] <= commits[key] <= most[key]:
+            yield f"{where}: {commits[key]} commit markers for {least[key]} to {most[key]} committed transactions"
+        if markers[key] > touched[key]:
+            yield f"{where}: {markers[key]} markers for {touched[key]} transactions"
+
+
+CHECKS: Final = (
     inconsistent_offsets,
     duplicates,
     lost_writes,
@@ -386,6 +452,14 @@ CHECKS = (
     inexact_copies,
     broken_sequences,
     missing_markers,
+    uncommitted_reads_vanish,
+    changed_by_restart,
+    retreating_watermarks,
+    deleted_records_return,
+    shared_partitions,
+    unordered_times,
+    stale_keys,
+    unmatched_markers,
 )
 """Not here: G0 and cycles over write-write edges, and `int-send-skip`. They are normal in Kafka, where the writes of
 transactions to a partition lie between each other. How often records were read is reported, not judged."""

@@ -1,0 +1,39 @@
+"""Histories of clients, and the checks that tell whether a broker has kept its promises."""
+
+from hailbus_broker.testing.history.checks import CHECKS, consume_counts, violations
+from hailbus_broker.testing.history.model import (
+    Attempted,
+    Committed,
+    Deleted,
+    End,
+    History,
+    KeyRead,
+    KeyWrite,
+    Listed,
+    Owned,
+    Polled,
+    Sent,
+    Stored,
+    TimeLookup,
+    Watermark,
+)
+
+__all__ = [
+    "CHECKS",
+    "Attempted",
+    "Committed",
+    "Deleted",
+    "End",
+    "History",
+    "KeyRead",
+    "KeyWrite",
+    "Listed",
+    "Owned",
+    "Polled",
+    "Sent",
+    "Stored",
+    "TimeLookup",
+    "Watermark",
+    "consume_counts",
+    "violations",
+]
