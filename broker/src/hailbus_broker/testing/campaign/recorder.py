@@ -1,0 +1,170 @@
+"""What the clients of a campaign write down, and the history that is made of it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.testing.history import (
+    Attempted,
+    Committed,
+    Deleted,
+    End,
+    KeyRead,
+    KeyWrite,
+    Listed,
+    Owned,
+    Polled,
+    Sent,
+    TimeLookup,
+    Watermark,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAIN: Final = "rides"
+"""The topic whose records are never deleted: producers and transactions write to it, everybody reads it."""
+COPY: Final = "copies"
+TABLE: Final = "accounts"
+TRIMMED: Final = "trimmed"
+
+
+@dataclass(slots=True, kw_only=True)
+class SendOp:
+    """A send whose outcome becomes known later. Nothing is known of what nobody was answered."""
+
+    process: str
+    partition: int
+    value: int
+    transaction: int | None = None
+    outcome: End = "unknown"
+    offset: int | None = None
+
+    def to_sent(self) -> Sent:
+        """Return it as a part of the history."""
+        return Sent(
+            process=self.process,
+            partition=self.partition,
+            value=self.value,
+            outcome=self.outcome,
+            offset=self.offset,
+            transaction=self.transaction,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class KeyOp:
+    """A write to the compacted topic, as `SendOp`; `transaction` is part of the campaign's numbering."""
+
+    key: str
+    value: int | None
+    transaction: int | None = None
+    outcome: End = "unknown"
+    offset: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class TransactionOp:
+    """A transaction: which partitions of which topic it may have written to, and in which it did for certain."""
+
+    number: int
+    topic: str
+    producer_id: int
+    outcome: End = "fail"
+    partitions: set[int] = field(default_factory=set)
+    written: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True)
+class TrimmedOp:
+    """A send to the topic from whose front records are deleted."""
+
+    partition: int
+    value: int
+    offset: int | None = None
+
+
+class Recorder:
+    """Collects what clients see, in the order in which it happens.
+
+    Args:
+        note: Counts what a campaign wants to have seen.
+
+    Attributes:
+        failures: What no client may ever see: an error code without a reason, damaged bytes.
+        progress: How often each client has achieved what it is there for.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note: Final = note
+        self.values: Final = count(1)
+        self.ops: Final = count(1)
+        self._events: Final = count(1)
+        self._transaction_numbers: Final = count(1)
+        self.failures: Final[list[str]] = []
+        self.progress: Final[Counter[str]] = Counter()
+        self.sends: Final[list[SendOp]] = []
+        self.transactions: Final[dict[int, TransactionOp]] = {}
+        self.polled: Final[list[Polled]] = []
+        self.uncommitted: Final[list[Polled]] = []
+        self.handed: Final[list[Polled]] = []
+        self.lists: Final[list[Listed]] = []
+        self.offsets: Final[list[Committed]] = []
+        self.watermarks: Final[list[Watermark]] = []
+        self.deleted: Final[list[Deleted]] = []
+        self.asked_deletions: Final[list[tuple[int, int]]] = []
+        self.owned: Final[list[Owned]] = []
+        self.lookups: Final[list[TimeLookup]] = []
+        self.key_ops: Final[list[KeyOp]] = []
+        self.key_reads: Final[defaultdict[str, list[KeyRead]]] = defaultdict(list)
+        self.key_positions: Final[dict[str, dict[int, int]]] = {}
+        self.trimmed: Final[list[TrimmedOp]] = []
+
+    def event(self) -> int:
+        """Number an event: one with a higher number happened later."""
+        return next(self._events)
+
+    def fail(self, what: str) -> None:
+        """Note something that must never happen."""
+        if len(self.failures) < 20:
+            self.failures.append(what)
+
+    def send(self, process: str, partition: int, transaction: int | None = None) -> SendOp:
+        """Note that a value is about to be sent to the main topic."""
+        op = SendOp(process=process, partition=partition, value=next(self.values), transaction=transaction)
+        self.sends.append(op)
+        return op
+
+    def begin(self, topic: str, producer_id: int) -> TransactionOp:
+        """Note that a transaction begins. Nothing is committed before the commit is asked for."""
+        op = TransactionOp(number=next(self._transaction_numbers), topic=topic, producer_id=producer_id)
+        self.transactions[op.number] = op
+        return op
+
+    def attempted(self, topic: str) -> list[Attempted]:
+        """Return the transactions that wrote to a topic."""
+        return [
+            Attempted(
+                number=op.number,
+                producer_id=op.producer_id,
+                partitions=frozenset(op.partitions),
+                written=frozenset(op.written),
+            )
+            for op in self.transactions.values()
+            if op.topic == topic
+        ]
+
+    def key_writes(self) -> list[KeyWrite]:
+        """Return the writes to the compacted topic with what became of them."""
+        return [
+            KeyWrite(key=op.key, value=op.value, outcome=self._outcome_of(op), offset=op.offset) for op in self.key_ops
+        ]
+
+    def _outcome_of(self, op: KeyOp) -> End:
+        if op.transaction is None:
+            return op.outcome
+        end = self.transactions[op.transaction].outcome
+        return op.outcome if end == "ok" else end

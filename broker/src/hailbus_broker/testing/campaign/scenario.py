@@ -1,0 +1,277 @@
+"""A scenario: which clients work, which faults come when. It prints as Python, so that a test can hold it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+ClientKind: TypeAlias = Literal[
+    "idempotent producer",
+    "plain producer",
+    "transactions v1",
+    "transactions v2",
+    "abandoner",
+    "committed reader",
+    "uncommitted reader",
+    "list reader",
+    "auto-commit member",
+    "copier v1",
+    "copier v2",
+    "offset committer",
+    "table writer",
+    "transactional table writer",
+    "table reader",
+    "trimmer",
+    "topic maker",
+    "time lister",
+]
+
+FaultKind: TypeAlias = Literal[
+    "kill",
+    "power cut",
+    "crash in a write",
+    "crash in recovery",
+    "stop in order",
+    "full disk",
+    "failing disk",
+    "failing sync",
+    "slow disk",
+    "cold reads",
+    "cut",
+    "one-way cut",
+    "cut from the broker",
+    "slow link",
+    "reset",
+    "clock jump",
+    "clock drift",
+    "client kill",
+    "client pause",
+    "flipped bit",
+]
+
+BROKER_FAULTS: Final[tuple[FaultKind, ...]] = (
+    "kill",
+    "power cut",
+    "crash in a write",
+    "crash in a write",
+    "crash in recovery",
+    "stop in order",
+    "full disk",
+    "failing disk",
+    "failing sync",
+    "flipped bit",
+)
+OTHER_FAULTS: Final[tuple[FaultKind, ...]] = (
+    "slow disk",
+    "cold reads",
+    "cut",
+    "one-way cut",
+    "cut from the broker",
+    "slow link",
+    "reset",
+    "clock jump",
+    "clock drift",
+    "client kill",
+    "client kill",
+    "client pause",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedClient:
+    """A client. `rate` is how many times a second it does what it does, at most."""
+
+    name: str
+    kind: ClientKind
+    rate: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFault:
+    """A fault.
+
+    Attributes:
+        at_s: When it begins, in seconds since the clients began.
+        kind: What happens.
+        duration_s: How long it lasts; a broker that has died stays dead for so long.
+        client: Whom it hits, if it hits a client.
+        amount: A number whose meaning depends on the kind: steps of the disk, bytes, seconds of a clock.
+        path: Which files it hits: those whose path contains this.
+        is_power_cut: Whether a crash takes the whole machine, or its process only.
+    """
+
+    at_s: float
+    kind: FaultKind
+    duration_s: float = 1.0
+    client: str = ""
+    amount: float = 0.0
+    path: str = ""
+    is_power_cut: bool = True
+
+
+CRASH_PATHS: Final = (
+    "",
+    "",
+    ".swap",
+    ".cleaned",
+    ".snapshot",
+    ".checkpoint",
+    ".txnindex",
+    ".timeindex",
+    "__transaction_state",
+    "__transaction_state",
+    "__consumer_offsets",
+    "__cluster_metadata",
+    "partition.metadata",
+    "checkpoint",
+    "trimmed",
+    "accounts",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run of a campaign.
+
+    Attributes:
+        seed: Decides what the scenario leaves open: delays, the order of processes, what clients do.
+        duration_s: How long clients work before everything is healed.
+        clients: Who works.
+        faults: What goes wrong.
+        partition_count: Of the topics.
+        segment_bytes: Size of segments: small, so that much happens at their ends.
+        checks_every_s: How often the state of the broker is looked at.
+    """
+
+    seed: int
+    duration_s: float
+    clients: tuple[PlannedClient, ...]
+    faults: tuple[PlannedFault, ...]
+    partition_count: int = 2
+    segment_bytes: int = 8_192
+    checks_every_s: float = 0.05
+
+    def to_python(self) -> str:
+        """Return an expression that makes this scenario."""
+        lines = [f"Scenario(\n    seed={self.seed},\n    duration_s={self.duration_s},"]
+        for name in ("clients", "faults"):
+            lines.append(f"    {name}=(")
+            lines.extend(f"        {planned!r}," for planned in getattr(self, name))
+            lines.append("    ),")
+        lines.append(f"    partition_count={self.partition_count},")
+        lines.append(f"    segment_bytes={self.segment_bytes},")
+        lines.append(f"    checks_every_s={self.checks_every_s},\n)")
+        return "\n".join(lines)
+
+    def without_client(self, name: str) -> Scenario:
+        """Return the scenario without a client and the faults that hit it."""
+        return replace(
+            self,
+            clients=tuple(client for client in self.clients if client.name != name),
+            faults=tuple(fault for fault in self.faults if fault.client != name),
+        )
+
+    def without_fault(self, fault: PlannedFault) -> Scenario:
+        """Return the scenario without a fault."""
+        return replace(self, faults=tuple(other for other in self.faults if other is not fault))
+
+
+_ALWAYS: Final[tuple[ClientKind, ...]] = (
+    "idempotent producer",
+    "transactions v1",
+    "transactions v2",
+    "committed reader",
+    "list reader",
+)
+_SOMETIMES: Final[tuple[ClientKind, ...]] = (
+    "plain producer",
+    "abandoner",
+    "uncommitted reader",
+    "auto-commit member",
+    "auto-commit member",
+    "copier v1",
+    "copier v2",
+    "offset committer",
+    "table writer",
+    "transactional table writer",
+    "table reader",
+    "trimmer",
+    "topic maker",
+    "time lister",
+)
+_TOGETHER: Final[tuple[tuple[ClientKind, ClientKind], ...]] = (
+    ("copier v1", "copier v1"),
+    ("copier v2", "copier v2"),
+    ("copier v1", "copier v2"),
+    ("auto-commit member", "auto-commit member"),
+    ("table writer", "table reader"),
+    ("transactional table writer", "table reader"),
+)
+
+
+def draw(seed: int) -> Scenario:
+    """Draw a scenario."""
+    rng = random.Random(f"scenario/{seed}")
+    is_long = rng.random() < 0.15  # metadata snapshots and checkpoints come once a minute
+    duration_s = round(rng.uniform(65, 90) if is_long else rng.uniform(8, 20), 1)
+    rate = 0.6 if is_long else 2.5
+    kinds: list[ClientKind] = list(_ALWAYS)
+    for pair in rng.sample(_TOGETHER, 2):
+        kinds += pair
+    kinds += rng.sample(_SOMETIMES, 3)
+    clients: list[PlannedClient] = []
+    for kind in kinds:
+        number = sum(client.kind == kind for client in clients) + 1
+        clients.append(
+            PlannedClient(
+                name=f"{kind.replace(' ', '-')}-{number}", kind=kind, rate=round(rate * rng.uniform(0.5, 2), 2)
+            )
+        )
+    faults: list[PlannedFault] = []
+    if rng.random() < 0.95:  # sometimes nothing goes wrong at all
+        drawn = [*rng.choices(BROKER_FAULTS, k=rng.randint(1, 3)), *rng.choices(OTHER_FAULTS, k=rng.randint(1, 5))]
+        faults = [_draw_fault(rng, kind, duration_s, clients) for kind in drawn]
+    return Scenario(
+        seed=seed,
+        duration_s=duration_s,
+        clients=tuple(clients),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        partition_count=rng.randint(1, 3),
+        segment_bytes=rng.choice((2_048, 4_096, 16_384)),
+    )
+
+
+def _draw_fault(rng: random.Random, kind: FaultKind, duration_s: float, clients: list[PlannedClient]) -> PlannedFault:
+    at_s = round(rng.uniform(0.5, duration_s - 1), 2)
+    lasts_s = round(rng.choice((0.1, 1.0, 3.0, 6.0)) * rng.uniform(0.3, 1), 2)
+    client = path = ""
+    amount = 0.0
+    match kind:
+        case "cut" | "one-way cut" | "cut from the broker" | "slow link" | "reset" | "client kill" | "client pause":
+            client = rng.choice(clients).name
+        case "crash in a write":
+            path = rng.choice(CRASH_PATHS)
+            amount = rng.randint(0, 3 if path else 60)
+        case "crash in recovery":
+            amount = rng.randint(0, 40)
+        case "full disk":
+            amount = rng.randint(0, 20_000)
+        case "failing disk" | "failing sync":
+            path = rng.choice(("", "", "rides", "__transaction_state", "__consumer_offsets", "accounts"))
+            amount = rng.randint(0, 100)  # which operation
+        case "clock jump":
+            amount = rng.choice((-600, -30, -2, 2, 30, 600))
+        case "clock drift":
+            amount = rng.choice((0.9, 1.1))
+        case _:
+            pass
+    return PlannedFault(
+        at_s=at_s,
+        kind=kind,
+        duration_s=lasts_s,
+        client=client,
+        amount=amount,
+        path=path,
+        is_power_cut=rng.random() < 0.7,
+    )

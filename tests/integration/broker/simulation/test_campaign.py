@@ -1,0 +1,52 @@
+"""Campaigns of drawn scenarios: a scenario is printed, replayed and shrunk, and what goes wrong is reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw, run_scenario, shrink
+from hailbus_broker.testing.simulation.patching import patched
+
+NAMES = {"PlannedClient": PlannedClient, "PlannedFault": PlannedFault, "Scenario": Scenario}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_scenario_prints_as_python(seed: int) -> None:
+    scenario = draw(seed)
+    assert eval(scenario.to_python(), NAMES) == scenario  # noqa: S307 - what the scenario itself has printed
+    assert draw(seed + 1) != scenario
+
+
+def test_a_scenario_leaves_one_trace() -> None:
+    scenario = draw(0)
+    with patched():
+        first, second = run_scenario(scenario), run_scenario(scenario)
+    assert first.problems == {}
+    assert first.digest == second.digest
+    assert run_scenario(replace(scenario, seed=1_000)).digest != first.digest
+
+
+def test_shrinking_removes_what_the_failure_does_not_need() -> None:
+    scenario = draw(4)
+    needed = scenario.clients[0].name
+    fault = next(fault for fault in scenario.faults if not fault.client)
+
+    def fails(candidate: Scenario) -> bool:
+        return needed in {client.name for client in candidate.clients} and fault in candidate.faults
+
+    smallest = shrink(scenario, fails)
+    assert [client.name for client in smallest.clients] == [needed]
+    assert smallest.faults == (fault,)
+    assert smallest.duration_s <= scenario.duration_s
+
+
+def test_a_client_that_comes_to_an_error_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = replace(draw(0), faults=())
+
+    async def broken(_: object) -> None:
+        raise ValueError("a defect of the client")
+
+    monkeypatch.setattr("hailbus_broker.testing.campaign.readers.ListReader.run", broken)
+    (found, *_) = run_scenario(scenario).problems["failures"]
+    assert "a defect of the client" in found
