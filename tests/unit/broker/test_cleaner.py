@@ -136,7 +136,7 @@ async def test_a_swap_leaves_a_new_topic_of_the_same_name_alone() -> None:
     )
     with names:
         cleaning = asyncio.create_task(cleaner.clean_one())
-        while not log._is_swapping:  # noqa: ASYNC110 - a log has no event to wait for
+        while not log._state.is_swapping:  # noqa: ASYNC110 - a log has no event to wait for
             await asyncio.sleep(0)
         logs.delete(WHERE, unique="f" * 32)
         new = logs.create(WHERE, UUID(int=2), CONFIG, now_ms=0)

@@ -23,7 +23,7 @@ from hailbus_broker.log.log_directory import (
     decode_uuid,
     encode_uuid,
 )
-from hailbus_broker.log.partition_log import PartitionLog, PendingRemoval, PendingSync
+from hailbus_broker.log.partition_log import PartitionLog
 from hailbus_broker.log.results import (
     AbortedTransaction,
     ActiveProducer,
@@ -34,6 +34,8 @@ from hailbus_broker.log.results import (
     ReadResult,
     TimestampAndOffset,
 )
+from hailbus_broker.log.retention import PendingRemoval
+from hailbus_broker.log.sync import PendingSync
 from hailbus_broker.log.tail_cache import TailCache
 
 __all__ = [

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections import deque
 from hashlib import blake2b
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.config import MAX_LONG
+from hailbus_broker.log.errors import StorageError
 from hailbus_broker.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, finish_swap, read_marker
 from hailbus_broker.log.segment import MAX_RELATIVE_OFFSET, ScannedBatch, Segment
 from hailbus_broker.records import NO_TIMESTAMP, BatchHeader, BatchView, ControlType, iterate_records, rebuild_batch
@@ -35,7 +37,10 @@ if TYPE_CHECKING:
 
     from hailbus_broker.log.config import LogConfig
     from hailbus_broker.log.disk import Disk
+    from hailbus_broker.log.log_state import LogState
+    from hailbus_broker.log.reader import Reader
     from hailbus_broker.log.results import AbortedTransaction
+    from hailbus_broker.log.sync import LogSync
     from hailbus_broker.records import Offset, ProducerId, Record
 
 DEFAULT_MAX_KEYS: Final = 200_000
@@ -43,6 +48,142 @@ DEFAULT_MAX_KEYS: Final = 200_000
 
 _SHORT_KEY_BYTES: Final = 16
 _STEP_BYTES: Final = 64 * 1024
+
+
+class LogCompaction:
+    """Begins and ends the rounds of compaction of one log."""
+
+    __slots__ = ("_reader", "_state", "_sync")
+
+    def __init__(self, state: LogState, sync: LogSync, reader: Reader) -> None:
+        self._state: Final = state
+        self._sync: Final = sync
+        self._reader: Final = reader
+
+    def start(
+        self, *, now_ms: int, first_dirty_offset: Offset, max_keys: int = DEFAULT_MAX_KEYS, is_forced: bool = False
+    ) -> CompactionTask | None:
+        """Begin a round of compaction, if there is enough to do.
+
+        Args:
+            now_ms: Milliseconds since 1970 UTC.
+            first_dirty_offset: Where the last round ended (`LogDirectory.cleaned_offsets`), 0 for none.
+            max_keys: How many keys one round may remember.
+            is_forced: Whether to do it however little has changed.
+
+        Returns:
+            The round: drive its `steps` in any thread, then call `finish_compaction`, or `begin_swap` and `end_swap`
+            around a `swap_in` in any thread. One at a time for a log. None when the topic is not compacted, nothing is
+            closed, or the dirty part is smaller than `min_cleanable_dirty_ratio` and no older than
+            `max_compaction_lag_ms`.
+        """
+        state = self._state
+        config = state.config
+        if not config.is_compacted or state.failure is not None:
+            return None
+        stable = state.last_stable_offset
+        closed: list[Segment] = []
+        for segment, following in pairwise(state.segments):
+            is_too_young = (
+                config.min_compaction_lag_ms > 0 and segment.max_timestamp > now_ms - config.min_compaction_lag_ms
+            )
+            if following.base_offset > stable or (is_too_young and following.base_offset > first_dirty_offset):
+                break
+            closed.append(segment)
+        if not closed:
+            return None
+        end_offset = state.segments[len(closed)].base_offset
+        if not state.segments[0].base_offset <= first_dirty_offset <= end_offset:
+            first_dirty_offset = state.segments[0].base_offset
+        if first_dirty_offset == end_offset and not is_forced:
+            return None
+        ratio = dirty_ratio(closed, first_dirty_offset)
+        oldest_dirty = next(
+            (segment for segment, after in pairwise([*closed, state.active]) if after.base_offset > first_dirty_offset),
+            state.active,
+        )
+        is_overdue = (
+            config.max_compaction_lag_ms < MAX_LONG
+            and 0 <= oldest_dirty.max_timestamp < now_ms - config.max_compaction_lag_ms
+        )
+        if ratio <= config.min_cleanable_dirty_ratio and not is_overdue and not is_forced:
+            return None
+        return CompactionTask(
+            state.disk,
+            state.directory,
+            config,
+            segments=closed,
+            first_dirty_offset=first_dirty_offset,
+            aborted=self._reader.aborted_transactions(closed[0].base_offset, end_offset),
+            last_data_offsets=state.producers.last_data_offsets(),
+            now_ms=now_ms,
+            max_keys=max_keys,
+            dirty_ratio=ratio,
+        )
+
+    def finish(self, task: CompactionTask) -> bool:
+        """Put what a round has written in the place of the old segments.
+
+        Returns:
+            Whether it was done; not when the log lost one of these segments meanwhile: then what was written is
+            discarded.
+
+        Raises:
+            StorageError: The machine failed in between; the log has to be opened again.
+        """
+        if not self.begin_swap(task):
+            task.discard()
+            return False
+        error = None
+        try:
+            task.swap_in()
+        except StorageError as raised:
+            error = raised
+        self.end_swap(task, error)
+        return True
+
+    def has_sources_of(self, task: CompactionTask) -> bool:
+        """Whether the log still has all segments that a round of compaction reads."""
+        state = self._state
+        present = set(map(id, state.segments))
+        return all(id(segment) in present for segment in task.sources)
+
+    def begin_swap(self, task: CompactionTask) -> bool:
+        """Prepare for `task.swap_in`, which may run in another thread: until `end_swap` no file is opened by its name.
+
+        Returns:
+            Whether it may run; not when the log lost one of the old segments meanwhile, or takes no appends.
+        """
+        state = self._state
+        if state.failure is not None or not self.has_sources_of(task):
+            return False
+        for segment in task.sources:
+            segment.hold()
+        state.is_swapping = True
+        return True
+
+    def end_swap(self, task: CompactionTask, error: StorageError | None = None) -> None:
+        """Use the new segments.
+
+        Args:
+            task: Its `swap_in` has been run.
+            error: What that raised.
+
+        Raises:
+            StorageError: It failed; the log has to be opened again, which finishes the swap.
+        """
+        state = self._state
+        state.is_swapping = False
+        if error is not None:
+            state.failure = error
+            raise error
+        for originals, segment in task.swapped:
+            at = state.segments.index(originals[0])
+            for original in originals:
+                self._sync.forget(original.file_if_open)
+            state.segments[at : at + len(originals)] = [segment]
+        # Aborted records may be in the cache, and no longer in a transaction index that would hide them.
+        state.tail.clear()
 
 
 class CompactionTask:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from hailbus_broker.log.errors import InvalidCheckpointError, StorageError
-from hailbus_broker.log.partition_log import CheckpointFiles, PartitionLog
+from hailbus_broker.log.partition_log import PartitionLog
 from hailbus_broker.log.tail_cache import TailCache
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.log.config import LogConfig
     from hailbus_broker.log.disk import Disk
+    from hailbus_broker.log.sync import CheckpointFiles
     from hailbus_broker.records import Offset
 
 META_PROPERTIES: Final = "meta.properties"
