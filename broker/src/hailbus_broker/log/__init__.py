@@ -12,6 +12,7 @@ from hailbus_broker.log.errors import (
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     StorageError,
+    SwapRunningError,
     TransactionCoordinatorFencedError,
     UnexpectedAppendOffsetError,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "PendingSync",
     "ReadResult",
     "StorageError",
+    "SwapRunningError",
     "TailCache",
     "TimestampAndOffset",
     "TopicPartition",

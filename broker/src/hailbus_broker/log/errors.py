@@ -91,6 +91,10 @@ class TransactionCoordinatorFencedError(LogError):
     error_name: ClassVar[str] = "TRANSACTION_COORDINATOR_FENCED"
 
 
+class SwapRunningError(LogError):
+    """Compaction is renaming the log's files; the same works when it has ended."""
+
+
 class UnexpectedAppendOffsetError(LogError):
     """A follower was given batches that do not continue its log."""
 

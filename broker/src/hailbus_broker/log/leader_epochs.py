@@ -93,6 +93,12 @@ class LeaderEpochs:
         self.entries = [entry for entry in self.entries if entry[1] < offset]
         return len(self.entries) != before
 
+    def forget_above(self, leader_epoch: LeaderEpoch) -> bool:
+        """Forget the epochs above one."""
+        before = len(self.entries)
+        self.entries = [entry for entry in self.entries if entry[0] <= leader_epoch]
+        return len(self.entries) != before
+
     def truncate_start(self, offset: Offset) -> bool:
         """Forget what lies before the log start; the epoch that reaches over it begins there now."""
         later = [entry for entry in self.entries if entry[1] > offset]

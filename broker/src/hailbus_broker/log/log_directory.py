@@ -96,11 +96,12 @@ class PendingCheckpoint:
         """
         for path, data in self._files:
             self._disk.write_whole(path, data)
-        for snapshot in self._snapshots:
-            if self._disk.exists(snapshot.path.rpartition("/")[0]):  # else the partition was deleted meanwhile
-                self._disk.remove(snapshot.path)
-                self._disk.open(snapshot.path, create=True).append(snapshot.data)
-            for path in snapshot.removed_paths:
+        for directory, snapshot, removed_paths in self._snapshots:
+            if snapshot is not None and self._disk.exists(directory):  # else the partition was deleted meanwhile
+                path, data = snapshot
+                self._disk.remove(path)
+                self._disk.open(path, create=True).append(data)
+            for path in removed_paths:
                 self._disk.remove(path)
 
 
@@ -362,6 +363,22 @@ class LogDirectory:
         if restored:
             self._disk.sync_directory(self.path)
         return restored
+
+    def truncate(self, where: TopicPartition, offset: Offset) -> PendingCheckpoint:
+        """Drop every batch of a partition that has a record at or after an offset.
+
+        Returns:
+            A checkpoint. `run` it in any thread, after one that is running, before the log takes batches again: the
+            recovery point on the disk may lie above the new end, and a crash would take what follows as synced.
+
+        Raises:
+            StorageError: The machine failed.
+            SwapRunningError: Compaction is renaming files.
+        """
+        self.logs[where].truncate_to(offset)
+        if where in self.cleaned_offsets:
+            self.cleaned_offsets[where] = min(self.cleaned_offsets[where], self.logs[where].log_end_offset)
+        return self.prepare_checkpoint()
 
     def prepare_checkpoint(self) -> PendingCheckpoint:
         """Take note of how far each log has come, to start faster after a crash and to keep the log starts.

@@ -306,10 +306,14 @@ class PartitionLog:
         return self._retention.start(now_ms=now_ms)
 
     def truncate_to(self, offset: Offset) -> None:
-        """Drop every batch that has a record at or after an offset. For followers; consumers may have to go back.
+        """Drop every batch that has a record at or after an offset; for followers. See `LogDirectory.truncate`.
+
+        What is gone is no longer remembered of producers, transactions, epochs and times either. Slices of what is cut
+        off say so (`FileSlice.is_cut`).
 
         Raises:
             StorageError: The machine failed.
+            SwapRunningError: Compaction is renaming the log's files.
         """
         truncate(self._state, self._sync, offset)
 

@@ -362,6 +362,15 @@ class ProducerState:
         while unreplicated and unreplicated[0].last_offset < high_watermark:
             unreplicated.popleft()
 
+    def keep_unreplicated_of(self, before: ProducerState, end_offset: Offset) -> None:
+        """After a truncation: the transactions that hold the last stable offset back are those of before.
+
+        Snapshots do not say which markers the high watermark has passed.
+        """
+        self._unreplicated = deque(
+            transaction for transaction in before._unreplicated if transaction.last_offset < end_offset
+        )
+
     def expire(self, *, now_ms: int, after_ms: int) -> int:
         """Forget the producers that have been silent for long and have no open transaction.
 

@@ -130,7 +130,7 @@ class Reader:
                 length = boundary - found.position if boundary > found.position else max_bytes
         if length <= 0:
             return None, end_offset
-        return FileSlice(segment.file, found.position, length), upper_offset
+        return FileSlice(segment.file, found.position, length, segment.cut), upper_offset
 
     def aborted_transactions(self, start_offset: Offset, end_offset: Offset) -> tuple[AbortedTransaction, ...]:
         """Transactions that were aborted and have records in [start, end), by first offset."""

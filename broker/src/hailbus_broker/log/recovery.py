@@ -427,6 +427,9 @@ def _check_segment(
             timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
             segment.note(header.size_bytes, header.last_offset, timestamp, config.index_interval_bytes)
             if trusted_offset is not None:
+                if header.leader_epoch < epochs.latest and header.leader_epoch < epochs.epoch_at(header.base_offset):
+                    # The checkpoint is older than a truncation that the batches show.
+                    new_epochs |= epochs.forget_above(header.leader_epoch)
                 if candidate is not None:
                     if header.leader_epoch >= candidate[0]:
                         new_epochs |= epochs.assign(*candidate)
@@ -448,6 +451,8 @@ def _check_segment(
         new_epochs |= epochs.assign(*candidate)
     if new_epochs:
         epochs.save()
+    if trusted_offset is not None and end_offset < trusted_offset:
+        segment.transaction_index.keep_below(end_offset)  # of markers that a truncation has cut off
     return end_offset
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from hailbus_broker.log.disk import File
     from hailbus_broker.records import LeaderEpoch, Offset, ProducerEpoch, ProducerId
+
+
+_NEVER: Final = 2**63 - 1
 
 
 class Origin(Enum):
@@ -52,6 +55,18 @@ class AppendResult(NamedTuple):
     is_duplicate: bool
 
 
+class Cut:
+    """Where a file was cut off while slices of it may still be read; shared by a segment and its slices."""
+
+    __slots__ = ("position",)
+
+    def __init__(self) -> None:
+        self.position: int = _NEVER
+
+
+_NOT_CUT: Final = Cut()
+
+
 class FileSlice(NamedTuple):
     """Batches that lie in a file: for `sendfile(file.fileno(), position, length)`, or `file.read(position, length)`.
 
@@ -61,6 +76,12 @@ class FileSlice(NamedTuple):
     file: File
     position: int
     length: int
+    cut: Cut = _NOT_CUT
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the log was truncated below the end of the slice: other batches may have come there since."""
+        return self.cut.position < self.position + self.length
 
 
 class AbortedTransaction(NamedTuple):

@@ -7,6 +7,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hailbus_broker.log.offset_index import OffsetIndex
+from hailbus_broker.log.results import Cut
 from hailbus_broker.log.time_index import TimeIndex
 from hailbus_broker.log.transaction_index import TransactionIndex
 from hailbus_broker.records import BATCH_OVERHEAD, NO_TIMESTAMP, BatchHeader, CorruptBatchError, crc32c
@@ -79,6 +80,7 @@ class Segment:
         "_name_suffix",
         "base_offset",
         "bytes_since_index_entry",
+        "cut",
         "first_timestamp",
         "index_bytes",
         "offset_index",
@@ -116,6 +118,7 @@ class Segment:
         self.offset_index: Final = OffsetIndex(disk, self.path_of(INDEX_SUFFIX), base_offset, written_count=count)
         self.time_index: Final = TimeIndex(disk, self.path_of(TIME_INDEX_SUFFIX), base_offset, written_count=count)
         self.transaction_index: Final = TransactionIndex(disk, self.path_of(TRANSACTION_INDEX_SUFFIX), is_new=is_new)
+        self.cut: Final = Cut()
         self.bytes_since_index_entry = 0
         self.index_bytes = 0  # of an opened segment: once it is asked for
         self._created_ms = created_ms
@@ -179,6 +182,23 @@ class Segment:
             self.index_bytes = self.offset_index.size_bytes
         self.bytes_since_index_entry += size_bytes
         self.size_bytes += size_bytes
+
+    def note_again(self, index_interval_bytes: int) -> None:
+        """After the end was cut off: account again for the batches from the last index entry on."""
+        end = self.size_bytes
+        entry = self.offset_index.last_entry
+        position = 0 if entry is None else entry[1]
+        self.time_index.keep_second_below(0 if entry is None else entry[0] + 1)
+        self.forget_max_timestamp()
+        self.size_bytes = position
+        self.bytes_since_index_entry = 0
+        if end:
+            self.first_timestamp = BatchHeader._make(HEADER.unpack(self.file.read(0, BATCH_OVERHEAD))).max_timestamp
+        for batch in self.scan(position, end=end):
+            header = batch.header
+            timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
+            self.note(header.size_bytes, header.last_offset, timestamp, index_interval_bytes)
+        self.index_bytes = self.offset_index.size_bytes
 
     def forget_max_timestamp(self) -> None:
         """Take the highest timestamp from the time index again, and then from what is noted."""

@@ -9,8 +9,6 @@ from hailbus_broker.log.producer_state import SNAPSHOT_SUFFIX
 from hailbus_broker.log.segment import file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from hailbus_broker.log.disk import Disk, File
     from hailbus_broker.log.log_state import LogState
     from hailbus_broker.records import Offset
@@ -59,10 +57,10 @@ class PendingSync:
 
 
 class CheckpointFiles(NamedTuple):
-    """A producer snapshot to be written, and older ones that it replaces."""
+    """A producer snapshot to be written, if there is one, and others to be removed."""
 
-    path: str
-    data: bytes
+    directory: str
+    snapshot: tuple[str, bytes] | None
     removed_paths: tuple[str, ...]
 
 
@@ -85,6 +83,7 @@ class LogSync:
         "_running",
         "_snapshot_bytes",
         "_snapshot_offset",
+        "_stale_snapshots",
         "_state",
         "_sync_failure",
         "are_epochs_dirty",
@@ -106,6 +105,7 @@ class LogSync:
         self._sync_failure: StorageError | None = None
         self._snapshot_offset: Offset = -1
         self._mid_snapshots: set[Offset] = set()
+        self._stale_snapshots: set[Offset] = set()
         self._snapshot_bytes = 0
         self._checkpoint_bytes = 0
 
@@ -219,6 +219,21 @@ class LogSync:
             raise self._sync_failure
         return self.synced_end_offset
 
+    def truncated(self, end_offset: Offset) -> None:
+        """The log ends at an offset now. What a running sync covers above it is gone, and may come back as other data.
+
+        A checkpoint that is being written may still write a snapshot from before: the next checkpoint removes it.
+        """
+        self.synced_end_offset = min(self.synced_end_offset, end_offset)
+        for pending in self._running:
+            pending.end_offset = min(pending.end_offset, end_offset)
+        known = {self._snapshot_offset, *self._mid_snapshots}
+        self._stale_snapshots.update(offset for offset in known if offset > end_offset)
+        left = self._snapshots_on_disk()
+        self._snapshot_offset = max(left, default=-1)
+        self._mid_snapshots = set(left)
+        self._checkpoint_bytes = -1
+
     # ---- snapshots of the producers
 
     def prepare_checkpoint(self) -> CheckpointFiles | None:
@@ -232,8 +247,9 @@ class LogSync:
         self._checkpoint_bytes = state.appended_bytes
         state.active.offset_index.flush()
         state.active.time_index.flush()
+        stale, self._stale_snapshots = self._stale_snapshots, set()
         if not state.producers.producers or state.appended_bytes - self._snapshot_bytes < _SNAPSHOT_EVERY_BYTES:
-            return None
+            return CheckpointFiles(state.directory, None, self._paths_of(stale)) if stale else None
         self._snapshot_bytes = state.appended_bytes
         # The one before stays: the new one is of no use as long as the recovery point is below it.
         kept = {segment.base_offset for segment in state.segments} | {self._snapshot_offset}
@@ -242,9 +258,9 @@ class LogSync:
         self._mid_snapshots -= removed
         self._snapshot_offset = state.log_end_offset
         return CheckpointFiles(
-            path=self._snapshot_path(state.log_end_offset),
-            data=state.producers.to_snapshot(),
-            removed_paths=tuple(map(self._snapshot_path, sorted(removed))),
+            state.directory,
+            (self._snapshot_path(state.log_end_offset), state.producers.to_snapshot()),
+            self._paths_of((removed | stale) - {state.log_end_offset}),
         )
 
     def write_snapshot(self) -> None:
@@ -262,15 +278,15 @@ class LogSync:
     def remove_old_snapshots(self) -> None:
         """Keep the snapshots at segment starts and the newest."""
         kept = {segment.base_offset for segment in self._state.segments} | {self._snapshot_offset}
-        self._remove_snapshots(offset for offset in self._snapshots_on_disk() if offset not in kept)
+        for path in self._paths_of(set(self._snapshots_on_disk()) - kept):
+            self._state.disk.remove(path)
 
     def _snapshots_on_disk(self) -> list[Offset]:
         names = self._state.disk.list(self._state.directory)
         return [int(name[: -len(SNAPSHOT_SUFFIX)]) for name in names if name.endswith(SNAPSHOT_SUFFIX)]
 
-    def _remove_snapshots(self, offsets: Iterable[Offset]) -> None:
-        for offset in offsets:
-            self._state.disk.remove(self._snapshot_path(offset))
+    def _paths_of(self, offsets: set[Offset]) -> tuple[str, ...]:
+        return tuple(map(self._snapshot_path, sorted(offsets)))
 
     def _snapshot_path(self, offset: Offset) -> str:
         return f"{self._state.directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hailbus_broker.log.errors import StorageError, SwapRunningError
 from hailbus_broker.log.recovery import RecoveryReport, load_producer_state
+from hailbus_broker.log.segment import Segment
 
 if TYPE_CHECKING:
     from hailbus_broker.log.log_state import LogState
@@ -14,33 +16,67 @@ if TYPE_CHECKING:
 
 def truncate(state: LogState, sync: LogSync, offset: Offset) -> None:
     """Drop every batch that has a record at or after an offset; see `PartitionLog.truncate_to`."""
+    if state.failure is not None:
+        raise state.failure
     if offset >= state.log_end_offset:
         return
-    offset = max(offset, state.log_start_offset)
+    if state.is_swapping:
+        raise SwapRunningError(f"{state.directory} cannot be truncated while compaction renames its files")
+    try:
+        end_offset = _cut_segments(state, sync, max(offset, state.log_start_offset))
+        state.log_end_offset = end_offset
+        state.high_watermark = min(state.high_watermark, end_offset)
+        if state.leader_epochs.truncate_end(end_offset):
+            sync.are_epochs_dirty = True
+            state.newest_leader_epoch = state.leader_epochs.latest
+        _reload_producers(state)
+        sync.truncated(end_offset)
+    except StorageError as error:
+        state.failure = error
+        raise
+
+
+def _cut_segments(state: LogState, sync: LogSync, offset: Offset) -> Offset:
+    """Remove the segments at and after an offset, cut the one before it, and make that the active one.
+
+    Returns:
+        The log end offset: below the given one if that lies within a batch.
+    """
     state.tail.clear()
-    while len(state.segments) > 1 and state.segments[-1].base_offset >= offset:
-        dropped = state.segments.pop()
-        sync.forget(dropped.file)
+    segments = state.segments
+    while len(segments) > 1 and segments[-1].base_offset >= offset:
+        dropped = segments.pop()
+        sync.forget(dropped.file_if_open)
         dropped.remove_files()
-    active = state.active = state.segments[-1]
-    end_offset = offset
-    found = active.find(offset)
+    last = segments[-1]
+    end_offset, position = offset, last.size_bytes
+    found = last.find(offset)
     if found is not None:
-        end_offset = max(min(found.base_offset, offset), active.base_offset)
-        active.truncate_to_position(found.position, end_offset)
-        active.bytes_since_index_entry = 0
-        if found.position == 0:
-            active.first_timestamp = None
-    state.log_end_offset = end_offset
-    state.high_watermark = min(state.high_watermark, end_offset)
-    sync.synced_end_offset = min(sync.synced_end_offset, end_offset)
+        end_offset, position = max(min(found.base_offset, offset), state.log_start_offset), found.position
+    last.cut.position = position
+    last.finish_indexes()
+    sync.forget(last.file_if_open)
+    # A new object for the same files: a round of compaction that still reads the old one must not put its copy in the
+    # place of what is appended now.
+    active = Segment(
+        state.disk, state.directory, last.base_offset, size_bytes=last.size_bytes, created_ms=last.created_ms
+    )
+    active.truncate_to_position(position, end_offset)
+    active.note_again(state.config.index_interval_bytes)
+    state.active = segments[-1] = active
     sync.dirty_files[active.file] = None
+    if active.transaction_index.file is not None:
+        sync.dirty_files[active.transaction_index.file] = None
     sync.is_directory_dirty = True
-    if state.leader_epochs.truncate_end(end_offset):
-        sync.are_epochs_dirty = True
-        state.newest_leader_epoch = state.leader_epochs.latest
+    return end_offset
+
+
+def _reload_producers(state: LogState) -> None:
+    """Take the producers from the newest snapshot that is left and the batches after it."""
+    before, end_offset = state.producers, state.log_end_offset
     names = state.disk.list(state.directory)
     state.producers = load_producer_state(
         state.disk, state.directory, state.segments, names, end_offset, end_offset, RecoveryReport()
     )
+    state.producers.keep_unreplicated_of(before, end_offset)
     state.producers.high_watermark_moved(state.high_watermark)

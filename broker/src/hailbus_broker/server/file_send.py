@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from errno import EIO
+from errno import ECANCELED, EIO
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.log import FileSlice
@@ -111,18 +111,22 @@ class FileSend:
         """Send up to a window; True when the socket takes no more. Also in a thread, where the disk may be waited for.
 
         Raises:
-            OSError: The connection is lost, or the file cannot be read.
+            OSError: The connection is lost, or the file cannot be read (EIO), or its end was cut off (ECANCELED).
         """
         parts, left = self._parts, WINDOW_BYTES
         try:
             while parts and left > 0:
                 part = parts[0]
                 if isinstance(part, FileSlice):
+                    if part.is_cut:
+                        raise OSError(ECANCELED, f"the log was truncated below what was to be sent: {part.file.path}")
                     count = min(part.length, left)
                     sent = os.sendfile(self._socket.fileno(), part.file.fileno(), part.position, count)
+                    if part.is_cut:  # while a thread sent it: this may be the start of other batches
+                        raise OSError(ECANCELED, f"the log was truncated below what was sent: {part.file.path}")
                     if not sent:
                         raise OSError(EIO, f"the file ends within what was to be sent from it: {part.file.path}")
-                    rest: Any = FileSlice(part.file, part.position + sent, part.length - sent)
+                    rest: Any = FileSlice(part.file, part.position + sent, part.length - sent, part.cut)
                     is_sent = not rest.length
                 else:
                     sent = self._socket.send(part, MORE if len(parts) > 1 else 0)

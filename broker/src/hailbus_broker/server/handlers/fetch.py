@@ -235,6 +235,9 @@ class ParkedFetch:
                     node.take_offline(found)
                     answers[number].read = None
                     answers[number].code = ErrorCode.KAFKA_STORAGE_ERROR
+                elif cold[number].is_cut:  # by a new leader, which the client looks for now
+                    answers[number].read = None
+                    answers[number].code = ErrorCode.NOT_LEADER_OR_FOLLOWER
                 else:
                     blocks[number] = found
             self._send(answers, blocks)
