@@ -54,6 +54,14 @@ class FaultyFile(RealFile):
         self.disk.check("read", self.path)
         return super().read(position, length)
 
+    def read_cached(self, position: int, length: int) -> bytearray | None:
+        """What cannot be read is not in the page cache."""
+        try:
+            self.disk.check("read", self.path)
+        except StorageError:
+            return None
+        return super().read_cached(position, length)
+
     def fileno(self) -> int:
         self.disk.check("read", self.path)
         return super().fileno()

@@ -24,6 +24,7 @@ from hailbus_broker.log.log_directory import (
     decode_uuid,
     encode_uuid,
 )
+from hailbus_broker.log.lookup import DiskReadNeededError, Lookup
 from hailbus_broker.log.partition_log import PartitionLog
 from hailbus_broker.log.results import (
     AbortedTransaction,
@@ -48,6 +49,7 @@ __all__ = [
     "CleanupPolicy",
     "CompactionTask",
     "Disk",
+    "DiskReadNeededError",
     "File",
     "FileSlice",
     "InvalidProducerEpochError",
@@ -56,6 +58,7 @@ __all__ = [
     "LogConfig",
     "LogDirectory",
     "LogError",
+    "Lookup",
     "MetaProperties",
     "OffsetOutOfRangeError",
     "Origin",

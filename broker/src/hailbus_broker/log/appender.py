@@ -339,9 +339,7 @@ class Appender:
         if segment.size_bytes == 0:
             return segment
         first_timestamp = segment.first_timestamp
-        if first_timestamp is None:
-            first_timestamp = segment.first_timestamp = next(iter(segment.scan())).header.max_timestamp
-            segment.index_bytes = segment.offset_index.size_bytes
+        assert first_timestamp is not None, f"{segment.path} has batches and no first timestamp"
         waited_ms = max_timestamp - first_timestamp if first_timestamp >= 0 else now_ms - segment.created_ms
         if (
             segment.size_bytes + size_bytes <= config.segment_bytes

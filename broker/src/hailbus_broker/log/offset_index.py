@@ -9,10 +9,12 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.log.lookup import WAITING
 from hailbus_broker.log.sparse_index import SparseIndex
 
 if TYPE_CHECKING:
     from hailbus_broker.log.disk import Disk
+    from hailbus_broker.log.lookup import Reads
     from hailbus_broker.records import Offset
 
 _ENTRY: Final = Struct(">ii")
@@ -27,14 +29,14 @@ class OffsetIndex(SparseIndex):
         super().__init__(disk, path, _ENTRY, written_count=written_count)
         self.base_offset: Final = base_offset
 
-    def position_before(self, offset: Offset) -> int:
+    def position_before(self, offset: Offset, reads: Reads = WAITING) -> int:
         """Position of a batch at or before the one that holds the offset: scan on from there."""
-        entry = self.floor(offset - self.base_offset)
+        entry = self.floor(offset - self.base_offset, reads)
         return 0 if entry is None else entry[1]
 
-    def batch_start_at_or_before(self, position: int) -> int:
+    def batch_start_at_or_before(self, position: int, reads: Reads = WAITING) -> int:
         """The last known start of a batch that is not after a position."""
-        entry = self.floor_by_second(position)
+        entry = self.floor_by_second(position, reads)
         return 0 if entry is None else entry[1]
 
     def position_of_entry(self, number: int) -> int:

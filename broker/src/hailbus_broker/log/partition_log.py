@@ -13,6 +13,7 @@ from hailbus_broker.log.appender import Appender
 from hailbus_broker.log.compaction import DEFAULT_MAX_KEYS, CompactionTask, LogCompaction
 from hailbus_broker.log.errors import StorageError
 from hailbus_broker.log.log_state import LogState
+from hailbus_broker.log.lookup import WAITING
 from hailbus_broker.log.reader import Reader
 from hailbus_broker.log.recovery import DAMAGED_INFIX, RecoveryReport, recover
 from hailbus_broker.log.retention import PendingRemoval, Retention
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hailbus_broker.log.config import LogConfig
     from hailbus_broker.log.disk import Buffer, Disk
     from hailbus_broker.log.leader_epochs import LeaderEpochs
+    from hailbus_broker.log.lookup import Reads
     from hailbus_broker.log.recovery import RecoveredLog
     from hailbus_broker.log.results import AbortedTransaction, ActiveProducer, TimestampAndOffset
     from hailbus_broker.records import LeaderEpoch, Offset, ProducerEpoch, ProducerId
@@ -242,13 +244,13 @@ class PartitionLog:
         """See `Reader.aborted_transactions`."""
         return self._reader.aborted_transactions(start_offset, end_offset)
 
-    def offset_for_timestamp(self, timestamp: int) -> TimestampAndOffset | None:
+    def offset_for_timestamp(self, timestamp: int, reads: Reads = WAITING) -> TimestampAndOffset | None:
         """See `Reader.offset_for_timestamp`."""
-        return self._reader.offset_for_timestamp(timestamp)
+        return self._reader.offset_for_timestamp(timestamp, reads)
 
-    def max_timestamp(self) -> TimestampAndOffset | None:
+    def max_timestamp(self, reads: Reads = WAITING) -> TimestampAndOffset | None:
         """See `Reader.max_timestamp`."""
-        return self._reader.max_timestamp()
+        return self._reader.max_timestamp(reads)
 
     def end_offset_for_epoch(self, leader_epoch: LeaderEpoch) -> tuple[LeaderEpoch, Offset]:
         """The largest epoch at or below the given one and its end offset, exclusive.

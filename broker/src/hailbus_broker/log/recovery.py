@@ -35,6 +35,7 @@ from hailbus_broker.log.segment import (
     LOG_SUFFIX,
     MAX_RELATIVE_OFFSET,
     SEGMENT_SUFFIXES,
+    TRANSACTION_INDEX_SUFFIX,
     Segment,
     file_name,
 )
@@ -192,6 +193,10 @@ def recover(
             is_new=True,
         )
     segments = [Segment(disk, directory, base_offset) for base_offset in base_offsets]
+    known = set(names)
+    for segment in segments:
+        if file_name(segment.base_offset, TRANSACTION_INDEX_SUFFIX) not in known:
+            segment.transaction_index.note_missing()  # so that no reader has to look for it
     log_end_offset = _check_segments(
         disk, directory, segments, config, epochs, report, names, clean, recovery_point, refuses_damage
     )
@@ -218,6 +223,7 @@ def recover(
         for segment in segments:
             segment.transaction_index.keep_below(trusted_end)
     state = load_producer_state(disk, directory, segments, names, log_end_offset, trusted_end, report)
+    segments[-1].load_first_timestamp()
     return RecoveredLog(
         segments=segments,
         log_start_offset=first_offset,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from hailbus_broker.log.lookup import WAITING
 from hailbus_broker.log.offset_index import OffsetIndex
 from hailbus_broker.log.results import Cut
 from hailbus_broker.log.time_index import TimeIndex
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hailbus_broker.log.disk import Disk, File
+    from hailbus_broker.log.lookup import Read, Reads
     from hailbus_broker.records import Offset
 
 LOG_SUFFIX: Final = ".log"
@@ -145,6 +147,12 @@ class Segment:
             file = self._file = self._disk.open(self.path)
         return file
 
+    def opened(self, reads: Reads) -> File:
+        """The `.log` file."""
+        if self._file is None:
+            self._file = reads.get((self, "file"), lambda: self._disk.open(self.path))
+        return self._file
+
     @property
     def file_if_open(self) -> File | None:
         """The `.log` file if it is open."""
@@ -153,9 +161,13 @@ class Segment:
     @property
     def max_timestamp(self) -> int:
         """The highest timestamp of any record, -1 for none."""
+        return self.newest_timestamp(WAITING)
+
+    def newest_timestamp(self, reads: Reads) -> int:
+        """The highest timestamp of any record, -1 for none."""
         if self._max_timestamp is None:
             # a closed segment: its last index entry was written when it was closed
-            last = self.time_index.last_entry
+            last = self.time_index.read_last_entry(reads)
             self._max_timestamp = NO_TIMESTAMP if last is None else last[0]
             self.offset_of_max_timestamp = self.base_offset + (0 if last is None else last[1])
         return self._max_timestamp
@@ -192,12 +204,16 @@ class Segment:
         self.forget_max_timestamp()
         self.size_bytes = position
         self.bytes_since_index_entry = 0
-        if end:
-            self.first_timestamp = BatchHeader._make(HEADER.unpack(self.file.read(0, BATCH_OVERHEAD))).max_timestamp
         for batch in self.scan(position, end=end):
             header = batch.header
             timestamp = header.max_timestamp if header.record_count else NO_TIMESTAMP
             self.note(header.size_bytes, header.last_offset, timestamp, index_interval_bytes)
+        self.load_first_timestamp()
+
+    def load_first_timestamp(self) -> None:
+        """Make the first batch's timestamp and the size of the index known, from which the time to roll is told."""
+        head = self.file.read(0, BATCH_OVERHEAD) if self.size_bytes else b""
+        self.first_timestamp = BatchHeader._make(HEADER.unpack(head)).max_timestamp if head else None
         self.index_bytes = self.offset_index.size_bytes
 
     def forget_max_timestamp(self) -> None:
@@ -231,8 +247,23 @@ class Segment:
         self.time_index.release()
         self.transaction_index.release()
 
-    def scan(self, start: int = 0, *, end: int | None = None, check_crc: bool = False) -> Iterator[ScannedBatch]:
+    def scan(
+        self,
+        start: int = 0,
+        *,
+        end: int | None = None,
+        check_crc: bool = False,
+        reads: Reads = WAITING,
+        window_bytes: int = _SCAN_BYTES,
+    ) -> Iterator[ScannedBatch]:
         """Walk the batches from a position where one starts.
+
+        Args:
+            start: The position.
+            end: Where to stop, in bytes; None is the segment's end.
+            check_crc: Whether to check the CRC of each batch.
+            reads: How the file is read.
+            window_bytes: How much is read at once.
 
         Raises:
             CorruptBatchError: What lies at a position is not a whole, intact batch; `.position` says where.
@@ -240,9 +271,9 @@ class Segment:
         end = self.size_bytes if end is None else end
         position = start
         unpack, make_header = HEADER.unpack_from, BatchHeader._make
-        window_bytes = _SCAN_BYTES
+        file, usual_bytes = self.opened(reads), window_bytes
         while position < end:
-            window = memoryview(self.file.read(position, min(window_bytes, end - position)))
+            window = memoryview(reads.read(file, position, min(window_bytes, end - position)))
             window_size = len(window)
             at = 0
             while at + BATCH_OVERHEAD <= window_size:
@@ -265,7 +296,7 @@ class Segment:
                         )
                 yield ScannedBatch(position + at, header, data)
                 at = following
-            window_bytes = _SCAN_BYTES
+            window_bytes = usual_bytes
             if at == 0:
                 # The window is cut within its first batch: there must be a window that holds it.
                 is_header_whole = window_size >= BATCH_OVERHEAD
@@ -274,33 +305,39 @@ class Segment:
                     raise CorruptBatchError("the file ends within a record batch", path=self.path, position=position)
             position += at
 
-    def find(self, offset: Offset) -> FoundBatch | None:
+    def find(self, offset: Offset, reads: Reads = WAITING) -> FoundBatch | None:
         """The first batch whose last offset is at least `offset`.
 
         Raises:
             CorruptBatchError: What lies on the way is not a batch.
         """
-        position = self.offset_index.position_before(offset)
-        while position < self.size_bytes:
-            window = self.file.read(position, min(_SEARCH_BYTES, self.size_bytes - position))
-            at = 0
-            while at + BATCH_OVERHEAD <= len(window):
-                base_offset, length = _BASE_AND_LENGTH.unpack_from(window, at)
-                last_offset = base_offset + _DELTA.unpack_from(window, at + _DELTA_POSITION)[0]
-                if length < BATCH_OVERHEAD - LOG_OVERHEAD:
-                    raise CorruptBatchError("no record batch v2", path=self.path, position=position + at)
-                if last_offset >= offset:
-                    return FoundBatch(
-                        position=position + at,
-                        size_bytes=length + LOG_OVERHEAD,
-                        base_offset=base_offset,
-                        last_offset=last_offset,
-                    )
-                at += length + LOG_OVERHEAD
-            if at == 0:
-                raise CorruptBatchError("the file ends within a record batch", path=self.path, position=position)
-            position += at
-        return None
+        start, size_bytes = self.offset_index.position_before(offset, reads), self.size_bytes
+        path = self.path
+
+        def search(read: Read) -> FoundBatch | None:
+            position = start
+            while position < size_bytes:
+                window = read(position, min(_SEARCH_BYTES, size_bytes - position))
+                at = 0
+                while at + BATCH_OVERHEAD <= len(window):
+                    base_offset, length = _BASE_AND_LENGTH.unpack_from(window, at)
+                    last_offset = base_offset + _DELTA.unpack_from(window, at + _DELTA_POSITION)[0]
+                    if length < BATCH_OVERHEAD - LOG_OVERHEAD:
+                        raise CorruptBatchError("no record batch v2", path=path, position=position + at)
+                    if last_offset >= offset:
+                        return FoundBatch(
+                            position=position + at,
+                            size_bytes=length + LOG_OVERHEAD,
+                            base_offset=base_offset,
+                            last_offset=last_offset,
+                        )
+                    at += length + LOG_OVERHEAD
+                if at == 0:
+                    raise CorruptBatchError("the file ends within a record batch", path=path, position=position)
+                position += at
+            return None
+
+        return reads.search((self, "find", offset, size_bytes), self.opened(reads), search)
 
     def truncate_to_position(self, position: int, end_offset: Offset) -> None:
         """Cut the file before a position, and the indexes with it.

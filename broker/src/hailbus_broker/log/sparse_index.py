@@ -12,12 +12,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.errors import StorageError
+from hailbus_broker.log.lookup import WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from struct import Struct
 
     from hailbus_broker.log.disk import Disk, File
+    from hailbus_broker.log.lookup import Read, Reads
 
 TAIL_ENTRIES: Final = 128
 """So many entries wait in memory before they are written: with an entry every 4 KiB, half a MiB of log."""
@@ -54,6 +56,27 @@ class SparseIndex:
             exists = self._disk.exists(self.path)
             self._written_count = self._disk.size(self.path) // self._layout.size if exists else 0
         return self._written_count
+
+    def _count_entries(self, reads: Reads) -> None:
+        """Make `written_count` known."""
+        if self._written_count is None:
+            self._written_count = reads.get((self, "count"), lambda: self.written_count)
+
+    def read_last_entry(self, reads: Reads) -> tuple[int, int] | None:
+        """See `last_entry`. The file is not kept open: this is asked of all segments of a log."""
+        if self.tail:
+            return self.tail[-1]
+        if self._file is not None and self._written_count is not None:
+            return self._read(self._written_count - 1, 1, reads)[0] if self._written_count else None
+        return reads.get((self, "last"), self._read_last_entry)
+
+    def _read_last_entry(self) -> tuple[int, int] | None:
+        size = self._layout.size
+        count = self._disk.size(self.path) // size if self._disk.exists(self.path) else 0
+        if not count:
+            return None
+        first, second = self._layout.unpack(self._disk.open(self.path).read((count - 1) * size, size))
+        return first, second
 
     @property
     def entry_count(self) -> int:
@@ -116,22 +139,23 @@ class SparseIndex:
         self._open()
         self._written_count = self.written_count
 
-    def floor(self, target: int) -> tuple[int, int] | None:
+    def floor(self, target: int, reads: Reads = WAITING) -> tuple[int, int] | None:
         """The last entry whose first number is at most `target`."""
-        return self._floor(target, column=0)
+        return self._floor(target, 0, reads)
 
-    def floor_by_second(self, target: int) -> tuple[int, int] | None:
+    def floor_by_second(self, target: int, reads: Reads = WAITING) -> tuple[int, int] | None:
         """The last entry whose second number is at most `target`, where the second numbers grow too."""
-        return self._floor(target, column=1)
+        return self._floor(target, 1, reads)
 
-    def _floor(self, target: int, *, column: int) -> tuple[int, int] | None:
+    def _floor(self, target: int, column: int, reads: Reads) -> tuple[int, int] | None:
         tail = self.tail
         if tail and tail[0][column] <= target:
             return tail[bisect_right(tail, target, key=itemgetter(column)) - 1]
+        self._count_entries(reads)
         block_start, block = self._block
         count = len(block) // self._layout.size
         if not count or not self._in_block(target, column, block_start, count):
-            block_start, block = self._load_block(target, column)
+            block_start, block = self._load_block(target, column, reads)
             count = len(block) // self._layout.size
         unpack, size = self._layout.unpack_from, self._layout.size
         low, high = -1, count  # the answer is at or after `low` and before `high`
@@ -154,19 +178,27 @@ class SparseIndex:
         is_last = start + count == self.written_count
         return is_last or self._layout.unpack_from(block, (count - 1) * size)[column] > target
 
-    def _load_block(self, target: int, column: int) -> tuple[int, bytes]:
-        low, high = 0, self.written_count  # the answer is at or after `low` and before `high`
-        while high - low > _BLOCK_ENTRIES:
-            middle = (low + high) // 2
-            if self._read(middle, 1)[0][column] <= target:
-                low = middle
-            else:
-                high = middle
-        # from the answer's neighbourhood on, so that the next searches find theirs in it too
-        count = min(_BLOCK_ENTRIES + high - low, self.written_count - low)
-        size = self._layout.size
-        data = self._open().read(low * size, count * size) if count else b""
-        self._block = (low, data[: len(data) - len(data) % size])
+    def _load_block(self, target: int, column: int, reads: Reads) -> tuple[int, bytes]:
+        written_count = self.written_count
+        if not written_count:
+            return 0, b""
+        unpack, size = self._layout.unpack, self._layout.size
+
+        def search(read: Read) -> tuple[int, bytes]:
+            low, high = 0, written_count  # the answer is at or after `low` and before `high`
+            while high - low > _BLOCK_ENTRIES:
+                middle = (low + high) // 2
+                if unpack(read(middle * size, size))[column] <= target:
+                    low = middle
+                else:
+                    high = middle
+            # from the answer's neighbourhood on, so that the next searches find theirs in it too
+            count = min(_BLOCK_ENTRIES + high - low, written_count - low)
+            data = bytes(read(low * size, count * size))
+            return low, data[: len(data) - len(data) % size]
+
+        key = (self, "block", target, column, written_count)
+        self._block = reads.search(key, self._opened(reads), search)
         return self._block
 
     def keep_below(self, limit: int) -> None:
@@ -225,9 +257,14 @@ class SparseIndex:
             self._file = self._disk.open(self.path, create=True)
         return self._file
 
-    def _read(self, start: int, count: int) -> list[tuple[int, int]]:
+    def _opened(self, reads: Reads) -> File:
+        if self._file is None:
+            self._file = reads.get((self, "file"), lambda: self._disk.open(self.path, create=True))
+        return self._file
+
+    def _read(self, start: int, count: int, reads: Reads = WAITING) -> list[tuple[int, int]]:
         if count <= 0:
             return []
         size = self._layout.size
-        data = self._open().read(start * size, count * size)
+        data = reads.read(self._opened(reads), start * size, count * size)
         return list(self._layout.iter_unpack(data[: len(data) - len(data) % size]))

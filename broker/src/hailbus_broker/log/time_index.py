@@ -9,10 +9,12 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.log.lookup import WAITING
 from hailbus_broker.log.sparse_index import SparseIndex
 
 if TYPE_CHECKING:
     from hailbus_broker.log.disk import Disk
+    from hailbus_broker.log.lookup import Reads
     from hailbus_broker.records import Offset
 
 _ENTRY: Final = Struct(">qi")
@@ -47,7 +49,7 @@ class TimeIndex(SparseIndex):
         super().keep_second_below(limit)
         self.last_timestamp = None
 
-    def offset_before(self, timestamp: int) -> Offset:
+    def offset_before(self, timestamp: int, reads: Reads = WAITING) -> Offset:
         """An offset such that every batch before it is older than `timestamp`: scan on from there."""
-        entry = self.floor(timestamp - 1)
+        entry = self.floor(timestamp - 1, reads)
         return self.base_offset if entry is None else self.base_offset + entry[1]

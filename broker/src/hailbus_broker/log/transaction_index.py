@@ -10,10 +10,12 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.log.lookup import WAITING
 from hailbus_broker.log.results import AbortedTransaction
 
 if TYPE_CHECKING:
     from hailbus_broker.log.disk import Disk, File
+    from hailbus_broker.log.lookup import Reads
     from hailbus_broker.records import Offset
 
 _ENTRY: Final = Struct(">hqqqq")
@@ -39,11 +41,19 @@ class TransactionIndex:
     @property
     def entries(self) -> list[AbortedTransaction]:
         """All entries, read when they are first needed."""
+        return self.read_entries(WAITING)
+
+    def read_entries(self, reads: Reads) -> list[AbortedTransaction]:
+        """All entries."""
         if self._entries is None:
-            data = self._disk.read_bytes(self.path) or b""
+            data = reads.get((self, "entries"), lambda: self._disk.read_bytes(self.path)) or b""
             whole = len(data) - len(data) % _ENTRY.size
             self._entries = [AbortedTransaction(*entry[1:]) for entry in _ENTRY.iter_unpack(data[:whole])]
         return self._entries
+
+    def note_missing(self) -> None:
+        """There is no file: there are no entries."""
+        self._entries = []
 
     def open_file(self) -> None:
         """Open the file, and make it if it is missing, so that `append` needs no descriptor."""

@@ -9,7 +9,7 @@ from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from hailbus_broker.log import Isolation, LogError, ReadResult, StorageError
+from hailbus_broker.log import DiskReadNeededError, Isolation, LogError, Lookup, ReadResult, StorageError
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.codec import write_uvarint
 from hailbus_broker.protocol.definitions.fetch_request import FetchRequest
@@ -67,9 +67,13 @@ class ParkedFetch:
     __slots__ = (
         "dispatcher",
         "entries",
+        "is_due",
         "is_full",
+        "is_over",
+        "is_reading",
         "is_scheduled",
         "isolation",
+        "lookup",
         "max_bytes",
         "message",
         "min_bytes",
@@ -92,20 +96,48 @@ class ParkedFetch:
         self.partitions: list[Replica | None] = []
         self.isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
         self.timer: asyncio.TimerHandle | None = None
+        self.lookup = Lookup()
         self.is_scheduled = False
+        self.is_reading = False
+        self.is_due = False
+        self.is_over = False
 
     def start(self) -> None:
         """Answer at once if there is enough, else wait."""
-        answers, size, must_answer = self.read()
-        message = self.message
-        if must_answer or size >= self.min_bytes or message.max_wait_ms <= 0 or not self.entries:
-            self.answer(answers)
+        self.is_due = self.message.max_wait_ms <= 0 or not self.entries
+        self.proceed()
+
+    def proceed(self) -> None:
+        """Answer if there is enough, or if the time is over; else wait for more, or first for what is on the disk."""
+        if self.is_reading or self.is_over:
             return
+        answers, size, must_answer = self.read()
+        if self.lookup.is_incomplete:
+            self.is_reading = True
+            self.request.on_disconnect = self.cancel
+            self.dispatcher.node.threads.submit(self.lookup.take(), self.has_read)
+        elif must_answer or self.is_due or size >= self.min_bytes:
+            self.cancel()
+            self.answer(answers)
+        elif self.timer is None:
+            self.park()
+
+    def has_read(self, results: Any, error: BaseException | None) -> None:
+        """A thread has read what was not in memory."""
+        if error is not None:
+            raise error
+        self.is_reading = False
+        self.lookup.add(results)
+        self.proceed()
+
+    def park(self) -> None:
+        """Wait for a partition to have more, or for the time to be over."""
+        self.lookup = Lookup()
         for partition in self.partitions:
             if isinstance(partition, LeaderReplica):
                 partition.readers[id(self)] = self
         self.request.on_disconnect = self.cancel
-        self.timer = self.dispatcher.node.loop.call_later(message.max_wait_ms / 1000, self.expire)
+        self.timer = self.dispatcher.node.loop.call_later(self.message.max_wait_ms / 1000, self.expire)
 
     def notify(self) -> None:
         """A partition has more: look once, after this turn of the loop."""
@@ -116,25 +148,21 @@ class ParkedFetch:
     def look(self) -> None:
         """Answer if there is enough now."""
         self.is_scheduled = False
-        if self.timer is None:
-            return
-        answers, size, must_answer = self.read()
-        if must_answer or size >= self.min_bytes:
-            self.cancel()
-            self.answer(answers)
+        self.proceed()
 
     def expire(self) -> None:
         """The time is over: answer with what there is."""
-        if self.timer is None:
-            return
-        self.cancel()
-        self.answer(self.read()[0])
+        self.is_due = True
+        self.proceed()
 
     def cancel(self) -> None:
-        """Stop waiting."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        """Stop waiting: there is an answer, or nobody who wants one."""
+        self.is_over = True
+        self.request.on_disconnect = None  # it refers to this object, and this one to the request
+        if self.timer is None:
+            return
+        self.timer.cancel()
+        self.timer = None
         key = id(self)
         for partition in self.partitions:
             if isinstance(partition, LeaderReplica):
@@ -178,7 +206,10 @@ class ParkedFetch:
                     max(0, min(entry.max_bytes, left)),
                     isolation=self.isolation,
                     min_one_batch=total == 0,
+                    reads=self.lookup,
                 )
+            except DiskReadNeededError:
+                continue  # all partitions are read again
             except (LogError, RecordsError) as error:
                 if isinstance(error, StorageError):
                     self.dispatcher.node.take_offline(error)

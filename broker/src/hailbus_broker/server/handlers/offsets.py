@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.controller import is_protected
-from hailbus_broker.log import CleanupPolicy, LogError
+from hailbus_broker.log import CleanupPolicy, DiskReadNeededError, LogError, Lookup
 from hailbus_broker.protocol.definitions.list_offsets_response import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
@@ -16,6 +16,8 @@ from hailbus_broker.runtime.replica import LeaderReplica, OfflineReplica
 from hailbus_broker.server.dispatch import error_code
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from hailbus_broker.protocol.definitions.list_offsets_request import ListOffsetsPartition, ListOffsetsRequest
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
@@ -49,8 +51,29 @@ def leader_epoch_error(partition: LeaderReplica, current_leader_epoch: int) -> E
     )
 
 
-def list_offsets(dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest) -> ListOffsetsResponse:
+def list_offsets(
+    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest
+) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
     """ListOffsets v1-11: by time, earliest, latest, greatest timestamp. Tiered storage does not exist here."""
+    lookup = Lookup()
+    response = _list_offsets(dispatcher, request, message, lookup)
+    return _list_cold_offsets(dispatcher, request, message, lookup) if lookup.is_incomplete else response
+
+
+async def _list_cold_offsets(
+    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest, lookup: Lookup
+) -> ListOffsetsResponse:
+    """Let a thread read what is not in memory, until all is known."""
+    while True:
+        lookup.add(await dispatcher.node.threads.run(lookup.take()))
+        response = _list_offsets(dispatcher, request, message, lookup)
+        if not lookup.is_incomplete:
+            return response
+
+
+def _list_offsets(
+    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest, lookup: Lookup
+) -> ListOffsetsResponse:
     response = ListOffsetsResponse()
     for topic in message.topics:
         answer = ListOffsetsTopicResponse(name=topic.name)
@@ -67,14 +90,21 @@ def list_offsets(dispatcher: Dispatcher, request: Request, message: ListOffsetsR
                 result.error_code = ErrorCode.UNSUPPORTED_VERSION
             else:
                 try:
-                    _list(partition, asked, result, is_committed=message.isolation_level == 1)
+                    _list(partition, asked, result, lookup, is_committed=message.isolation_level == 1)
+                except DiskReadNeededError:
+                    continue  # and collect what the other partitions lack
                 except LogError as error:
                     result.error_code = error_code(error)
     return response
 
 
 def _list(
-    partition: LeaderReplica, asked: ListOffsetsPartition, result: ListOffsetsPartitionResponse, *, is_committed: bool
+    partition: LeaderReplica,
+    asked: ListOffsetsPartition,
+    result: ListOffsetsPartitionResponse,
+    lookup: Lookup,
+    *,
+    is_committed: bool,
 ) -> None:
     log = partition.log
     end = log.last_stable_offset if is_committed else log.high_watermark
@@ -86,11 +116,11 @@ def _list(
         case -5 | -6:
             pass
         case -3:
-            found = log.max_timestamp()
+            found = log.max_timestamp(lookup)
             if found is not None and found.offset < end:
                 result.timestamp, result.offset, result.leader_epoch = found
         case timestamp:
-            found = log.offset_for_timestamp(timestamp)
+            found = log.offset_for_timestamp(timestamp, lookup)
             if found is not None and found.offset < end:
                 result.timestamp, result.offset, result.leader_epoch = found
 
