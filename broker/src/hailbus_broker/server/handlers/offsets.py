@@ -1,266 +1,265 @@
-"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords, DescribeLogDirs, DescribeProducers."""
+"""Committed offsets of groups: OffsetCommit, OffsetFetch, OffsetDelete."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from hailbus_broker.cluster.controller import is_protected
-from hailbus_broker.log import CleanupPolicy, DiskReadNeededError, LogError, Lookup
-from hailbus_broker.protocol.definitions.list_offsets_response import (
-    ListOffsetsPartitionResponse,
-    ListOffsetsResponse,
-    ListOffsetsTopicResponse,
-)
-from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.runtime.replica import LeaderReplica, OfflineReplica
-from hailbus_broker.server.dispatch import error_code
+from hailbus_broker.coordinators.group.offsets import OffsetToCommit
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
+from hailbus_broker.protocol.schema import ZERO_UUID
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Iterable
 
-    from hailbus_broker.protocol.definitions.list_offsets_request import ListOffsetsPartition, ListOffsetsRequest
+    from hailbus_broker.cluster.metadata.image import MetadataImage
+    from hailbus_broker.protocol.definitions.offset_fetch_request import OffsetFetchRequest, OffsetFetchRequestGroup
+    from hailbus_broker.protocol.definitions.offset_fetch_response import (
+        OffsetFetchResponse,
+        OffsetFetchResponseGroup,
+    )
+    from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.runtime.group_coordinator import GroupDriver
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
-LATEST: Final = -1
-EARLIEST: Final = -2
-MAX_TIMESTAMP: Final = -3
-EARLIEST_LOCAL: Final = -4
-LATEST_TIERED: Final = -5
-EARLIEST_PENDING_UPLOAD: Final = -6
-
-# Which version brought each special time: an older one may not ask for it.
-_SINCE: Final = {
-    LATEST: 1,
-    EARLIEST: 1,
-    MAX_TIMESTAMP: 7,
-    EARLIEST_LOCAL: 8,
-    LATEST_TIERED: 9,
-    EARLIEST_PENDING_UPLOAD: 11,
-}
+UNKNOWN_OFFSET: Final = -1
 
 
-def leader_epoch_error(partition: LeaderReplica, current_leader_epoch: int) -> ErrorCode:
-    """Whether a client's idea of the leader epoch is ours (KIP-320)."""
-    if current_leader_epoch < 0 or current_leader_epoch == partition.leader_epoch:
-        return ErrorCode.NONE
-    return (
-        ErrorCode.FENCED_LEADER_EPOCH
-        if current_leader_epoch < partition.leader_epoch
-        else ErrorCode.UNKNOWN_LEADER_EPOCH
-    )
-
-
-def list_offsets(
-    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest
-) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
-    """ListOffsets v1-11: by time, earliest, latest, greatest timestamp. Tiered storage does not exist here."""
-    lookup = Lookup()
-    response = _list_offsets(dispatcher, request, message, lookup)
-    return _list_cold_offsets(dispatcher, request, message, lookup) if lookup.is_incomplete else response
-
-
-async def _list_cold_offsets(
-    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest, lookup: Lookup
-) -> ListOffsetsResponse:
-    """Let a thread read what is not in memory, until all is known."""
-    while True:
-        lookup.add(await dispatcher.node.threads.run(lookup.take()))
-        response = _list_offsets(dispatcher, request, message, lookup)
-        if not lookup.is_incomplete:
-            return response
-
-
-def _list_offsets(
-    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest, lookup: Lookup
-) -> ListOffsetsResponse:
-    response = ListOffsetsResponse()
+def offset_commit(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+    """OffsetCommit v2-10; v10 names topics by id."""
+    node = dispatcher.node
+    uses_ids = request.version >= 10
+    entries = []
     for topic in message.topics:
-        answer = ListOffsetsTopicResponse(name=topic.name)
-        response.topics.append(answer)
-        for asked in topic.partitions:
-            partition = dispatcher.node.replicas.leader(topic.name, asked.partition_index)
-            result = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
-            answer.partitions.append(result)
-            if not isinstance(partition, LeaderReplica):
-                result.error_code = partition
-            elif code := leader_epoch_error(partition, asked.current_leader_epoch):
-                result.error_code = code
-            elif asked.timestamp < 0 and request.version < _SINCE.get(asked.timestamp, 2**15):
-                result.error_code = ErrorCode.UNSUPPORTED_VERSION
-            else:
-                try:
-                    _list(partition, asked, result, lookup, is_committed=message.isolation_level == 1)
-                except DiskReadNeededError:
-                    continue  # and collect what the other partitions lack
-                except LogError as error:
-                    result.error_code = error_code(error)
-    return response
+        if uses_ids:
+            known = node.image.topics_by_id.get(topic.topic_id)
+            missing = ErrorCode.UNKNOWN_TOPIC_ID
+        else:
+            known = node.image.topics.get(topic.name)
+            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for part in topic.partitions:
+            refusal = ErrorCode.NONE
+            if known is None:
+                refusal = missing
+            elif not 0 <= part.partition_index < len(known.partitions):
+                refusal = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            entries.append(
+                OffsetToCommit(
+                    topic=topic.name if known is None else known.name,
+                    topic_id=topic.topic_id if known is None else known.topic_id,
+                    partition=part.partition_index,
+                    offset=part.committed_offset,
+                    leader_epoch=part.committed_leader_epoch,
+                    metadata=part.committed_metadata or "",
+                    refusal=refusal,
+                )
+            )
+    clock = node.clock
+    is_run = node.groups.run(
+        message.group_id,
+        lambda shard: shard.commit(
+            message.group_id,
+            message.generation_id_or_member_epoch,
+            message.member_id,
+            message.group_instance_id,
+            entries,
+            request,
+            now_ms=clock.now_ms(),
+            wall_ms=clock.wall_ms(),
+        ),
+    )
+    if not is_run:
+        request.respond_error(ErrorCode.NOT_COORDINATOR)
 
 
-def _list(
-    partition: LeaderReplica,
-    asked: ListOffsetsPartition,
-    result: ListOffsetsPartitionResponse,
-    lookup: Lookup,
+def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchRequest) -> None:
+    """OffsetFetch v1-10; v8 asks for many groups at once, v10 names topics by id."""
+    from hailbus_broker.protocol.definitions.offset_fetch_request import (
+        OffsetFetchRequestGroup,
+        OffsetFetchRequestTopics,
+    )
+    from hailbus_broker.protocol.definitions.offset_fetch_response import OffsetFetchResponse
+
+    is_single = request.version < 8
+    asked = message.groups
+    if is_single:
+        topics = None
+        if message.topics is not None:
+            topics = [
+                OffsetFetchRequestTopics(name=topic.name, partition_indexes=topic.partition_indexes)
+                for topic in message.topics
+            ]
+        asked = [OffsetFetchRequestGroup(group_id=message.group_id, topics=topics)]
+    answers, drivers = [], []
+    for group in asked:
+        driver = dispatcher.node.groups.driver(group.group_id)
+        if driver is not None:
+            drivers.append(driver)
+        uses_ids = request.version >= 10
+        is_stable = message.require_stable
+        answers.append(
+            _committed_offsets(dispatcher.node.image, driver, group, uses_ids=uses_ids, require_stable=is_stable)
+        )
+    if not is_single:
+        _respond_when_durable(drivers, request, OffsetFetchResponse(groups=answers))
+    elif answers[0].error_code:
+        request.respond_error(ErrorCode(answers[0].error_code))
+    else:
+        _respond_when_durable(drivers, request, _single_group_response(answers[0]))
+
+
+def _committed_offsets(
+    image: MetadataImage,
+    driver: GroupDriver | None,
+    group: OffsetFetchRequestGroup,
     *,
-    is_committed: bool,
-) -> None:
-    log = partition.log
-    end = log.last_stable_offset if is_committed else log.high_watermark
-    match asked.timestamp:
-        case -1:
-            result.offset, result.leader_epoch = end, partition.leader_epoch
-        case -2 | -4:
-            result.offset, result.leader_epoch = log.log_start_offset, partition.leader_epoch
-        case -5 | -6:
-            pass
-        case -3:
-            found = log.max_timestamp(lookup)
-            if found is not None and found.offset < end:
-                result.timestamp, result.offset, result.leader_epoch = found
-        case timestamp:
-            found = log.offset_for_timestamp(timestamp, lookup)
-            if found is not None and found.offset < end:
-                result.timestamp, result.offset, result.leader_epoch = found
-
-
-def offset_for_leader_epoch(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
-    """OffsetForLeaderEpoch v2-4: where an epoch ended, for clients that look for truncation."""
-    from hailbus_broker.protocol.definitions.offset_for_leader_epoch_response import (
-        EpochEndOffset,
-        OffsetForLeaderEpochResponse,
-        OffsetForLeaderTopicResult,
+    uses_ids: bool,
+    require_stable: bool,
+) -> OffsetFetchResponseGroup:
+    """The offsets of one group, for the partitions that the request names or for all."""
+    from hailbus_broker.protocol.definitions.offset_fetch_response import (
+        OffsetFetchResponseGroup,
+        OffsetFetchResponsePartitions,
+        OffsetFetchResponseTopics,
     )
 
-    response = OffsetForLeaderEpochResponse()
-    for topic in message.topics:
-        answer = OffsetForLeaderTopicResult(topic=topic.topic)
-        response.topics.append(answer)
-        for asked in topic.partitions:
-            partition = dispatcher.node.replicas.leader(topic.topic, asked.partition)
-            result = EpochEndOffset(partition=asked.partition)
-            answer.partitions.append(result)
-            if not isinstance(partition, LeaderReplica):
-                result.error_code = partition
-            elif code := leader_epoch_error(partition, asked.current_leader_epoch):
-                result.error_code = code
+    answer = OffsetFetchResponseGroup(group_id=group.group_id)
+    if driver is None:
+        answer.error_code = ErrorCode.NOT_COORDINATOR
+        return answer
+    shard = driver.shard
+    try:
+        shard.check_fetch(group.group_id, group.member_id, group.member_epoch)
+    except ApiError as error:
+        answer.error_code = error.code
+        return answer
+    wanted: list[tuple[str, bytes, list[int]]]
+    if group.topics is None:
+        asked: dict[str, list[int]] = {}
+        for topic, partition in sorted(shard.all_committed(group.group_id)):
+            asked.setdefault(topic, []).append(partition)
+        wanted = [
+            (name, image.topics[name].topic_id if name in image.topics else ZERO_UUID, indexes)
+            for name, indexes in asked.items()
+            if not uses_ids or name in image.topics
+        ]
+    else:
+        wanted = [(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics]
+    for name, topic_id, indexes in wanted:
+        part = OffsetFetchResponseTopics(name=name, topic_id=topic_id)
+        answer.topics.append(part)
+        code = ErrorCode.NONE
+        if uses_ids:
+            known = image.topics_by_id.get(topic_id)
+            if known is None:
+                code = ErrorCode.UNKNOWN_TOPIC_ID
             else:
-                result.leader_epoch, result.end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
-    return response
+                name = known.name  # noqa: PLW2901 - the name that the id stands for
+        for index in indexes:
+            found = None if code else shard.committed(group.group_id, name, index)
+            own_code = code
+            if not code and require_stable and shard.is_unstable(group.group_id, name, index):
+                found, own_code = None, ErrorCode.UNSTABLE_OFFSET_COMMIT
+            part.partitions.append(
+                OffsetFetchResponsePartitions(
+                    partition_index=index, committed_offset=UNKNOWN_OFFSET, metadata="", error_code=own_code
+                )
+                if found is None
+                else OffsetFetchResponsePartitions(
+                    partition_index=index,
+                    committed_offset=found.offset,
+                    committed_leader_epoch=found.leader_epoch,
+                    metadata=found.metadata,
+                )
+            )
+    return answer
 
 
-async def delete_records(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
-    """DeleteRecords v0-2: moves the log start; -1 means the high watermark."""
-    from hailbus_broker.protocol.definitions.delete_records_response import (
-        DeleteRecordsPartitionResult,
-        DeleteRecordsResponse,
-        DeleteRecordsTopicResult,
+def _single_group_response(answer: OffsetFetchResponseGroup) -> OffsetFetchResponse:
+    """The response of versions before 8, which has no list of groups."""
+    from hailbus_broker.protocol.definitions.offset_fetch_response import (
+        OffsetFetchResponse,
+        OffsetFetchResponsePartition,
+        OffsetFetchResponseTopic,
     )
 
-    response = DeleteRecordsResponse()
-    for topic in message.topics:
-        answer = DeleteRecordsTopicResult(name=topic.name)
-        response.topics.append(answer)
-        for asked in topic.partitions:
-            partition = dispatcher.node.replicas.leader(topic.name, asked.partition_index)
-            result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
-            answer.partitions.append(result)
-            if not isinstance(partition, LeaderReplica):
-                result.error_code = partition
-                continue
-            if partition.error is not None:
-                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-                continue
-            if is_protected(topic.name):
-                result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
-                continue
-            if CleanupPolicy.DELETE not in partition.log.config.cleanup_policy:
-                result.error_code = ErrorCode.POLICY_VIOLATION
-                continue
-            offset = partition.log.high_watermark if asked.offset == -1 else asked.offset
-            if not 0 <= offset <= partition.log.high_watermark:
-                result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
-                continue
-            try:
-                result.low_watermark = partition.log.delete_records(offset)
-            except LogError as error:
-                result.error_code = error_code(error)
-    # The log start is only in a checkpoint: until that is written a crash would bring the records back.
-    await dispatcher.node.checkpoint()
-    return response
+    return OffsetFetchResponse(
+        topics=[
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetFetchResponsePartition(
+                        partition_index=part.partition_index,
+                        committed_offset=part.committed_offset,
+                        committed_leader_epoch=part.committed_leader_epoch,
+                        metadata=part.metadata,
+                        error_code=part.error_code,
+                    )
+                    for part in topic.partitions
+                ],
+            )
+            for topic in answer.topics
+        ]
+    )
 
 
-def describe_log_dirs(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
-    """DescribeLogDirs v1-5."""
-    import os
+def _respond_when_durable(drivers: Iterable[GroupDriver], request: Request, response: Message) -> None:
+    """Answer once the state that was read is durable: it may have been written a moment ago."""
+    waiting = {id(driver): driver for driver in drivers}
+    left = len(waiting) + 1
+    failure: Exception | None = None
 
-    from hailbus_broker.protocol.definitions.describe_log_dirs_response import (
-        DescribeLogDirsPartition,
-        DescribeLogDirsResponse,
-        DescribeLogDirsResult,
-        DescribeLogDirsTopic,
+    def committed(error: Exception | None) -> None:
+        nonlocal left, failure
+        left -= 1
+        failure = failure or error
+        if left:
+            return
+        if failure is None:
+            request.respond(response)
+        else:
+            request.respond_error(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    for driver in waiting.values():
+        driver.partition.when_committed(driver.end_offset, committed)
+    committed(None)
+
+
+async def offset_delete(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """OffsetDelete v0: offsets of topics that no member is subscribed to."""
+    from hailbus_broker.protocol.definitions.offset_delete_response import (
+        OffsetDeleteResponse,
+        OffsetDeleteResponsePartition,
+        OffsetDeleteResponseTopic,
     )
 
     node = dispatcher.node
-    if node.failure is not None:
-        # As in Apache Kafka: of a directory that is offline the error is all there is to say.
-        offline = DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=node.data.path)
-        return DescribeLogDirsResponse(results=[offline])
-    wanted = None if message.topics is None else {topic.topic: set(topic.partitions) for topic in message.topics}
-    topics = []
-    for name, replicas in sorted(node.replicas.topics.items()):
-        if wanted is not None and name not in wanted:
-            continue
-        shown = [
-            DescribeLogDirsPartition(partition_index=partition.index, partition_size=partition.log.size_bytes())
-            for partition in replicas
-            if not isinstance(partition, OfflineReplica) and (wanted is None or partition.index in wanted[name])
-        ]
-        if shown:
-            topics.append(DescribeLogDirsTopic(name=name, partitions=shown))
-    space = os.statvfs(node.data.path)
-    return DescribeLogDirsResponse(
-        results=[
-            DescribeLogDirsResult(
-                log_dir=node.data.path,
-                topics=topics,
-                total_bytes=space.f_blocks * space.f_frsize,
-                usable_bytes=space.f_bavail * space.f_frsize,
-            )
-        ]
-    )
-
-
-def describe_producers(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
-    """DescribeProducers v0: who writes to a partition with a producer id (KIP-664)."""
-    from hailbus_broker.protocol.definitions.describe_producers_response import (
-        DescribeProducersResponse,
-        PartitionResponse,
-        ProducerState,
-        TopicResponse,
-    )
-
-    response = DescribeProducersResponse()
+    driver = node.groups.driver(message.group_id)
+    if driver is None:
+        return OffsetDeleteResponse(error_code=node.groups.missing_code)
+    if not driver.shard.knows(message.group_id):
+        return OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
+    subscribed = driver.shard.subscribed_topics(message.group_id)
+    if subscribed is None:
+        return OffsetDeleteResponse(error_code=ErrorCode.NON_EMPTY_GROUP)
+    response = OffsetDeleteResponse()
+    chosen = []
     for topic in message.topics:
-        answer = TopicResponse(name=topic.name)
+        answer = OffsetDeleteResponseTopic(name=topic.name)
         response.topics.append(answer)
-        for index in topic.partition_indexes:
-            partition = dispatcher.node.replicas.leader(topic.name, index)
-            result = PartitionResponse(partition_index=index, error_message=None)
-            answer.partitions.append(result)
-            if not isinstance(partition, LeaderReplica):
-                result.error_code = partition
-                continue
-            result.active_producers = [
-                ProducerState(
-                    producer_id=producer.producer_id,
-                    producer_epoch=producer.producer_epoch,
-                    last_sequence=producer.last_sequence,
-                    last_timestamp=producer.last_timestamp,
-                    coordinator_epoch=producer.coordinator_epoch,
-                    current_txn_start_offset=producer.current_transaction_start_offset,
-                )
-                for producer in partition.log.producers()
-            ]
+        for part in topic.partitions:
+            code = ErrorCode.NONE
+            if topic.name in subscribed:
+                code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            elif not node.replicas.has(topic.name, part.partition_index):
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                chosen.append((topic.name, part.partition_index))
+            answer.partitions.append(
+                OffsetDeleteResponsePartition(partition_index=part.partition_index, error_code=code)
+            )
+    refused = driver.run(driver.shard.delete_offsets(message.group_id, chosen))
+    if refused:
+        return OffsetDeleteResponse(error_code=refused)
+    await driver.safe()
     return response

@@ -15,7 +15,7 @@ from hailbus_broker.runtime.group_coordinator import partition_for
 from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.runtime.transaction_coordinator import Marker
 from hailbus_broker.server.dispatch import error_code
-from hailbus_broker.server.handlers.groups import Reply
+from hailbus_broker.server.handlers.replies import CodeReply, Reply, code_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,28 +27,6 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.transaction_coordinator import TransactionDriver
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
-
-
-class CodeReply:
-    """A token for a coordinator whose answer is a code for the broker itself."""
-
-    __slots__ = ("callback",)
-
-    def __init__(self, callback: Callable[[ErrorCode], None]) -> None:
-        self.callback = callback
-
-    def respond(self, message: AddOffsetsToTxnResponse) -> None:
-        """The coordinator's answer."""
-        self.callback(ErrorCode(message.error_code))
-
-    def respond_error(self, code: ErrorCode) -> None:
-        """The coordinator could not answer."""
-        self.callback(code)
-
-
-def code_response(code: ErrorCode) -> AddOffsetsToTxnResponse:
-    """A code as a message, for `CodeReply`."""
-    return AddOffsetsToTxnResponse(error_code=code)
 
 
 def _driver(dispatcher: Dispatcher, transactional_id: str) -> TransactionDriver:

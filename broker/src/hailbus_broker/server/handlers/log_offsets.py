@@ -1,0 +1,191 @@
+"""Offsets of a partition's log: ListOffsets, OffsetForLeaderEpoch, DeleteRecords."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from hailbus_broker.cluster.controller import is_protected
+from hailbus_broker.log import CleanupPolicy, DiskReadNeededError, LogError, Lookup
+from hailbus_broker.protocol.definitions.list_offsets_response import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.runtime.replica import LeaderReplica
+from hailbus_broker.server.dispatch import error_code
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from hailbus_broker.protocol.definitions.list_offsets_request import ListOffsetsPartition, ListOffsetsRequest
+    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.server.request import Request
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+
+# Which version brought each special time: an older one may not ask for it.
+_SINCE: Final = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+
+
+def leader_epoch_error(partition: LeaderReplica, current_leader_epoch: int) -> ErrorCode:
+    """Whether a client's idea of the leader epoch is ours (KIP-320)."""
+    if current_leader_epoch < 0 or current_leader_epoch == partition.leader_epoch:
+        return ErrorCode.NONE
+    return (
+        ErrorCode.FENCED_LEADER_EPOCH
+        if current_leader_epoch < partition.leader_epoch
+        else ErrorCode.UNKNOWN_LEADER_EPOCH
+    )
+
+
+def list_offsets(
+    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest
+) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
+    """ListOffsets v1-11: by time, earliest, latest, greatest timestamp. Tiered storage does not exist here."""
+    lookup = Lookup()
+    response = _list_offsets(dispatcher, request, message, lookup)
+    return _list_cold_offsets(dispatcher, request, message, lookup) if lookup.is_incomplete else response
+
+
+async def _list_cold_offsets(
+    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest, lookup: Lookup
+) -> ListOffsetsResponse:
+    """Let a thread read what is not in memory, until all is known."""
+    while True:
+        lookup.add(await dispatcher.node.threads.run(lookup.take()))
+        response = _list_offsets(dispatcher, request, message, lookup)
+        if not lookup.is_incomplete:
+            return response
+
+
+def _list_offsets(
+    dispatcher: Dispatcher, request: Request, message: ListOffsetsRequest, lookup: Lookup
+) -> ListOffsetsResponse:
+    response = ListOffsetsResponse()
+    for topic in message.topics:
+        answer = ListOffsetsTopicResponse(name=topic.name)
+        response.topics.append(answer)
+        for asked in topic.partitions:
+            partition = dispatcher.node.replicas.leader(topic.name, asked.partition_index)
+            result = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
+            answer.partitions.append(result)
+            if not isinstance(partition, LeaderReplica):
+                result.error_code = partition
+            elif code := leader_epoch_error(partition, asked.current_leader_epoch):
+                result.error_code = code
+            elif asked.timestamp < 0 and request.version < _SINCE.get(asked.timestamp, 2**15):
+                result.error_code = ErrorCode.UNSUPPORTED_VERSION
+            else:
+                try:
+                    _list(partition, asked, result, lookup, is_committed=message.isolation_level == 1)
+                except DiskReadNeededError:
+                    continue  # and collect what the other partitions lack
+                except LogError as error:
+                    result.error_code = error_code(error)
+    return response
+
+
+def _list(
+    partition: LeaderReplica,
+    asked: ListOffsetsPartition,
+    result: ListOffsetsPartitionResponse,
+    lookup: Lookup,
+    *,
+    is_committed: bool,
+) -> None:
+    log = partition.log
+    end = log.last_stable_offset if is_committed else log.high_watermark
+    match asked.timestamp:
+        case -1:
+            result.offset, result.leader_epoch = end, partition.leader_epoch
+        case -2 | -4:
+            result.offset, result.leader_epoch = log.log_start_offset, partition.leader_epoch
+        case -5 | -6:
+            pass
+        case -3:
+            found = log.max_timestamp(lookup)
+            if found is not None and found.offset < end:
+                result.timestamp, result.offset, result.leader_epoch = found
+        case timestamp:
+            found = log.offset_for_timestamp(timestamp, lookup)
+            if found is not None and found.offset < end:
+                result.timestamp, result.offset, result.leader_epoch = found
+
+
+def offset_for_leader_epoch(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """OffsetForLeaderEpoch v2-4: where an epoch ended, for clients that look for truncation."""
+    from hailbus_broker.protocol.definitions.offset_for_leader_epoch_response import (
+        EpochEndOffset,
+        OffsetForLeaderEpochResponse,
+        OffsetForLeaderTopicResult,
+    )
+
+    response = OffsetForLeaderEpochResponse()
+    for topic in message.topics:
+        answer = OffsetForLeaderTopicResult(topic=topic.topic)
+        response.topics.append(answer)
+        for asked in topic.partitions:
+            partition = dispatcher.node.replicas.leader(topic.topic, asked.partition)
+            result = EpochEndOffset(partition=asked.partition)
+            answer.partitions.append(result)
+            if not isinstance(partition, LeaderReplica):
+                result.error_code = partition
+            elif code := leader_epoch_error(partition, asked.current_leader_epoch):
+                result.error_code = code
+            else:
+                result.leader_epoch, result.end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+    return response
+
+
+async def delete_records(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """DeleteRecords v0-2: moves the log start; -1 means the high watermark."""
+    from hailbus_broker.protocol.definitions.delete_records_response import (
+        DeleteRecordsPartitionResult,
+        DeleteRecordsResponse,
+        DeleteRecordsTopicResult,
+    )
+
+    response = DeleteRecordsResponse()
+    for topic in message.topics:
+        answer = DeleteRecordsTopicResult(name=topic.name)
+        response.topics.append(answer)
+        for asked in topic.partitions:
+            partition = dispatcher.node.replicas.leader(topic.name, asked.partition_index)
+            result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
+            answer.partitions.append(result)
+            if not isinstance(partition, LeaderReplica):
+                result.error_code = partition
+                continue
+            if partition.error is not None:
+                result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+                continue
+            if is_protected(topic.name):
+                result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
+                continue
+            if CleanupPolicy.DELETE not in partition.log.config.cleanup_policy:
+                result.error_code = ErrorCode.POLICY_VIOLATION
+                continue
+            offset = partition.log.high_watermark if asked.offset == -1 else asked.offset
+            if not 0 <= offset <= partition.log.high_watermark:
+                result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+                continue
+            try:
+                result.low_watermark = partition.log.delete_records(offset)
+            except LogError as error:
+                result.error_code = error_code(error)
+    # The log start is only in a checkpoint: until that is written a crash would bring the records back.
+    await dispatcher.node.checkpoint()
+    return response
