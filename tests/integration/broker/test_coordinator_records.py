@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
-from hailbus_broker.coordinators.group.shard import GroupShard
+from hailbus_broker.coordinators.group.classic_rebalance import ClassicRebalances
 from hailbus_broker.log import Origin
 from hailbus_broker.log.log_directory import CLEAN_SHUTDOWN
 from hailbus_broker.protocol.api import ApiKey
@@ -245,13 +245,13 @@ async def test_one_group_never_holds_up_the_timers_of_another(
         if fails == "encoding":
             shard.groups["bad"].protocol_type = "p" * 40_000  # longer than its record can hold
         else:
-            decide = GroupShard._member_due
+            decide = ClassicRebalances.member_due
 
-            def member_due(self: GroupShard, group: ClassicGroup, *rest: Any) -> None:
+            def member_due(self: ClassicRebalances, group: ClassicGroup, *rest: Any) -> None:
                 assert group.group_id != "bad"
                 decide(self, group, *rest)
 
-            monkeypatch.setattr(GroupShard, "_member_due", member_due)
+            monkeypatch.setattr(ClassicRebalances, "member_due", member_due)
         with capture_logs() as lines:
             async with asyncio.timeout(30):
                 while shard.groups["good"].members:  # noqa: ASYNC110 what is waited for has no event

@@ -5,7 +5,6 @@ Requests come late as well: from a generation that is over, or in the name of a 
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 
 from hailbus_broker.coordinators.group.shard import GroupShard
@@ -56,7 +55,7 @@ class RestartedCoordinator(Coordinator):
     def make(self, delay_ms: int) -> GroupShard:
         self.life += 1
         shard = super().make(delay_ms)
-        shard._chance = random.Random(self.life)
+        shard._state.rng.seed(self.life)
         return shard
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from hailbus_broker.cluster.metadata.image import MetadataImage
 from hailbus_broker.coordinators.group.config import GroupConfig
-from hailbus_broker.coordinators.group.consumer_shard import CONSUMER_VALUE_TYPES
+from hailbus_broker.coordinators.group.consumer_records import CONSUMER_VALUE_TYPES
 from hailbus_broker.coordinators.group.shard import KEY_TYPES, GroupShard
 from hailbus_broker.coordinators.transaction.shard import TransactionConfig, TransactionShard
 from hailbus_broker.protocol import codec
@@ -65,7 +65,7 @@ def records(draw: st.DrawFn, keys: dict[int, type[Message]], values: dict[int, t
 )
 def test_a_group_shard_takes_in_any_records(found: list[Record]) -> None:
     shard = GroupShard(
-        GroupConfig(), image=MetadataImage(), group_settings=lambda _: (45_000, 5_000), chance=random.Random(1)
+        GroupConfig(), image=MetadataImage(), group_settings=lambda _: (45_000, 5_000), rng=random.Random(1)
     )
     for key, value in found:
         with suppress(ProtocolError):
@@ -80,6 +80,7 @@ def test_a_group_shard_takes_in_any_records(found: list[Record]) -> None:
         if due_ms is None:
             break
         for outcome in shard.tick(due_ms, wall_ms=2_000):
+            outcome.install()
             for record in outcome.records:
                 shard.replay(record.encode_key(), record.encode_value(), now_ms=due_ms)
 
@@ -95,5 +96,6 @@ def test_a_transaction_shard_takes_in_any_records(found: list[Record]) -> None:
         shard.describe(name)
     shard.resume(now_ms=1_000)
     for outcome in shard.tick(2**62):
+        outcome.install()
         for record in outcome.records:
             shard.replay(record.encode_key(), record.encode_value(), now_ms=2**62)

@@ -6,12 +6,8 @@ import random
 from itertools import count
 from typing import Any
 
-from hailbus_broker.coordinators.transaction.shard import (
-    MarkersToWrite,
-    TransactionConfig,
-    TransactionOutcome,
-    TransactionShard,
-)
+from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite, TransactionOutcome
+from hailbus_broker.coordinators.transaction.shard import TransactionConfig, TransactionShard
 from hailbus_broker.log import LogConfig, LogError, Origin, PartitionLog
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ErrorCode
@@ -59,6 +55,7 @@ class World:
         return self.crash_in < 0
 
     def run(self, outcome: TransactionOutcome) -> Any:
+        outcome.install()
         for record in outcome.records:
             key, value = record.encode_key(), record.encode_value()
             self.records.append((key, value))

@@ -50,7 +50,7 @@ class Coordinator:
 
     def make(self) -> GroupShard:
         return GroupShard(
-            GroupConfig(), image=self.image, group_settings=lambda _: (45_000, 5_000), chance=random.Random(7)
+            GroupConfig(), image=self.image, group_settings=lambda _: (45_000, 5_000), rng=random.Random(7)
         )
 
     @property
@@ -60,9 +60,10 @@ class Coordinator:
     def run(self, outcome: Outcome) -> list[object]:
         """Write and replay the records and return the replies; none if the log refuses the records."""
         if self.is_refusing and outcome.records:
-            for undo in reversed(outcome.undo):
-                undo(Outcome())
+            if outcome.on_refused is not None:
+                assert outcome.on_refused(ErrorCode.UNKNOWN_SERVER_ERROR) is None
             return []
+        outcome.install()
         for record in outcome.records:
             key, value = record.encode_key(), record.encode_value()
             self.records.append((key, value))

@@ -24,6 +24,7 @@ from hailbus_broker.protocol.definitions.heartbeat_response import HeartbeatResp
 from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest, JoinGroupRequestProtocol
 from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
 from hailbus_broker.protocol.definitions.leave_group_request import LeaveGroupRequest, MemberIdentity
+from hailbus_broker.protocol.definitions.leave_group_response import LeaveGroupResponse
 from hailbus_broker.protocol.definitions.offset_commit_response import OffsetCommitResponse
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.sync_group_request import SyncGroupRequest, SyncGroupRequestAssignment
@@ -59,7 +60,7 @@ class World:
 
     def restart(self) -> None:
         self.shard = GroupShard(
-            self.config, image=self.image, group_settings=lambda _: (45_000, 5_000), chance=random.Random(7)
+            self.config, image=self.image, group_settings=lambda _: (45_000, 5_000), rng=random.Random(7)
         )
         for key, value in self.log:
             self.shard.replay(key, value, now_ms=self.now_ms)
@@ -71,11 +72,9 @@ class World:
     def run(self, outcome: Outcome) -> None:
         if self.is_refusing and outcome.records:
             self.is_refusing = False
-            follow_up = Outcome()
-            for undo in reversed(outcome.undo):
-                undo(follow_up)
-            self.run(follow_up)
+            assert outcome.on_refused is None
             return
+        outcome.install()
         for record in outcome.records:
             key, value = record.encode_key(), record.encode_value()
             self.log.append((key, value))
@@ -294,6 +293,7 @@ def test_a_group_changes_over_and_back_while_its_members_run(restarts: bool) -> 
         return
     assert old.beat() is ErrorCode.NONE
     world.advance(1)
+    group = world.shard.groups[GROUP]
     assert "changed over" in group.rebalances.last_reason
     assert old.beat() is ErrorCode.REBALANCE_IN_PROGRESS
     joined = old.join()
@@ -466,3 +466,34 @@ def test_a_return_that_is_refused_changes_nothing_of_a_static_member() -> None:
     assert len(world.log) == records
     settle(old, new)
     assert old.partitions | new.partitions == {0, 1, 2, 3}
+
+
+def test_members_of_both_protocols_leave_in_one_request() -> None:
+    """An administrator removes the last member of the consumer protocol together with one of the classic protocol."""
+    world = World()
+    stays, new, goes = stable(world), Consumer(world, "new"), Classic(world)
+    assert new.beat() is ErrorCode.NONE
+    goes.join()
+    members = [MemberIdentity(member_id=name) for name in ("new", goes.member_id, goes.member_id)]
+    request = LeaveGroupRequest(group_id=GROUP, members=members)
+    world.run(world.shard.leave(request, members, "leave", now_ms=world.now_ms, wall_ms=world.wall_ms))
+    answer = world.answers["leave"]
+    assert isinstance(answer, LeaveGroupResponse)
+    codes = [result.error_code for result in answer.members]
+    assert codes == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID]
+    assert GROUP not in world.shard.consumer_groups
+    assert set(world.shard.groups[GROUP].members) == {stays.member_id}
+
+
+def test_a_static_member_that_gives_its_instance_up_does_not_hold_it_for_ever() -> None:
+    world = World()
+    Consumer(world, "new").beat()
+    old = Classic(world, instance="driver")
+    old.join()
+    old.instance = None
+    old.join()
+    old.leave()
+    assert "driver" not in world.shard.consumer_groups[GROUP].static_members
+    returned = Classic(world, instance="driver")
+    returned.join()
+    assert set(world.shard.consumer_groups[GROUP].members) == {"new", returned.member_id}

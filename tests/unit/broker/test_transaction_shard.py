@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hailbus_broker.coordinators.patterns import PatternError
+from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite, TransactionOutcome
 from hailbus_broker.coordinators.transaction.shard import (
     ABORT_RETRY_MS,
     MARKER_RETRY_MS,
-    MarkersToWrite,
     TransactionConfig,
-    TransactionOutcome,
     TransactionShard,
 )
 from hailbus_broker.coordinators.transaction.state import TRANSITIONS, State, Transaction
@@ -44,6 +43,7 @@ class Bench:
         self.crashes_before_markers = False
 
     def run(self, outcome: TransactionOutcome) -> Any:
+        outcome.install()
         for record in outcome.records:
             key, value = record.encode_key(), record.encode_value()
             self.log.append((key, value))
@@ -532,7 +532,7 @@ def test_markers_of_an_older_end_change_nothing(bench: Bench) -> None:
     assert after.state is State.COMPLETE_COMMIT
     assert bench.is_in(State.PREPARE_COMMIT)
     failed = bench.shard.markers_written(markers, failed=[B, A], now_ms=bench.now)
-    assert failed.facts == [("transaction_markers_failed", {"transactional_id": "t", "count": 2})]
+    assert failed.log_events == [("transaction_markers_failed", {"transactional_id": "t", "count": 2})]
     assert failed.records == []
 
 
@@ -563,7 +563,7 @@ def test_an_abort_says_who_was_fenced_and_for_how_long_it_was_open(bench: Bench)
     outcome = bench.shard.init_producer_id(
         "t", MINUTE, -1, -1, "token", new_producer_id=lambda: next(bench.ids), now_ms=bench.now + 250
     )
-    ((name, facts),) = outcome.facts
+    ((name, facts),) = outcome.log_events
     assert name == "transaction_aborted"
     assert (facts["transactional_id"], facts["producer_id"], facts["producer_epoch"]) == ("t", 1000, 0)
     assert facts["open_for_ms"] == 250

@@ -17,7 +17,7 @@ from hailbus_broker.cluster.metadata.image import (
 )
 from hailbus_broker.cluster.metadata.records import decode_record
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId, decode_snapshot
-from hailbus_broker.coordinators.group.consumer_shard import CONSUMER_VALUE_TYPES
+from hailbus_broker.coordinators.group.consumer_records import CONSUMER_VALUE_TYPES
 from hailbus_broker.coordinators.group.shard import KEY_TYPES
 from hailbus_broker.coordinators.outcome import decode_key, decode_value
 from hailbus_broker.log import LogError, encode_uuid

@@ -1,4 +1,4 @@
-"""What a coordinator decides: records to append, and answers that wait until these records are safe."""
+"""What a coordinator decides: records to append, and answers that wait until these records are durable."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hailbus_broker.protocol.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hailbus_broker.protocol.errors import ErrorCode
     from hailbus_broker.protocol.schema import Message
 
 _SHORT: Final = Struct(">h")
@@ -37,26 +38,36 @@ class CoordinatorRecord:
         return bytes(codec.encode(self.value, self.value_version, bytearray(_SHORT.pack(self.value_version))))
 
 
-@dataclass(slots=True)
+@dataclass
 class Outcome:
-    """Append `records`, replay them, and when the high watermark has passed them send `replies`.
+    """What one decision asks for: append `records`, install the decision, replay the records, then send `replies`.
+
+    The replies wait until the high watermark has passed the last record. If the records are refused, nothing of the
+    decision takes effect: `request` gets an error, and all other requests wait on as before.
 
     Attributes:
         records: In order; may be empty. They are written all or not at all, unless the machine fails in between.
         is_atomic: Whether all records go into one batch, so that even a crash cannot separate them.
         replies: A token, as it was given with a request, and the response to it. One outcome may answer many requests.
+        request: The token of the request that asked for the decision; None if a timer did.
         producer: Id and epoch of the producer in whose transaction the records are written.
-        undo: Called, the last one first, when the records are refused: they restore what the decision changed before.
-            Their argument is an outcome to which they add what has to follow.
-        facts: What a person may want to read in the log: a name and its data.
+        on_refused: Called when the records are refused. Decides what follows from that; None if nothing does.
+        log_events: Lines for the log: the name of an event and its data.
     """
 
     records: list[CoordinatorRecord] = field(default_factory=list)
     replies: list[tuple[object, Message]] = field(default_factory=list)
-    facts: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    log_events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    request: object | None = None
     producer: tuple[int, int] | None = None
     is_atomic: bool = False
-    undo: list[Callable[[Outcome], None]] = field(default_factory=list)
+    on_refused: Callable[[ErrorCode], Outcome | None] | None = None
+
+    def install(self) -> None:
+        """Put what the decision has changed besides its records in place, once these are appended.
+
+        A decision works on copies. Until this call the shard is as it was before the decision.
+        """
 
 
 def decode_key(data: bytes | memoryview, types: dict[int, type[Message]]) -> Message:

@@ -63,7 +63,7 @@ class GroupCoordinator:
                 group_config(self.node.config),
                 image=self.node.image,
                 group_settings=self._group_settings,
-                chance=self.node.chance,
+                rng=self.node.chance,
             )
             driver = GroupDriver(self.node, partition, shard)
             self.drivers.append(driver)

@@ -76,14 +76,13 @@ class ShardDriver:
             code = self._write(outcome)
             if code:
                 self._refuse(outcome, code)
-                self._take_back(outcome)
                 return code
             if self._has_to_wait(outcome):
                 if self.partition.log.high_watermark >= self.end_offset:
                     self._send(outcome, None)
                 else:
                     self.partition.when_committed(self.end_offset, lambda error: self._send(outcome, error))
-            for name, data in outcome.facts:
+            for name, data in outcome.log_events:
                 log.info(name, **data)
             return ErrorCode.NONE
         finally:
@@ -95,8 +94,9 @@ class ShardDriver:
         return bool(outcome.replies)
 
     def _write(self, outcome: Outcome) -> ErrorCode:
-        """Append an outcome's records and replay them. Return the error code for clients if nothing was written."""
+        """Append an outcome's records, install it and replay them; return the error code if nothing was written."""
         if not outcome.records:
+            outcome.install()
             return ErrorCode.NONE
         try:
             encoded = [(record.encode_key(), record.encode_value()) for record in outcome.records]
@@ -136,23 +136,17 @@ class ShardDriver:
         largest = max(map(len, batches))
         if largest > limit:  # checked before the first of them is written
             raise BatchTooLargeError(f"a batch of {largest} bytes is larger than the partition takes, {limit}")
-        for part, batch in zip(parts, batches, strict=True):
+        for batch in batches:
             result = self.partition.append(batch, now_ms=wall_ms, origin=Origin.COORDINATOR)
             self.end_offset = result.last_offset + 1
-            for key, value in part:
-                self.shard.replay(key, value, now_ms=now_ms, **keywords)
-
-    def _take_back(self, outcome: Outcome) -> None:
-        """Undo what the decision changed before its records were refused."""
-        follow_up = type(outcome)()
-        for undo in reversed(outcome.undo):
-            undo(follow_up)
-        if follow_up.records or follow_up.replies:
-            self.run(follow_up)
+        outcome.install()
+        for key, value in encoded:
+            self.shard.replay(key, value, now_ms=now_ms, **keywords)
 
     def _send(self, outcome: Outcome, error: Exception | None) -> None:
         if error is not None:
-            self._refuse(outcome, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            for token, _ in outcome.replies:
+                self._respond_error(token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             return
         for token, response in outcome.replies:
             try:
@@ -162,8 +156,13 @@ class ShardDriver:
                 self._respond_error(token, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def _refuse(self, outcome: Outcome, code: ErrorCode) -> None:
-        for token, _ in outcome.replies:
-            self._respond_error(token, code)
+        """Answer the request whose decision could not be recorded; all others wait on, as before the decision."""
+        if outcome.request is not None:
+            self._respond_error(outcome.request, code)
+        if outcome.on_refused is not None:
+            follow_up = outcome.on_refused(code)
+            if follow_up is not None:
+                self.run(follow_up)
 
     def _respond_error(self, token: object, code: ErrorCode) -> None:
         try:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
-from hailbus_broker.coordinators.transaction.shard import TransactionConfig, TransactionOutcome, TransactionShard
+from hailbus_broker.coordinators.transaction.outcome import TransactionOutcome
+from hailbus_broker.coordinators.transaction.shard import TransactionConfig, TransactionShard
 from hailbus_broker.log import InvalidProducerEpochError, LogError, Origin
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ErrorCode
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.cluster.metadata.image import MetadataDelta, MetadataImage
     from hailbus_broker.coordinators.outcome import Outcome
-    from hailbus_broker.coordinators.transaction.shard import MarkersToWrite
+    from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite
     from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.node import Node
 

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hailbus_broker.coordinators.group.rebalances import RebalanceHistory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class ClassicState(StrEnum):
@@ -41,12 +44,31 @@ TRANSITIONS: Final[dict[ClassicState, frozenset[ClassicState]]] = {
 """Which state may follow which. A restart begins with what was recorded last, which is Empty or Stable."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Member:
-    """One consumer.
+class Protocols:
+    """What a member can work with: names and its subscription for each, the one that it likes best first.
 
-    `join_token` and `sync_token` are its requests that wait for an answer, `timer_ms` is when its deadline is checked.
+    Attributes:
+        entries: Names and subscriptions.
+        names: The names alone: a join compares them with those of all other members.
     """
+
+    __slots__ = ("entries", "names")
+
+    def __init__(self, entries: Iterable[tuple[str, bytes]]) -> None:
+        self.entries: Final = tuple(entries)
+        self.names: Final = frozenset(name for name, _ in self.entries)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the entries."""
+        return isinstance(other, Protocols) and self.entries == other.entries
+
+    def __hash__(self) -> int:
+        """Hash the entries."""
+        return hash(self.entries)
+
+
+class Member(NamedTuple):
+    """One consumer. `join_token` and `sync_token` are its requests that wait for an answer."""
 
     member_id: str
     group_instance_id: str | None
@@ -54,17 +76,15 @@ class Member:
     client_host: str
     rebalance_timeout_ms: int
     session_timeout_ms: int
-    protocols: list[tuple[str, bytes]]
+    protocols: Protocols
     assignment: bytes = b""
     join_token: object | None = None
     sync_token: object | None = None
-    deadline_ms: int = 0
-    timer_ms: int | None = None
     is_new: bool = False
 
     def metadata(self, protocol: str | None) -> bytes:
         """The subscription for a protocol."""
-        return next((data for name, data in self.protocols if name == protocol), b"")
+        return next((data for name, data in self.protocols.entries if name == protocol), b"")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,6 +117,28 @@ class ClassicGroup:
     has_changed_over: bool = False
     change_reason: str = ""
 
+    def copy(self) -> ClassicGroup:
+        """Return a group that a decision can change; members are immutable and shared."""
+        return ClassicGroup(
+            group_id=self.group_id,
+            state=self.state,
+            state_since_ms=self.state_since_ms,
+            protocol_type=self.protocol_type,
+            protocol=self.protocol,
+            generation=self.generation,
+            leader=self.leader,
+            members=self.members.copy(),
+            static_members=self.static_members.copy(),
+            pending=self.pending.copy(),
+            join_deadline_ms=self.join_deadline_ms,
+            join_remaining_ms=self.join_remaining_ms,
+            has_newcomers=self.has_newcomers,
+            sync_deadline_ms=self.sync_deadline_ms,
+            rebalances=self.rebalances.copy(),
+            has_changed_over=self.has_changed_over,
+            change_reason=self.change_reason,
+        )
+
     def move_to(self, state: ClassicState, wall_ms: int) -> None:
         """Change state, along the table above only."""
         assert state in TRANSITIONS[self.state], f"{self.group_id}: {self.state} → {state}"
@@ -119,6 +161,11 @@ class ClassicGroup:
         if self.leader is None:
             self.leader = member.member_id
 
+    def put(self, member: Member) -> Member:
+        """Replace a member by its newer state."""
+        self.members[member.member_id] = member
+        return member
+
     def remove(self, member: Member) -> None:
         """Take a member out; if it led, another one does, preferably one that has joined already."""
         self.members.pop(member.member_id, None)
@@ -133,23 +180,17 @@ class ClassicGroup:
                 next(iter(self.members), None),
             )
 
-    def supports(self, protocol_type: str, protocols: list[tuple[str, bytes]]) -> bool:
-        """Whether a member with these protocols could work together with those that are here."""
-        if not self.members:
-            return bool(protocol_type) and bool(protocols)
-        return protocol_type == self.protocol_type and bool(self.common_protocols() & {name for name, _ in protocols})
-
-    def common_protocols(self, *, without: str | None = None) -> set[str]:
+    def common_protocols(self) -> frozenset[str]:
         """Names of the protocols that every member knows."""
-        sets = [{name for name, _ in member.protocols} for key, member in self.members.items() if key != without]
-        return set.intersection(*sets) if sets else set()
+        sets = [member.protocols.names for member in self.members.values()]
+        return frozenset.intersection(*sets) if sets else frozenset()
 
     def select_protocol(self) -> str:
         """The protocol that most members like best, among those that all know; in a tie the first voter's."""
         candidates = self.common_protocols()
         votes: dict[str, int] = {}
         for member in self.members.values():
-            vote = next(name for name, _ in member.protocols if name in candidates)
+            vote = next(name for name, _ in member.protocols.entries if name in candidates)
             votes[vote] = votes.get(vote, 0) + 1
         return max(votes, key=lambda name: votes[name])
 

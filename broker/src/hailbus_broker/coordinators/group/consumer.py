@@ -81,9 +81,6 @@ class ConsumerGroup:
         target: Target assignment by member.
         regex_topics: What each regular expression matched last.
         image_version: Of the metadata that all this was computed from; not durable.
-        session_deadlines: When each member is out; not durable.
-        revocation_deadlines: When a member that must give partitions up is out; not durable.
-        timers: When the deadlines of each member are checked next; not durable.
     """
 
     group_id: str
@@ -95,9 +92,6 @@ class ConsumerGroup:
     static_members: dict[str, str] = field(default_factory=dict)
     regex_topics: dict[str, frozenset[str]] = field(default_factory=dict)
     image_version: int = -1
-    session_deadlines: dict[str, int] = field(default_factory=dict)
-    revocation_deadlines: dict[str, int] = field(default_factory=dict)
-    timers: dict[str, int] = field(default_factory=dict)
     rebalances: RebalanceHistory = field(default_factory=RebalanceHistory)
 
     def state(self) -> str:

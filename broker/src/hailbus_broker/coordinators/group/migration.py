@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from hailbus_broker.coordinators.group.classic import ClassicGroup, Member
+from hailbus_broker.coordinators.group.classic import ClassicGroup, Member, Protocols
 from hailbus_broker.coordinators.group.consumer import (
     ConsumerGroup,
     ConsumerMember,
@@ -106,7 +106,7 @@ def from_classic(group: ClassicGroup, image: MetadataImage) -> ConsumerGroup:
         if group.protocol_type != CONSUMER_PROTOCOL:
             raise NotConsumerProtocolError(f"they speak {group.protocol_type}")
         for member in group.members.values():
-            subscription = read_subscription(member.metadata(group.protocol) or member.protocols[0][1])
+            subscription = read_subscription(member.metadata(group.protocol) or member.protocols.entries[0][1])
             assigned = read_assignment(member.assignment, image)
             made.members[member.member_id] = ConsumerMember(
                 member_id=member.member_id,
@@ -120,7 +120,7 @@ def from_classic(group: ClassicGroup, image: MetadataImage) -> ConsumerGroup:
                 previous_member_epoch=epoch,
                 assigned=assigned,
                 classic_session_timeout_ms=member.session_timeout_ms,
-                classic_protocols=tuple(member.protocols),
+                classic_protocols=member.protocols.entries,
             )
             made.target[member.member_id] = assigned
             if member.group_instance_id is not None:
@@ -151,7 +151,7 @@ def to_classic(group: ConsumerGroup, members: Iterable[ConsumerMember], image: M
                 client_host=member.client_host,
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
                 session_timeout_ms=member.classic_session_timeout_ms,
-                protocols=list(member.classic_protocols),
+                protocols=Protocols(member.classic_protocols),
                 assignment=write_assignment(member.assigned, image, like=member.classic_protocols[0][1]),
             )
         )

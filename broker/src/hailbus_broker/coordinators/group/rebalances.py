@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections import Counter
-
-    from hailbus_broker.coordinators.outcome import Outcome
+from typing import Any, Final
 
 REMEMBERED: Final = 10
 """Rebalances that are remembered per group."""
@@ -67,26 +62,20 @@ class Rebalance:
         }
 
 
+@dataclass(slots=True)
 class RebalanceHistory:
     """The last rebalances of one group. Not durable: it is empty after a restart."""
 
-    __slots__ = ("entries",)
-
-    def __init__(self) -> None:
-        self.entries: deque[Rebalance] = deque(maxlen=REMEMBERED)
+    entries: deque[Rebalance] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     @property
     def last_reason(self) -> str:
         """Why the last one began; empty when there was none."""
         return self.entries[-1].reason if self.entries else ""
 
-    def note(self, rebalance: Rebalance, *, group_id: str, counts: Counter[RebalanceCause], out: Outcome) -> None:
-        """Remember a rebalance, count its cause, and say so in the log."""
-        self.entries.append(rebalance)
-        counts[rebalance.cause] += 1
-        data = rebalance.as_json()
-        del data["at_ms"]
-        out.facts.append(("rebalance_started", {"group": group_id, **data}))
+    def copy(self) -> RebalanceHistory:
+        """Return a history of its own with the same rebalances."""
+        return RebalanceHistory(self.entries.copy())
 
 
 def rebalances_tag(history: RebalanceHistory) -> dict[int, bytes] | None:

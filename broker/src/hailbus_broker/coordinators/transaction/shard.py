@@ -13,12 +13,13 @@ Times are milliseconds since 1970 UTC, because they are stored.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome, decode_key, decode_value
-from hailbus_broker.coordinators.patterns import whole_match
+from hailbus_broker.coordinators.outcome import CoordinatorRecord, decode_key, decode_value
+from hailbus_broker.coordinators.timers import Timers
+from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite, TransactionOutcome
 from hailbus_broker.coordinators.transaction.state import (
     AT_REST,
     COMPLETE,
@@ -28,14 +29,11 @@ from hailbus_broker.coordinators.transaction.state import (
     PREPARED,
     TRANSITIONS,
     State,
-    TopicPartition,
     Transaction,
 )
-from hailbus_broker.protocol.definitions.describe_transactions_response import TopicData
-from hailbus_broker.protocol.definitions.describe_transactions_response import TransactionState as DescribedTransaction
+from hailbus_broker.coordinators.transaction.views import TransactionViews
 from hailbus_broker.protocol.definitions.end_txn_response import EndTxnResponse
 from hailbus_broker.protocol.definitions.init_producer_id_response import InitProducerIdResponse
-from hailbus_broker.protocol.definitions.list_transactions_response import TransactionState as ListedTransaction
 from hailbus_broker.protocol.definitions.transaction_log_key import TransactionLogKey
 from hailbus_broker.protocol.definitions.transaction_log_value import TransactionLogValue
 from hailbus_broker.protocol.errors import ErrorCode
@@ -43,6 +41,7 @@ from hailbus_broker.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from hailbus_broker.coordinators.transaction.state import TopicPartition
     from hailbus_broker.protocol.schema import Message
 
 MARKER_RETRY_MS: Final = 1_000
@@ -63,33 +62,6 @@ class TransactionConfig:
     id_expiration_ms: int = 604_800_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkersToWrite:
-    """The markers that end a transaction, to be written when the outcome's records are safe.
-
-    Attributes:
-        must_be_newer: Whether a partition must refuse the marker when it has data of the same producer epoch in an open
-            transaction: in transactions v2 that data belongs to the next one.
-        is_resumed: Whether some of them may have been written before a restart.
-    """
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-    coordinator_epoch: int
-    is_commit: bool
-    partitions: tuple[TopicPartition, ...]
-    must_be_newer: bool
-    is_resumed: bool
-
-
-@dataclass(slots=True)
-class TransactionOutcome(Outcome):
-    """An outcome whose markers are written between its records' being safe and its replies."""
-
-    markers: list[MarkersToWrite] = field(default_factory=list)
-
-
 class TransactionShard:
     """The transactional ids of one partition.
 
@@ -105,10 +77,11 @@ class TransactionShard:
         self._last_epochs: dict[str, tuple[int, int]] = {}  # (producer id, epoch) → the epoch before, see `replay`
         self._unwritten: dict[str, tuple[int, MarkersToWrite]] = {}  # when to try again
         self._connections: dict[str, int] = {}
-        # (due, id); an entry counts if `_armed` holds the same time, so that each id has one
-        self._timers: list[tuple[int, str]] = []
-        self._armed: dict[str, int] = {}
+        self._timers: Timers[str] = Timers()
         self._at_rest: OrderedDict[str, int] = OrderedDict()  # id → when it came to rest, the longest ago first
+        views = TransactionViews(self.transactions)
+        self.describe: Final = views.describe
+        self.list: Final = views.list
 
     # ---- state
 
@@ -139,7 +112,7 @@ class TransactionShard:
         if changed.state in AT_REST:
             self._at_rest[transactional_id] = changed.updated_ms
         elif changed.state is State.ONGOING:
-            self._arm(transactional_id, changed.start_ms + changed.timeout_ms)
+            self._timers.arm(transactional_id, changed.start_ms + changed.timeout_ms)
 
     def resume(self, *, now_ms: int) -> TransactionOutcome:
         """After loading: resume the transactions that were being ended."""
@@ -153,7 +126,8 @@ class TransactionShard:
     def _write(self, outcome: TransactionOutcome, changed: Transaction) -> None:
         before = self.transactions.get(changed.transactional_id)
         assert before is None or changed.state in TRANSITIONS[before.state], (before, changed)
-        self._last_epochs[changed.transactional_id] = (changed.producer_epoch, changed.last_producer_epoch)
+        epochs = changed.producer_epoch, changed.last_producer_epoch
+        outcome.on_install.append(partial(self._last_epochs.__setitem__, changed.transactional_id, epochs))
         outcome.records.append(changed.to_record())
 
     def _markers_of(self, transaction: Transaction, *, is_resumed: bool = False) -> MarkersToWrite:
@@ -192,7 +166,7 @@ class TransactionShard:
             new_producer_id: Takes one that nobody has.
             now_ms: Milliseconds since 1970 UTC.
         """
-        outcome = TransactionOutcome()
+        outcome = TransactionOutcome(request=token)
 
         def refuse(error: ErrorCode) -> TransactionOutcome:
             outcome.replies.append((token, InitProducerIdResponse(error_code=error, producer_epoch=NO_EPOCH)))
@@ -295,7 +269,7 @@ class TransactionShard:
             is_v2: Whether the producer speaks transactions v2.
             now_ms: Milliseconds since 1970 UTC.
         """
-        outcome = TransactionOutcome()
+        outcome = TransactionOutcome(request=token)
         transaction = self.transactions.get(transactional_id)
         error = self._check_owner(transaction, producer_id, producer_epoch)
         if error is ErrorCode.NONE:
@@ -393,7 +367,7 @@ class TransactionShard:
             now_ms: Milliseconds since 1970 UTC.
             is_v2: EndTxn v5 and newer: the answer holds the producer epoch of the next transaction.
         """
-        outcome = TransactionOutcome()
+        outcome = TransactionOutcome(request=token)
 
         def answer(error: ErrorCode, current: Transaction | None = None) -> TransactionOutcome:
             response = EndTxnResponse(error_code=error)
@@ -473,12 +447,16 @@ class TransactionShard:
             return outcome
         if failed:
             rest = replace(markers, partitions=tuple(sorted(failed)))
-            self._unwritten[markers.transactional_id] = (now_ms + MARKER_RETRY_MS, rest)
-            outcome.facts.append(
+            retry = now_ms + MARKER_RETRY_MS, rest
+            outcome.on_install.append(partial(self._unwritten.__setitem__, markers.transactional_id, retry))
+            outcome.log_events.append(
                 ("transaction_markers_failed", {"transactional_id": markers.transactional_id, "count": len(failed)})
             )
             return outcome
-        self._unwritten.pop(markers.transactional_id, None)
+        outcome.on_install.append(partial(self._unwritten.pop, markers.transactional_id, None))
+        # The markers are there. If the record is refused they need not be written again, but it has to be.
+        done = now_ms + MARKER_RETRY_MS, replace(markers, partitions=())
+        outcome.on_refused = lambda _: self._unwritten.__setitem__(markers.transactional_id, done)
         completed = replace(
             transaction,
             state=State.COMPLETE_COMMIT if transaction.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT,
@@ -508,7 +486,7 @@ class TransactionShard:
         )
         self._write(outcome, prepared)
         outcome.markers.append(self._markers_of(prepared))
-        outcome.facts.append(
+        outcome.log_events.append(
             (
                 "transaction_aborted",
                 {
@@ -523,18 +501,12 @@ class TransactionShard:
 
     # ---- time
 
-    def _arm(self, transactional_id: str, due_ms: int) -> None:
-        """Schedule a check of an open transaction. A check that comes early schedules the next one."""
-        armed_ms = self._armed.get(transactional_id)
-        if armed_ms is None or due_ms < armed_ms:
-            self._armed[transactional_id] = due_ms
-            heappush(self._timers, (due_ms, transactional_id))
-
     def next_deadline_ms(self) -> int | None:
         """When `tick` has something to do, None for never. The cost does not depend on how many ids there are."""
         deadlines = [due for due, _ in self._unwritten.values()]
-        if self._timers:
-            deadlines.append(self._timers[0][0])
+        due_ms = self._timers.next_ms()
+        if due_ms is not None:
+            deadlines.append(due_ms)
         if self._at_rest:
             deadlines.append(next(iter(self._at_rest.values())) + self.config.id_expiration_ms)
         return min(deadlines, default=None)
@@ -548,92 +520,29 @@ class TransactionShard:
             if due <= now_ms:
                 del self._unwritten[transactional_id]
                 yield TransactionOutcome(markers=[replace(markers, is_resumed=True)])
-        while self._timers and self._timers[0][0] <= now_ms:
-            due_ms, transactional_id = heappop(self._timers)
-            if self._armed.get(transactional_id) != due_ms:
-                continue  # superseded by an earlier entry
-            del self._armed[transactional_id]
+        while (due_id := self._timers.pop_due(now_ms)) is not None:
+            transactional_id = due_id
             transaction = self.transactions.get(transactional_id)
             if transaction is None or transaction.state is not State.ONGOING:
                 continue
             overdue_ms = transaction.start_ms + transaction.timeout_ms
             if overdue_ms > now_ms:
-                self._arm(transactional_id, overdue_ms)
+                self._timers.arm(transactional_id, overdue_ms)
                 continue
-            self._arm(transactional_id, now_ms + ABORT_RETRY_MS)
+            self._timers.arm(transactional_id, now_ms + ABORT_RETRY_MS)
             outcome = TransactionOutcome()
             reason = f"open for longer than its timeout of {transaction.timeout_ms} ms"
             self._fence_and_abort(outcome, transaction, now_ms, reason)
             yield outcome
-        while self._at_rest:
-            transactional_id, updated_ms = next(iter(self._at_rest.items()))
+        expired = []
+        for transactional_id, updated_ms in self._at_rest.items():
             if updated_ms + self.config.id_expiration_ms > now_ms:
-                return
+                break
+            expired.append(transactional_id)
+        for transactional_id in expired:
             # Moved behind the others: if the record is refused, the removal is retried after another expiration time.
             self._at_rest[transactional_id] = now_ms
             self._at_rest.move_to_end(transactional_id)
             yield TransactionOutcome(
                 records=[CoordinatorRecord(TransactionLogKey(transactional_id=transactional_id), None)]
             )
-
-    # ---- questions
-
-    def describe(self, transactional_id: str) -> DescribedTransaction:
-        """One entry of a DescribeTransactionsResponse; with an error code for an unknown id."""
-        transaction = self.transactions.get(transactional_id)
-        if transaction is None:
-            return DescribedTransaction(
-                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id
-            )
-        topics: dict[str, list[int]] = {}
-        for topic, partition in transaction.partitions:
-            topics.setdefault(topic, []).append(partition)
-        return DescribedTransaction(
-            transactional_id=transactional_id,
-            transaction_state=transaction.state.label,
-            transaction_timeout_ms=transaction.timeout_ms,
-            transaction_start_time_ms=transaction.start_ms,
-            producer_id=transaction.producer_id,
-            producer_epoch=transaction.producer_epoch,
-            topics=[TopicData(topic=topic, partitions=numbers) for topic, numbers in sorted(topics.items())],
-        )
-
-    def list(
-        self,
-        states: Collection[str],
-        producer_ids: Collection[int],
-        min_duration_ms: int,
-        pattern: str | None,
-        *,
-        now_ms: int,
-    ) -> list[ListedTransaction]:
-        """Entries of a ListTransactionsResponse.
-
-        Args:
-            states: Names of states; empty for all.
-            producer_ids: Empty for all.
-            min_duration_ms: Only transactions that began so long ago; negative for all.
-            pattern: A regular expression that the whole transactional id matches; None or empty for all.
-            now_ms: Milliseconds since 1970 UTC.
-
-        Raises:
-            PatternError: The pattern is no regular expression of RE2.
-        """
-        matches = whole_match(pattern) if pattern else None
-        found = []
-        for transactional_id, transaction in sorted(self.transactions.items()):
-            duration_ms = now_ms - transaction.start_ms if transaction.start_ms >= 0 else -1
-            if (
-                (not states or transaction.state.label in states)
-                and (not producer_ids or transaction.producer_id in producer_ids)
-                and (min_duration_ms < 0 or duration_ms > min_duration_ms)
-                and (matches is None or matches(transactional_id))
-            ):
-                found.append(
-                    ListedTransaction(
-                        transactional_id=transactional_id,
-                        producer_id=transaction.producer_id,
-                        transaction_state=transaction.state.label,
-                    )
-                )
-        return found

@@ -1,0 +1,167 @@
+"""Groups and offsets that go: because they were deleted, or because nobody has needed them for long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.coordinators.group.classic import ClassicState
+from hailbus_broker.coordinators.group.classic_records import removal_record
+from hailbus_broker.coordinators.group.consumer_records import group_removal_records
+from hailbus_broker.coordinators.outcome import CoordinatorRecord, Outcome
+from hailbus_broker.protocol import codec
+from hailbus_broker.protocol.definitions.consumer_protocol_subscription import ConsumerProtocolSubscription
+from hailbus_broker.protocol.definitions.offset_commit_key import OffsetCommitKey
+from hailbus_broker.protocol.errors import ApiError, ErrorCode, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hailbus_broker.coordinators.group.offsets import CommittedOffsets
+    from hailbus_broker.coordinators.group.state import GroupState
+
+
+class GroupExpiry:
+    """Decides which groups and offsets are removed."""
+
+    def __init__(self, state: GroupState, offsets: CommittedOffsets) -> None:
+        self._state: Final = state
+        self._offsets: Final = offsets
+
+    def delete_group(self, group_id: str) -> Outcome:
+        """Forget a group and its offsets.
+
+        Raises:
+            ApiError: It has members, or there is no such group.
+        """
+        group = self._state.groups.get(group_id)
+        consumer_group = self._state.consumer_groups.get(group_id)
+        if not self.knows(group_id):
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+        if (group is not None and group.state is not ClassicState.EMPTY) or (
+            consumer_group is not None and consumer_group.members
+        ):
+            raise ApiError(ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} has members.")
+        out = Outcome()
+        out.records += [
+            CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
+            for topic, partition in sorted(self._offsets.by_group.get(group_id, {}))
+        ]
+        if consumer_group is not None:
+            out.records += group_removal_records(consumer_group)
+        else:
+            out.records.append(removal_record(group_id))
+        return out
+
+    def delete_offsets(self, group_id: str, partitions: Sequence[tuple[str, int]]) -> Outcome:
+        """Forget some offsets of a group."""
+        out = Outcome()
+        known = self._offsets.by_group.get(group_id, {})
+        out.records = [
+            CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
+            for topic, partition in partitions
+            if (topic, partition) in known
+        ]
+        return out
+
+    def knows(self, group_id: str) -> bool:
+        """Whether there is such a group, with members or only with offsets."""
+        return (
+            group_id in self._state.groups
+            or group_id in self._offsets.by_group
+            or group_id in self._state.consumer_groups
+        )
+
+    def subscribed_topics(self, group_id: str) -> frozenset[str] | None:
+        """Topics that members of a group want; None if that cannot be known because they do not consume."""
+        consumer_group = self._state.consumer_groups.get(group_id)
+        if consumer_group is not None:
+            return frozenset().union(
+                *(
+                    member.subscribed_topics | consumer_group.regex_topics.get(member.subscribed_regex, frozenset())
+                    for member in consumer_group.members.values()
+                )
+            )
+        group = self._state.groups.get(group_id)
+        if group is None or not group.members:
+            return frozenset()
+        if group.protocol_type != "consumer":
+            return None
+        topics: set[str] = set()
+        for member in group.members.values():
+            for _, metadata in member.protocols.entries:
+                topics.update(subscription_topics(metadata))
+        return frozenset(topics)
+
+    def expire_offsets(self, *, wall_ms: int) -> Outcome:
+        """Forget offsets not needed for `offsets.retention.minutes`, and groups that have none left (KIP-211).
+
+        A group without members and offsets goes at once, unless an open transaction may still commit offsets for it.
+
+        Offsets of a group with members stay while it is subscribed to their topic; otherwise they count from the
+        moment at which the group became empty, or from their commit, whichever is later.
+        """
+        out = Outcome()
+        pending = {key for of_producer in self._offsets.pending.values() for key in of_producer}
+        in_transactions = {group_id for group_id, _, _ in pending}
+        limit_ms = wall_ms - self._state.config.offsets_retention_ms
+        for group_id in sorted(self._offsets.by_group):
+            subscribed = self.subscribed_topics(group_id)
+            if subscribed is None:
+                continue
+            group = self._state.groups.get(group_id)
+            consumer_group = self._state.consumer_groups.get(group_id)
+            has_members = any(other is not None and other.members for other in (group, consumer_group))
+            empty_since_ms = group.state_since_ms if group is not None and not has_members else 0
+            expired = [
+                (topic, partition)
+                for (topic, partition), committed in sorted(self._offsets.by_group[group_id].items())
+                if topic not in subscribed
+                and max(committed.commit_timestamp_ms, empty_since_ms) <= limit_ms
+                and (group_id, topic, partition) not in pending
+            ]
+            out.records += [
+                CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
+                for topic, partition in expired
+            ]
+            if (
+                len(expired) == len(self._offsets.by_group[group_id])
+                and not has_members
+                and group_id not in in_transactions
+            ):
+                if consumer_group is not None:
+                    out.records += group_removal_records(consumer_group)
+                elif group is not None:
+                    out.records.append(removal_record(group_id))
+            if expired:
+                out.log_events.append(("offsets_expired", {"group": group_id, "count": len(expired)}))
+        for group_id, group in sorted(self._state.groups.items()):
+            is_free = group_id not in self._offsets.by_group and group_id not in in_transactions
+            if group.state is ClassicState.EMPTY and not group.pending and is_free:
+                out.records.append(removal_record(group_id))
+        for group_id, consumer_group in sorted(self._state.consumer_groups.items()):
+            is_free = group_id not in self._offsets.by_group and group_id not in in_transactions
+            if not consumer_group.members and is_free:
+                out.records += group_removal_records(consumer_group)
+        return out
+
+    def forget_topic(self, topic: str) -> Outcome:
+        """A topic was deleted: its offsets go, or a topic of the same name would inherit them."""
+        out = Outcome()
+        for group_id in sorted(self._offsets.by_group):
+            out.records += [
+                CoordinatorRecord(OffsetCommitKey(group=group_id, topic=name, partition=partition), None)
+                for name, partition in sorted(self._offsets.by_group[group_id])
+                if name == topic
+            ]
+        return out
+
+
+def subscription_topics(metadata: bytes) -> list[str]:
+    """The topics in a consumer's subscription; none if it is not one."""
+    if len(metadata) < 2:
+        return []
+    version = min(int.from_bytes(metadata[:2], "big", signed=True), 3)
+    try:
+        return codec.decode(ConsumerProtocolSubscription, metadata, version, position=2).topics
+    except ProtocolError:
+        return []
