@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,8 +156,11 @@ class Altering:
 # -- what agrees
 
 
-def test_a_whole_lake_agrees_and_says_what_was_compared(lake: MadeLake) -> None:
+def test_a_whole_lake_agrees_and_says_what_was_compared(lake: MadeLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=count(100, 7).__next__)
+    monkeypatch.setattr("analytics_spark.verify.lake.time", clock)
     report = lake.verify(seed=7)
+    assert report.seconds == 7
     assert report.problems == ()
     assert report.ok
     assert [line.verdict for line in report.lines] == ["agrees"] * 3
@@ -973,6 +978,16 @@ def test_a_lake_without_silver_or_gold_is_not_checked(lake: MadeLake, tmp_path: 
     report = half.verify()
     assert [line.verdict for line in report.lines] == ["agrees", "not_checked", "not_checked"]
     assert not report.ok
+    # The quarantine alone is no silver; with one table of it silver is compared, and lacks the others.
+    half.tables |= {name: lake.tables[name] for name in ("silver.quarantine", "silver.rides")}
+    half.write("silver.quarantine")
+    assert half.verify().line(SILVER).verdict == "not_checked"
+    half.write("silver.rides")
+    line = half.verify().line(SILVER)
+    assert line.verdict == "disagrees"
+    assert {(one.kind, one.table) for one in line.findings} <= {
+        ("missing", f"silver.{name}") for name in ("quotes", "payments", "recommendations")
+    }
 
 
 # -- the command

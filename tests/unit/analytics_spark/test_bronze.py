@@ -639,6 +639,7 @@ def test_a_log_that_is_shorter_than_it_was_has_retreated() -> None:
         f"rides.v1-0: the log ends at offset 3, and 5 was its end on {state[A].verified_at}: the broker lost 2 offsets"
     )
     assert ("invented", A, 4) in found.found
+    assert found.parts[A].hidden_offsets == 0
     assert found.verified[A] == state[A]
 
 

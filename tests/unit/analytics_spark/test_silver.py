@@ -263,19 +263,25 @@ def test_rows_that_bronze_lacks_are_invented_and_hide_no_other(lake: Lake) -> No
     things = lake.tables["silver.things"]
     things.insert(0, things[0] | {"offset": 100, "ce_id": "new"})
     things[2]["size"] = 99
-    lake.tables["silver.quarantine"].insert(0, lake.tables["silver.quarantine"][0] | {"offset": 101})
-    lake.tables["silver.quarantine"][1]["error"] = "OtherError"
+    quarantine = lake.tables["silver.quarantine"]
+    quarantine.insert(0, quarantine[0] | {"offset": 101})
+    quarantine.append(quarantine[0] | {"offset": 102})
+    quarantine[1]["error"] = "OtherError"
     line, _ = lake.check()
     assert kinds(line) == in_order(
         [
             ("invented", "silver.things", 100, "new", None),
             ("invented", "silver.quarantine", 101, None, None),
+            ("invented", "silver.quarantine", 102, None, None),
             ("altered", "silver.things", 1, "id-1", "size"),
             ("altered", "silver.quarantine", 4, None, "error"),
         ]
     )
-    assert line.findings[0].message == "silver.things: things.v1-0 offset 100 (id new) is not in bronze"
-    assert line.findings[1].message == "silver.quarantine: things.v1-0 offset 101 is not in bronze"
+    assert [one.message for one in line.findings if one.kind == "invented"] == [
+        "silver.things: things.v1-0 offset 100 (id new) is not in bronze",
+        "silver.quarantine: things.v1-0 offset 101 is not in bronze",
+        "silver.quarantine: things.v1-0 offset 102 is not in bronze",
+    ]
 
 
 def test_rows_that_are_there_twice_are_doubled(lake: Lake) -> None:
