@@ -81,6 +81,20 @@ TARGETS = (
             *_all("analytics_spark/src/analytics_spark/verify"),
             *_files("analytics_spark/src/analytics_spark", "broker_view", "topic_ids", "sinks"),
         ),
-        tests=("tests/unit/analytics_spark", "tests/integration/analytics_spark/test_verify.py"),
+        # The lines of a verification are judged in memory; whole lakes show that they are drawn over the lake's tables.
+        tests=(
+            "tests/unit/analytics_spark",
+            *(
+                f"tests/integration/analytics_spark/test_verify.py::test_{name}"
+                for name in (
+                    "a_whole_lake_agrees_and_says_what_was_compared",
+                    "a_lake_without_silver_or_gold_is_not_checked",
+                    "a_later_run_reads_only_what_came_since",
+                    "a_topic_outside_the_settings_is_compared_when_it_landed",
+                    "a_damaged_note_of_the_last_verification_is_an_error",
+                    "without_a_broker_bronze_is_not_checked",
+                )
+            ),
+        ),
     ),
 )
