@@ -284,6 +284,16 @@ def test_rows_that_bronze_lacks_are_invented_and_hide_no_other(lake: Lake) -> No
     ]
 
 
+def test_rows_of_the_quarantine_that_bronze_lacks_hide_no_other_in_any_order() -> None:
+    lake = Lake()
+    for number in range(10):
+        lake.refused(id=f"id-{number}", error="OtherError")
+    quarantine = lake.tables["silver.quarantine"]
+    quarantine[:] = [row | {"offset": row["offset"] + more} for row in quarantine for more in (0, 100)]
+    line, _ = lake.check()
+    assert line.detail == "10 altered, 10 invented"
+
+
 def test_rows_that_are_there_twice_are_doubled(lake: Lake) -> None:
     lake.tables["silver.things"].append(dict(lake.tables["silver.things"][1]))
     lake.tables["silver.quarantine"].append(dict(lake.tables["silver.quarantine"][0]))
