@@ -100,8 +100,9 @@ def test_records_are_read_from_the_start_to_before_the_end(monkeypatch: pytest.M
 
 
 def test_records_that_are_hidden_at_the_end_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    records, unread, _ = read(monkeypatch, {A: (0, 4)}, [Message(A, 0), Message(A, 5)])
-    assert (records, unread) == ([(A, 0, b"0")], {})
+    for offset in (4, 5):
+        records, unread, _ = read(monkeypatch, {A: (0, 4)}, [Message(A, 0), Message(A, offset)])
+        assert (records, unread) == ([(A, 0, b"0")], {})
     for offset in (4, 7):
         records, unread, _ = read(monkeypatch, {A: (0, 4)}, [Message(A, 0), end(A, offset)])
         assert (records, unread) == ([(A, 0, b"0")], {})

@@ -113,6 +113,15 @@ def test_a_rise_spreads_to_the_cells_between_two_busy_ones() -> None:
     assert {(update.version, update.multiplier) for update in updates if update.cell in between} == {(START + 4, 1.1)}
 
 
+def test_a_cell_at_rest_begins_anew() -> None:
+    """Its average comes within half a hundredth of 1 in minute 24, and what is left of it is forgotten."""
+    asked = {(CENTRE, START + minute): {f"{minute}-{number}" for number in range(3)} for minute in (0, 24)}
+    quoted = {(CENTRE, START + 24): {"ada", "ben"}}
+    updates = reprice(LogReader(), asked, quoted, until_ms=(START + 32) * 60_000)
+    assert rounded(updates) == rounded(expected_updates(asked, quoted, {}, START + 32))
+    assert next(update for update in updates if update.version > START + 24).version == START + 26
+
+
 def test_a_city_that_was_quiet_for_long_is_priced_again() -> None:
     asked = {(CENTRE, minute): {f"rider-{number}" for number in range(30)} for minute in (START, START + 500)}
     updates = reprice(LogReader(), asked, {}, until_ms=(START + 1_000) * 60_000)
