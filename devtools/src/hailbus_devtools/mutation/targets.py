@@ -15,7 +15,7 @@ class Target:
     Attributes:
         name: The package, as the report names it.
         files: Modules to mutate, as paths from the root of the repository.
-        tests: Files and folders given to pytest; what takes seconds per test is left out.
+        tests: Files, folders and single tests given to pytest; what takes seconds per test is left out.
         deselected: Tests left out because they start other processes or take longer than the rest together.
     """
 
@@ -49,7 +49,7 @@ TARGETS = (
         name="broker",
         files=(
             *_files("broker/src/hailbus_broker/log", "producer_state", "transaction_index"),
-            *_files("broker/src/hailbus_broker/coordinators/transaction", "shard", "state"),
+            *_files("broker/src/hailbus_broker/coordinators/transaction", "shard", "state", "views"),
         ),
         tests=(
             *(f"tests/unit/broker/test_{name}.py" for name in ("producer_state", "transaction_shard")),
