@@ -238,7 +238,7 @@ async def test_one_group_never_holds_up_the_timers_of_another(
     async with server_on(RealDisk(), str(tmp_path), **{"group.min.session.timeout.ms": "100"}) as server:
         wire = await Wire.to(server.bootstrap)
         await start_using(wire)
-        (driver,) = server.node.groups.drivers
+        (driver,) = server.node.groups.active()
         shard = driver.shard
         for group in ("bad", "good"):
             await join(wire, group, session_timeout_ms=100 if group == "bad" else 300)

@@ -23,8 +23,8 @@ from hailbus_broker.protocol.definitions.offset_fetch_request import (
     OffsetFetchRequestTopics,
 )
 from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.disk import RealDisk, RealFile
-from hailbus_broker.runtime.group_coordinator import partition_for
 from hailbus_broker.runtime.replica_manager import SLICE
 
 from tests.integration.broker.wire import Wire, led, server_on, until

@@ -12,8 +12,8 @@ from hailbus_broker.cluster.options import BROKER_OPTIONS, TOPIC_OPTIONS, Broker
 from hailbus_broker.config import load
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import Message
+from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.errors import StartError
-from hailbus_broker.runtime.group_coordinator import partition_for
 from hailbus_broker.server.listener import parse_listeners
 
 

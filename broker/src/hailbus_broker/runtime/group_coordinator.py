@@ -1,155 +1,164 @@
-"""Drives the group shards: appends what they decide, replays it, and sends their answers when these are safe."""
+"""The group coordinator: the shards of `__consumer_offsets` that this node serves."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, ResourceType
 from hailbus_broker.coordinators.group.config import GroupConfig
 from hailbus_broker.coordinators.group.shard import GroupShard
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import NO_PRODUCER_ID, ControlType, read_control_type
-from hailbus_broker.runtime.replay import replay_coordinator
-from hailbus_broker.runtime.replica import LeaderReplica
-from hailbus_broker.runtime.shard_driver import ShardDriver
+from hailbus_broker.runtime.coordinator import Coordinator
+from hailbus_broker.runtime.shard_driver import DriverState, ShardDriver
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Iterator
 
     from hailbus_broker.cluster.metadata.image import MetadataDelta, MetadataImage
     from hailbus_broker.cluster.options import BrokerConfig
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.records import BatchView, Record
-    from hailbus_broker.runtime.node import Node
+    from hailbus_broker.runtime.clock import Clock
+    from hailbus_broker.runtime.coordinator import Spawn
+    from hailbus_broker.runtime.replica import LeaderReplica
+    from hailbus_broker.runtime.replica_manager import ReplicaManager
+    from hailbus_broker.runtime.threads import Threads
 
 
-class GroupDriver(ShardDriver):
+class GroupDriver(ShardDriver[GroupShard]):
     """One group shard."""
 
-    shard: GroupShard
+    def __init__(self, partition: LeaderReplica, shard: GroupShard, *, clock: Clock) -> None:
+        super().__init__(partition, shard, clock=clock)
+        self._load_started_ms: Final = self.now_ms()
+        self._deleted_topics: Final[list[str]] = []
+        partition.on_marker = self._marker_appended
 
     def now_ms(self) -> int:
         """Sessions must not depend on what people do to the clock."""
-        return self.node.clock.now_ms()
+        return self.clock.now_ms()
 
     def tick(self) -> Iterator[Outcome]:
         """See `ShardDriver`."""
-        return self.shard.tick(self.now_ms(), wall_ms=self.node.clock.wall_ms())
+        return self.shard.tick(self.now_ms(), wall_ms=self.clock.wall_ms())
+
+    def replay_record(self, record: Record, batch: BatchView) -> None:
+        """See `Replayed`."""
+        assert record.key is not None
+        producer_id = batch.header.producer_id if batch.header.is_transactional else NO_PRODUCER_ID
+        self.shard.replay(record.key, record.value, now_ms=self._load_started_ms, producer_id=producer_id)
+
+    def replay_marker(self, batch: BatchView) -> None:
+        """See `Replayed`."""
+        is_commit = read_control_type(batch) is ControlType.COMMIT
+        self.shard.replay_end_transaction(batch.header.producer_id, is_commit=is_commit)
+
+    def _marker_appended(self, producer_id: int, is_commit: bool) -> None:
+        """Apply the end of a transaction that was appended to the partition."""
+        if self.state is DriverState.ACTIVE:  # a load that runs reads the marker from the log
+            self.shard.replay_end_transaction(producer_id, is_commit=is_commit)
+            self.end_offset = self.partition.log.log_end_offset
+
+    def activated(self) -> None:
+        """See `ShardDriver`."""
+        self.shard.extend_sessions(self.now_ms() - self._load_started_ms)
+        for topic in self._deleted_topics:
+            self.forget_topic(topic)
+
+    def close(self) -> None:
+        """See `ShardDriver`."""
+        super().close()
+        self.partition.on_marker = None
+
+    def forget_topic(self, topic: str) -> None:
+        """Remove the offsets of a topic that was deleted."""
+        if self.state is DriverState.LOADING:
+            self._deleted_topics.append(topic)
+            return
+        outcome = self.shard.forget_topic(topic)
+        if outcome.records:
+            self.run(outcome)
 
 
-class GroupCoordinator:
-    """All group shards of the node: with one node, all there are."""
+class GroupCoordinator(Coordinator[GroupDriver]):
+    """All group shards of the node.
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.drivers: list[GroupDriver] = []
+    Args:
+        config: The broker's settings.
+        image: The committed metadata.
+        rng: For member ids.
+        replicas: Of this node.
+        clock: Where time comes from.
+        threads: Where partitions are read.
+        spawn: Runs loads in the background.
+    """
 
-    async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """See `metadata_publisher.Subscriber`."""
-        for removed in delta.removed_topics:
-            self.forget_topic(removed.name)
-        topic = image.topics.get(GROUP_METADATA_TOPIC)
-        if topic is not None and topic.topic_id in delta.new_partitions:
-            self.load()
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        image: MetadataImage,
+        rng: random.Random,
+        replicas: ReplicaManager,
+        clock: Clock,
+        threads: Threads,
+        spawn: Spawn,
+    ) -> None:
+        super().__init__(
+            GROUP_METADATA_TOPIC, self._driver_of, replicas=replicas, clock=clock, threads=threads, spawn=spawn
+        )
+        self._config: Final = config
+        self._image: Final = image
+        self._rng: Final = rng
 
-    def load(self) -> None:
-        """Replay the partitions of `__consumer_offsets`, if they exist."""
-        now_ms = self.node.clock.now_ms()
-        partitions = self.node.replicas.topics.get(GROUP_METADATA_TOPIC, [])
-        for partition in partitions[len(self.drivers) :]:
-            if not isinstance(partition, LeaderReplica):
-                return  # those behind it are loaded when it can be
-            shard = GroupShard(
-                group_config(self.node.config),
-                image=self.node.image,
-                group_settings=self._group_settings,
-                rng=self.node.chance,
-            )
-            driver = GroupDriver(self.node, partition, shard)
-            self.drivers.append(driver)
-            driver.is_loaded = replay_groups(shard, partition, now_ms=now_ms)
-            if driver.is_loaded:
-                driver.arm()
+    def _driver_of(self, partition: LeaderReplica) -> GroupDriver:
+        shard = GroupShard(
+            group_config(self._config), image=self._image, group_settings=self._group_settings, rng=self._rng
+        )
+        return GroupDriver(partition, shard, clock=self._clock)
 
     def _group_settings(self, group_id: str) -> tuple[int, int]:
         """Session timeout and heartbeat interval of a group: its own, or else the broker's."""
-        own = self.node.image.configs(ResourceType.GROUP, group_id)
-        config = self.node.config
+        own, config = self._image.configs(ResourceType.GROUP, group_id), self._config
         session = own.get("consumer.session.timeout.ms", config["group.consumer.session.timeout.ms"])
         heartbeat = own.get("consumer.heartbeat.interval.ms", config["group.consumer.heartbeat.interval.ms"])
         return int(session), int(heartbeat)
 
-    def driver(self, group_id: str) -> GroupDriver | None:
-        """Who is responsible for a group; None before `__consumer_offsets` exists, or when the partition is damaged."""
-        if not self.drivers:
-            return None
-        driver = self.drivers[partition_for(group_id, len(self.drivers))]
-        return driver if driver.is_loaded else None
+    async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """See `Coordinator`; the offsets of deleted topics are removed, too."""
+        await super().apply(delta, image)
+        for removed in delta.removed_topics:
+            for driver in self.drivers.values():
+                if not driver.refusal or driver.state is DriverState.LOADING:
+                    driver.forget_topic(removed.name)
 
-    @property
-    def missing_code(self) -> ErrorCode:
-        """What to say of a group that no driver is responsible for: there is no such group, or it cannot be read."""
-        return ErrorCode.NOT_COORDINATOR if self.drivers else ErrorCode.GROUP_ID_NOT_FOUND
+    def refusal_of(self, code: ErrorCode) -> ErrorCode:
+        """Return the code for a question about a group that has no driver here, for which `driver` gave this code.
 
-    def run(self, group_id: str, decide: Callable[[GroupShard], Outcome]) -> bool:
-        """Let a group's shard decide, and carry it out. False: there is no coordinator yet."""
+        Before `__consumer_offsets` exists there is no group.
+        """
+        return code if self.partition_count else ErrorCode.GROUP_ID_NOT_FOUND
+
+    def run(self, group_id: str, decide: Callable[[GroupShard], Outcome]) -> ErrorCode:
+        """Let a group's shard decide, and carry it out; or return why this node cannot."""
         driver = self.driver(group_id)
-        if driver is None:
-            return False
+        if isinstance(driver, ErrorCode):
+            return driver
         driver.run(decide(driver.shard))
-        return True
+        return ErrorCode.NONE
 
     def shards(self) -> Iterator[GroupShard]:
-        """All shards."""
-        return (driver.shard for driver in self.loaded())
-
-    def loaded(self) -> Iterator[GroupDriver]:
-        """All drivers that may decide something."""
-        return (driver for driver in self.drivers if driver.is_loaded)
-
-    def forget_topic(self, topic: str) -> None:
-        """A topic was deleted."""
-        for driver in self.loaded():
-            outcome = driver.shard.forget_topic(topic)
-            if outcome.records:
-                driver.run(outcome)
+        """All shards that are loaded."""
+        return (driver.shard for driver in self.active())
 
     def expire_offsets(self) -> None:
-        """Forget the offsets of groups that have had no members for long."""
-        for driver in self.loaded():
-            outcome = driver.shard.expire_offsets(wall_ms=self.node.clock.wall_ms())
+        """Remove the offsets of groups that have had no members for long."""
+        for driver in self.active():
+            outcome = driver.shard.expire_offsets(wall_ms=self._clock.wall_ms())
             if outcome.records:
                 driver.run(outcome)
-
-    def ring(self) -> None:
-        """Let all shards do what is due."""
-        for driver in self.loaded():
-            driver.ring()
-
-    def transaction_ended(self, index: int, producer_id: int, *, is_commit: bool) -> None:
-        """A marker was written to a partition of `__consumer_offsets`."""
-        if index < len(self.drivers):
-            self.drivers[index].shard.replay_end_transaction(producer_id, is_commit=is_commit)
-
-    def close(self) -> None:
-        """Stop all timers."""
-        for driver in self.drivers:
-            driver.close()
-
-
-def replay_groups(shard: GroupShard, partition: LeaderReplica, *, now_ms: int) -> bool:
-    """Take all records of a partition into its shard, at the start; False if the partition is damaged."""
-
-    def take_record(record: Record, batch: BatchView) -> None:
-        assert record.key is not None
-        producer_id = batch.header.producer_id if batch.header.is_transactional else NO_PRODUCER_ID
-        shard.replay(record.key, record.value, now_ms=now_ms, producer_id=producer_id)
-
-    def take_marker(batch: BatchView) -> None:
-        is_commit = read_control_type(batch) is ControlType.COMMIT
-        shard.replay_end_transaction(batch.header.producer_id, is_commit=is_commit)
-
-    return replay_coordinator(partition, take_record, take_marker)
 
 
 def group_config(config: BrokerConfig) -> GroupConfig:
@@ -167,14 +176,3 @@ def group_config(config: BrokerConfig) -> GroupConfig:
         consumer_migration_policy=config["group.consumer.migration.policy"],
         consumer_assignors=config["group.consumer.assignors"],
     )
-
-
-def partition_for(key: str, count: int) -> int:
-    """Which partition of a coordinator's topic a name belongs to: Java's string hash, as Kafka has it."""
-    data = key.encode("utf-16-be", "surrogatepass")
-    value = 0
-    for index in range(0, len(data), 2):
-        value = (31 * value + (data[index] << 8 | data[index + 1])) & 0xFFFFFFFF
-    if value >= 0x80000000:
-        value = 0x100000000 - value
-    return (value & 0x7FFFFFFF) % count

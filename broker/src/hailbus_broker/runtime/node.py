@@ -28,6 +28,7 @@ from hailbus_broker.runtime.group_coordinator import GroupCoordinator
 from hailbus_broker.runtime.group_sync import LANES, GroupSync
 from hailbus_broker.runtime.log_settings import log_config
 from hailbus_broker.runtime.machine import Machine
+from hailbus_broker.runtime.markers import LocalMarkers
 from hailbus_broker.runtime.metadata_log import MetadataLog, build_records
 from hailbus_broker.runtime.metadata_publisher import MetadataPublisher
 from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
@@ -112,6 +113,8 @@ class Node:
         )
         try:
             self._open()
+            await self.groups.start(self.image)
+            await self.transactions.start(self.image)
         except BaseException:
             self.data.release()
             self._close_threads()
@@ -170,8 +173,23 @@ class Node:
             remove_later=lambda folders: self.spawn(self._remove_folders(folders), "removal"),
         )
         self.replicas.open_all(image)
-        self.groups = GroupCoordinator(self)
-        self.transactions = TransactionCoordinator(self)
+        self.groups = GroupCoordinator(
+            config=self.config,
+            image=image,
+            rng=self.chance,
+            replicas=self.replicas,
+            clock=self.clock,
+            threads=self.threads,
+            spawn=self.spawn,
+        )
+        self.transactions = TransactionCoordinator(
+            config=self.config,
+            marker_sender=LocalMarkers(self.replicas, self.clock),
+            replicas=self.replicas,
+            clock=self.clock,
+            threads=self.threads,
+            spawn=self.spawn,
+        )
         self.publisher = MetadataPublisher(
             image, metadata_log.log_end_offset, [self, self.replicas, self.groups, self.transactions]
         )
@@ -192,8 +210,6 @@ class Node:
             clock=self.clock,
             threads=self.threads,
         )
-        self.groups.load()
-        self.transactions.load()
 
     def _replay_metadata(self) -> tuple[MetadataImage, MetadataSnapshots, PartitionLog]:
         image = MetadataImage()
@@ -377,8 +393,8 @@ class Node:
     def catch_up(self) -> None:
         """Do at once what the clock says is due; a test calls it when it has turned the clock."""
         self.groups.expire_offsets()
-        self.groups.ring()
-        self.transactions.ring()
+        self.groups.run_due()
+        self.transactions.run_due()
         self._apply_retention()
         self._maybe_snapshot_metadata()
 

@@ -51,6 +51,7 @@ class LeaderReplica:
         is_deleted: Whether the topic is gone.
         waiters: (offset, callback) in order of offsets; the callback gets None, or the error that the append ended in.
         readers: Parked fetches.
+        on_marker: Called after a marker was appended, with the producer's id and whether its transaction was committed.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class LeaderReplica:
         "leader_epoch",
         "log",
         "name",
+        "on_marker",
         "readers",
         "topic",
         "topic_id",
@@ -104,6 +106,7 @@ class LeaderReplica:
         self.is_deleted = False
         self.waiters: Waiters = deque()
         self.readers: dict[int, Reader] = {}
+        self.on_marker: Callable[[int, bool], None] | None = None
         self._sync = sync
         self._report = report
 

@@ -1,21 +1,26 @@
-"""Drives one coordinator shard: appends what it decides, replays it, and sends the answers when that is safe."""
+"""Drives one coordinator shard: appends what it decides, replays it, and sends the answers once that is durable."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import asyncio
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from hailbus_broker.log import BatchSetTooLargeError, BatchTooLargeError, LogError, Origin, StorageError
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, RecordsError, RecordToWrite, build_batch
+from hailbus_broker.runtime.replay import replay_coordinator
+from hailbus_broker.runtime.replica import NotLeaderError, TopicDeletedError
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from hailbus_broker.coordinators.outcome import Outcome
-    from hailbus_broker.runtime.node import Node
+    from hailbus_broker.records import BatchView, Record
+    from hailbus_broker.runtime.clock import Clock
     from hailbus_broker.runtime.replica import LeaderReplica
+    from hailbus_broker.runtime.threads import Threads
 
 log: Any = get_logger()
 
@@ -25,6 +30,23 @@ RECORD_OVERHEAD_BYTES: Final = 32
 BATCH_OVERHEAD_BYTES: Final = 61
 
 
+class DriverState(Enum):
+    """What a driver does with requests."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    DAMAGED = "damaged"
+    CLOSED = "closed"
+
+
+_REFUSALS: Final = {
+    DriverState.LOADING: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    DriverState.ACTIVE: ErrorCode.NONE,
+    DriverState.DAMAGED: ErrorCode.NOT_COORDINATOR,
+    DriverState.CLOSED: ErrorCode.NOT_COORDINATOR,
+}
+
+
 class Shard(Protocol):
     """What the shards of all coordinators have in common."""
 
@@ -32,34 +54,105 @@ class Shard(Protocol):
         """When `tick` has something to do."""
         ...
 
-    def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
-        """Take in a record."""
+    def replay(self, key: bytes, value: bytes | None, *, now_ms: int, producer_id: int = NO_PRODUCER_ID) -> None:
+        """Apply a record."""
+        ...
+
+    def waiting(self) -> Iterable[object]:
+        """Return the tokens of all requests that wait for an answer."""
         ...
 
 
-class ShardDriver:
-    """One shard, its partition, and its timer.
+ShardT = TypeVar("ShardT", bound=Shard)
+
+
+class ShardDriver(Generic[ShardT]):
+    """One shard, its partition, and its timer, for as long as this node leads the partition.
+
+    A driver that is closed stays closed: when the node leads the partition again, another driver loads it. So nothing
+    that was decided under an earlier leadership can take effect or be acknowledged under a later one.
 
     Args:
-        node: That hosts them.
         partition: Where the shard's records are.
         shard: What decides.
+        clock: Where time comes from.
 
     Attributes:
-        is_loaded: Whether the shard knows all that its partition holds; otherwise it must not decide anything.
+        leader_epoch: Of the leadership that this driver works under.
+        state: What happens to requests now.
+        end_offset: Where the records of the shard's state end.
     """
 
-    def __init__(self, node: Node, partition: LeaderReplica, shard: Any) -> None:  # a Shard; subclasses know which
-        self.node = node
-        self.partition = partition
-        self.shard = shard
-        self.is_loaded = False
+    def __init__(self, partition: LeaderReplica, shard: ShardT, *, clock: Clock) -> None:
+        self.partition: Final = partition
+        self.shard: Final = shard
+        self.clock: Final = clock
+        self.leader_epoch = partition.leader_epoch
+        self.state = DriverState.LOADING
         self.end_offset = partition.log.log_end_offset
+        self._loop: Final = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
 
+    @property
+    def refusal(self) -> ErrorCode:
+        """The code for requests that cannot be decided now; NONE when they can."""
+        return _REFUSALS[self.state]
+
+    # ------------------------------------------------------------------ load and unload
+
+    async def load(self, threads: Threads) -> None:
+        """Replay the partition, and serve requests from then on unless it is damaged."""
+        is_intact = await replay_coordinator(
+            self.partition, self, threads=threads, clock=self.clock, is_wanted=self._is_loading
+        )
+        if self.state is not DriverState.LOADING:
+            return
+        if not is_intact:
+            self.state = DriverState.DAMAGED
+            return
+        self.end_offset = self.partition.log.log_end_offset
+        if self.partition.log.high_watermark < self.end_offset:
+            self.partition.flush()  # appended under an earlier leadership, and perhaps not durable yet
+        self.state = DriverState.ACTIVE
+        self.activated()
+        self.arm_timer()
+
+    def _is_loading(self) -> bool:
+        return self.state is DriverState.LOADING
+
+    def activated(self) -> None:
+        """Do what has waited for the end of the load."""
+
+    def renew(self, leader_epoch: int) -> None:
+        """Continue under a new epoch of the same leadership: the partition's records are still this node's."""
+        self.leader_epoch = leader_epoch
+
+    def unload(self) -> None:
+        """Stop for good, since another node leads the partition now: what waits is answered NOT_COORDINATOR."""
+        self.close()
+        for token in list(self.shard.waiting()):
+            self._respond_error(token, ErrorCode.NOT_COORDINATOR)
+
+    def close(self) -> None:
+        """Stop for good, since the node stops."""
+        self.state = DriverState.CLOSED
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def replay_record(self, record: Record, batch: BatchView) -> None:
+        """See `Replayed`."""
+        raise NotImplementedError
+
+    def replay_marker(self, batch: BatchView) -> None:
+        """See `Replayed`."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ decisions
+
     def now_ms(self) -> int:
-        """The time that the shard goes by."""
+        """Return the time that the shard goes by."""
         raise NotImplementedError
 
     def tick(self) -> Iterator[Outcome]:
@@ -72,6 +165,10 @@ class ShardDriver:
         Returns:
             NONE; or the code of the refusal, for a caller that answers by itself.
         """
+        if self.state is not DriverState.ACTIVE:
+            if outcome.request is not None:
+                self._respond_error(outcome.request, self.refusal)
+            return self.refusal
         try:
             code = self._write(outcome)
             if code:
@@ -86,7 +183,7 @@ class ShardDriver:
                 log.info(name, **data)
             return ErrorCode.NONE
         finally:
-            self.arm()
+            self.arm_timer()
 
     @staticmethod
     def _has_to_wait(outcome: Outcome) -> bool:
@@ -117,10 +214,8 @@ class ShardDriver:
         return ErrorCode.NONE
 
     def _append(self, outcome: Outcome, encoded: list[tuple[bytes, bytes | None]]) -> None:
-        wall_ms, now_ms = self.node.clock.wall_ms(), self.now_ms()
+        wall_ms, now_ms = self.clock.wall_ms(), self.now_ms()
         producer_id, producer_epoch = outcome.producer or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-        # Only the offsets of a transaction know whose it is.
-        keywords = {"producer_id": producer_id} if outcome.producer else {}
         config = self.partition.log.config
         limit = min(config.max_message_bytes, config.segment_bytes)
         parts = [encoded] if outcome.is_atomic else _in_batches(encoded, limit)
@@ -141,12 +236,14 @@ class ShardDriver:
             self.end_offset = result.last_offset + 1
         outcome.install()
         for key, value in encoded:
-            self.shard.replay(key, value, now_ms=now_ms, **keywords)
+            self.shard.replay(key, value, now_ms=now_ms, producer_id=producer_id)
 
     def _send(self, outcome: Outcome, error: Exception | None) -> None:
-        if error is not None:
+        if error is not None or self.state is not DriverState.ACTIVE:
+            has_lost = self.state is DriverState.CLOSED or isinstance(error, (NotLeaderError, TopicDeletedError))
+            code = ErrorCode.NOT_COORDINATOR if has_lost else ErrorCode.COORDINATOR_NOT_AVAILABLE
             for token, _ in outcome.replies:
-                self._respond_error(token, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                self._respond_error(token, code)
             return
         for token, response in outcome.replies:
             try:
@@ -170,30 +267,34 @@ class ShardDriver:
         except Exception:
             log.exception("coordinator_answer_failed", partition=self.partition.name)
 
-    async def safe(self) -> None:
-        """Wait until everything that was written so far is safe.
+    async def committed(self) -> None:
+        """Wait until everything that was written so far is durable.
 
         Raises:
             Exception: What the disk said.
         """
         await self.partition.committed()
 
-    def arm(self) -> None:
+    # ------------------------------------------------------------------ time
+
+    def arm_timer(self) -> None:
         """Set the timer to the shard's next deadline."""
+        if self.state is not DriverState.ACTIVE:
+            return
         due = self.shard.next_deadline_ms()
         if due == self._timer_ms and self._timer is not None:
             return
         if self._timer is not None:
             if due is not None and self._timer_ms is not None and due >= self._timer_ms:
-                return  # it rings too early and is set again then
+                return  # it fires too early and is set again then
             self._timer.cancel()
             self._timer = None
         self._timer_ms = due
         if due is not None:
             delay_s = max(0, due - self.now_ms()) / 1000
-            self._timer = self.node.loop.call_later(delay_s, self.ring)
+            self._timer = self._loop.call_later(delay_s, self.run_due)
 
-    def ring(self) -> None:
+    def run_due(self) -> None:
         """Run everything that is due, one outcome at a time, so that one failure does not stop the others."""
         if self._timer is not None:
             self._timer.cancel()
@@ -203,7 +304,7 @@ class ShardDriver:
             while not self._is_everything_done():
                 pass
         finally:
-            self.arm()
+            self.arm_timer()
 
     def _is_everything_done(self) -> bool:
         try:
@@ -214,11 +315,6 @@ class ShardDriver:
             log.exception("coordinator_timer_failed", partition=self.partition.name)
             return False
         return True
-
-    def close(self) -> None:
-        """Stop the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 def _in_batches(encoded: list[tuple[bytes, bytes | None]], max_bytes: int) -> list[list[tuple[bytes, bytes | None]]]:

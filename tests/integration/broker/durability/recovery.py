@@ -72,8 +72,10 @@ async def start_on(state: State, directory: Path, settings: dict[str, str]) -> V
         return View(failure=str(error))
     try:
         await node.metadata.replica.committed()
-        for driver in (*node.groups.drivers, *node.transactions.drivers):
-            await driver.safe()
+        for groups in node.groups.active():
+            await groups.committed()
+        for transactions in node.transactions.active():
+            await transactions.committed()
         await node.sync.drain()
         return _view_of(node)
     finally:
@@ -92,7 +94,7 @@ def _view_of(node: Node) -> View:
             view.bounds[where] = log.log_start_offset, log.log_end_offset
             view.records[where] = _records(log)
             view.damages += [f"{partition.name}: {damage}" for damage in log.recovery.damages]
-    for driver in node.groups.drivers:
+    for driver in node.groups.active():
         shard: Any = driver.shard
         for group_id, offsets in shard.offsets.items():
             for (topic_name, index), committed in offsets.items():

@@ -349,5 +349,20 @@ class GroupShard:
                 value = None if value_data is None else decode_value(value_data, cls)
                 replay_consumer(self._state, key, value, now_ms)
 
+    # ------------------------------------------------------------------ load and unload
+
+    def extend_sessions(self, duration_ms: int) -> None:
+        """Let all sessions last longer, since a load took so long."""
+        for key, deadline_ms in list(self._state.session_deadlines.items()):
+            self._state.touch(key, deadline_ms + duration_ms)
+
+    def waiting(self) -> Iterator[object]:
+        """Return the tokens of all requests that wait for the end of a rebalance."""
+        for group in self.groups.values():
+            for member in group.members.values():
+                for token in (member.join_token, member.sync_token):
+                    if token is not None:
+                        yield token
+
     def _decision(self, token: object, now_ms: int, wall_ms: int) -> GroupDecision:
         return GroupDecision(self._state, now_ms=now_ms, wall_ms=wall_ms, request=token)

@@ -72,7 +72,7 @@ class TransactionShard:
 
     def __init__(self, config: TransactionConfig, *, coordinator_epoch: int) -> None:
         self.config = config
-        self.coordinator_epoch: Final = coordinator_epoch
+        self.coordinator_epoch = coordinator_epoch
         self.transactions: dict[str, Transaction] = {}
         self._last_epochs: dict[str, tuple[int, int]] = {}  # (producer id, epoch) → the epoch before, see `replay`
         self._unwritten: dict[str, tuple[int, MarkersToWrite]] = {}  # when to try again
@@ -85,13 +85,13 @@ class TransactionShard:
 
     # ---- state
 
-    def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
+    def replay(self, key: bytes, value: bytes | None, *, now_ms: int, producer_id: int = NO_PRODUCER_ID) -> None:
         """Apply a record of the partition.
 
         Raises:
             ProtocolError: It says nothing that a transaction coordinator writes.
         """
-        del now_ms
+        del now_ms, producer_id  # the records hold their times, and are not part of transactions
         decoded = decode_key(key, {TransactionLogKey.__api_key__: TransactionLogKey})
         assert isinstance(decoded, TransactionLogKey)
         transactional_id = decoded.transactional_id
@@ -113,6 +113,11 @@ class TransactionShard:
             self._at_rest[transactional_id] = changed.updated_ms
         elif changed.state is State.ONGOING:
             self._timers.arm(transactional_id, changed.start_ms + changed.timeout_ms)
+
+    @staticmethod
+    def waiting() -> Iterable[object]:
+        """Return the tokens of all requests that wait: none does but for its records and markers."""
+        return ()
 
     def resume(self, *, now_ms: int) -> TransactionOutcome:
         """After loading: resume the transactions that were being ended."""

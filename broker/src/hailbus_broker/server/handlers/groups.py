@@ -35,8 +35,9 @@ def _times(dispatcher: Dispatcher) -> Times:
 
 
 def _run(dispatcher: Dispatcher, request: Request, group_id: str, decide: Callable[[GroupShard], Outcome]) -> None:
-    if not dispatcher.node.groups.run(group_id, decide):
-        request.respond_error(ErrorCode.NOT_COORDINATOR)
+    refusal = dispatcher.node.groups.run(group_id, decide)
+    if refusal:
+        request.respond_error(refusal)
 
 
 def join_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
@@ -132,11 +133,11 @@ def consumer_group_describe(dispatcher: Dispatcher, _: Request, message: Any) ->
     for group_id in message.group_ids:
         groups = dispatcher.node.groups
         driver = groups.driver(group_id)
-        found = None if driver is None else driver.shard.describe_consumer(group_id)
+        found = None if isinstance(driver, ErrorCode) else driver.shard.describe_consumer(group_id)
         if found is None:
             found = DescribedGroup(
                 group_id=group_id,
-                error_code=groups.missing_code if driver is None else ErrorCode.GROUP_ID_NOT_FOUND,
+                error_code=groups.refusal_of(driver) if isinstance(driver, ErrorCode) else ErrorCode.GROUP_ID_NOT_FOUND,
                 error_message=f"Group {group_id} is not a consumer group.",
             )
         response.groups.append(found)
@@ -154,11 +155,11 @@ def describe_groups(dispatcher: Dispatcher, request: Request, message: Any) -> A
     for group_id in message.groups:
         groups = dispatcher.node.groups
         driver = groups.driver(group_id)
-        found = None if driver is None else driver.shard.describe(group_id)
+        found = None if isinstance(driver, ErrorCode) else driver.shard.describe(group_id)
         if found is None:
             found = DescribedGroup(group_id=group_id, group_state="Dead")
-            if driver is None and groups.missing_code is ErrorCode.NOT_COORDINATOR:
-                found.error_code = ErrorCode.NOT_COORDINATOR
+            if isinstance(driver, ErrorCode) and groups.partition_count:
+                found.error_code = driver
             elif request.version >= 6:
                 found.error_code = ErrorCode.GROUP_ID_NOT_FOUND
                 found.error_message = f"Group {group_id} not found."
@@ -170,6 +171,8 @@ def list_groups(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
     """ListGroups v0-5, by state and type."""
     from hailbus_broker.protocol.definitions.list_groups_response import ListGroupsResponse
 
+    if dispatcher.node.groups.is_loading:
+        return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     states = {state.lower() for state in message.states_filter}
     types = {kind.lower() for kind in message.types_filter}
     groups = [group for shard in dispatcher.node.groups.shards() for group in shard.list_groups()]
@@ -194,13 +197,13 @@ async def delete_groups(dispatcher: Dispatcher, _: Request, message: Any) -> Any
         result = DeletableGroupResult(group_id=group_id)
         results.append(result)
         driver = dispatcher.node.groups.driver(group_id)
-        if driver is None:
-            result.error_code = dispatcher.node.groups.missing_code
+        if isinstance(driver, ErrorCode):
+            result.error_code = dispatcher.node.groups.refusal_of(driver)
             continue
         try:
             result.error_code = driver.run(driver.shard.delete_group(group_id))
         except ApiError as error:
             result.error_code = error.code
         if not result.error_code:
-            await driver.safe()
+            await driver.committed()
     return DeleteGroupsResponse(results=results)

@@ -38,11 +38,11 @@ def offset_commit(dispatcher: Dispatcher, request: Request, message: Any) -> Non
             known = node.image.topics.get(topic.name)
             missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         for part in topic.partitions:
-            refusal = ErrorCode.NONE
+            problem = ErrorCode.NONE
             if known is None:
-                refusal = missing
+                problem = missing
             elif not 0 <= part.partition_index < len(known.partitions):
-                refusal = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                problem = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             entries.append(
                 OffsetToCommit(
                     topic=topic.name if known is None else known.name,
@@ -51,11 +51,11 @@ def offset_commit(dispatcher: Dispatcher, request: Request, message: Any) -> Non
                     offset=part.committed_offset,
                     leader_epoch=part.committed_leader_epoch,
                     metadata=part.committed_metadata or "",
-                    refusal=refusal,
+                    refusal=problem,
                 )
             )
     clock = node.clock
-    is_run = node.groups.run(
+    refusal = node.groups.run(
         message.group_id,
         lambda shard: shard.commit(
             message.group_id,
@@ -68,8 +68,8 @@ def offset_commit(dispatcher: Dispatcher, request: Request, message: Any) -> Non
             wall_ms=clock.wall_ms(),
         ),
     )
-    if not is_run:
-        request.respond_error(ErrorCode.NOT_COORDINATOR)
+    if refusal:
+        request.respond_error(refusal)
 
 
 def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchRequest) -> None:
@@ -93,7 +93,7 @@ def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchR
     answers, drivers = [], []
     for group in asked:
         driver = dispatcher.node.groups.driver(group.group_id)
-        if driver is not None:
+        if not isinstance(driver, ErrorCode):
             drivers.append(driver)
         uses_ids = request.version >= 10
         is_stable = message.require_stable
@@ -110,7 +110,7 @@ def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchR
 
 def _committed_offsets(
     image: MetadataImage,
-    driver: GroupDriver | None,
+    driver: GroupDriver | ErrorCode,
     group: OffsetFetchRequestGroup,
     *,
     uses_ids: bool,
@@ -124,8 +124,8 @@ def _committed_offsets(
     )
 
     answer = OffsetFetchResponseGroup(group_id=group.group_id)
-    if driver is None:
-        answer.error_code = ErrorCode.NOT_COORDINATOR
+    if isinstance(driver, ErrorCode):
+        answer.error_code = driver
         return answer
     shard = driver.shard
     try:
@@ -235,8 +235,8 @@ async def offset_delete(dispatcher: Dispatcher, _: Request, message: Any) -> Any
 
     node = dispatcher.node
     driver = node.groups.driver(message.group_id)
-    if driver is None:
-        return OffsetDeleteResponse(error_code=node.groups.missing_code)
+    if isinstance(driver, ErrorCode):
+        return OffsetDeleteResponse(error_code=node.groups.refusal_of(driver))
     if not driver.shard.knows(message.group_id):
         return OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND)
     subscribed = driver.shard.subscribed_topics(message.group_id)
@@ -261,5 +261,5 @@ async def offset_delete(dispatcher: Dispatcher, _: Request, message: Any) -> Any
     refused = driver.run(driver.shard.delete_offsets(message.group_id, chosen))
     if refused:
         return OffsetDeleteResponse(error_code=refused)
-    await driver.safe()
+    await driver.committed()
     return response

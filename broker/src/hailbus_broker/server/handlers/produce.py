@@ -321,7 +321,7 @@ def produce_code(code: ErrorCode, version: int) -> ErrorCode:
             return ErrorCode.TRANSACTION_ABORTABLE
         case ErrorCode.CONCURRENT_TRANSACTIONS if version < FIRST_VERSION_OF_TRANSACTIONS_V2:
             return ErrorCode.NOT_ENOUGH_REPLICAS
-        case ErrorCode.COORDINATOR_NOT_AVAILABLE | ErrorCode.NOT_COORDINATOR:
+        case ErrorCode.COORDINATOR_NOT_AVAILABLE | ErrorCode.COORDINATOR_LOAD_IN_PROGRESS | ErrorCode.NOT_COORDINATOR:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         case _:
             return code

@@ -11,9 +11,9 @@ from hailbus_broker.log import LogError
 from hailbus_broker.protocol.api import APIS
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
-from hailbus_broker.runtime.group_coordinator import partition_for
+from hailbus_broker.runtime.coordinator import partition_for
+from hailbus_broker.runtime.markers import Marker, append_marker
 from hailbus_broker.runtime.replica import LeaderReplica
-from hailbus_broker.runtime.transaction_coordinator import Marker
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.handlers.replies import CodeReply, Reply, code_response
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 def _driver(dispatcher: Dispatcher, transactional_id: str) -> TransactionDriver:
     driver = dispatcher.node.transactions.driver(transactional_id)
-    if driver is None:
-        raise ApiError(ErrorCode.NOT_COORDINATOR)
+    if isinstance(driver, ErrorCode):
+        raise ApiError(driver)
     return driver
 
 
@@ -109,7 +109,7 @@ def _add_partitions_of_client(dispatcher: Dispatcher, request: Request, message:
         message.v3_and_below_producer_epoch,
     )
     known = dispatcher.node.transactions.driver(identity[0])
-    if known is not None and _is_late(request, known, identity):
+    if not isinstance(known, ErrorCode) and _is_late(request, known, identity):
         return
 
     def respond(codes: Mapping[TopicPartition, ErrorCode]) -> None:
@@ -174,8 +174,8 @@ def _add_partitions(
     """Make partitions part of a transaction v1, all or none."""
     missing = {place for place in asked if not dispatcher.node.replicas.has(*place)}
     driver = dispatcher.node.transactions.driver(transactional_id)
-    if missing or driver is None:
-        code = ErrorCode.OPERATION_NOT_ATTEMPTED if missing else ErrorCode.NOT_COORDINATOR
+    if missing or isinstance(driver, ErrorCode):
+        code = ErrorCode.OPERATION_NOT_ATTEMPTED if missing or not isinstance(driver, ErrorCode) else driver
         respond({place: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if place in missing else code for place in asked})
         return
     driver.run(
@@ -237,7 +237,7 @@ async def write_txn_markers(dispatcher: Dispatcher, _: Request, message: Any) ->
                     code = partition
                 else:
                     try:
-                        dispatcher.node.transactions.write_marker(partition, marker)
+                        append_marker(partition, marker, now_ms=dispatcher.node.clock.wall_ms())
                     except LogError as error:
                         code = error_code(error)
                     else:
@@ -276,7 +276,7 @@ async def _offsets_partition(dispatcher: Dispatcher, group_id: str) -> tuple[str
     created = node.create_internal_topic(GROUP_METADATA_TOPIC)
     if created is not None:
         await created
-    return GROUP_METADATA_TOPIC, partition_for(group_id, len(node.groups.drivers))
+    return GROUP_METADATA_TOPIC, partition_for(group_id, node.groups.partition_count)
 
 
 async def end_txn(dispatcher: Dispatcher, request: Request, message: Any) -> None:
@@ -329,8 +329,8 @@ async def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: T
         raise ApiError(ErrorCode.INVALID_GROUP_ID)
     place = await _offsets_partition(dispatcher, message.group_id)
     groups = node.groups.driver(message.group_id)
-    if groups is None:
-        raise ApiError(ErrorCode.NOT_COORDINATOR)
+    if isinstance(groups, ErrorCode):
+        raise ApiError(groups)
 
     def commit(code: ErrorCode) -> None:
         if code:
@@ -384,8 +384,8 @@ def verify(
 ) -> ErrorCode:
     """Whether a partition is part of a transaction v1 (KIP-890, part 1)."""
     driver = dispatcher.node.transactions.driver(transactional_id)
-    if driver is None:
-        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    if isinstance(driver, ErrorCode):
+        return driver if dispatcher.node.transactions.partition_count else ErrorCode.INVALID_PRODUCER_ID_MAPPING
     return driver.shard.verify(transactional_id, producer_id, producer_epoch, *place)
 
 
@@ -396,12 +396,16 @@ def describe_transactions(dispatcher: Dispatcher, _: Request, message: Any) -> A
         TransactionState,
     )
 
+    node = dispatcher.node
     states = []
     for transactional_id in message.transactional_ids:
-        driver = dispatcher.node.transactions.driver(transactional_id)
+        driver = node.transactions.driver(transactional_id)
         states.append(
-            TransactionState(error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id)
-            if driver is None
+            TransactionState(
+                error_code=driver if node.transactions.partition_count else ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+                transactional_id=transactional_id,
+            )
+            if isinstance(driver, ErrorCode)
             else driver.shard.describe(transactional_id)
         )
     return DescribeTransactionsResponse(transaction_states=states)
@@ -417,6 +421,9 @@ def list_transactions(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
     states = [state for state in message.state_filters if state in known]
     response = ListTransactionsResponse(unknown_state_filters=unknown)
     if message.state_filters and not states:
+        return response
+    if dispatcher.node.transactions.is_loading:
+        response.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return response
     now_ms = dispatcher.node.clock.wall_ms()
     shards: Iterable[TransactionShard] = dispatcher.node.transactions.shards()
