@@ -29,6 +29,7 @@ from hailbus_broker.runtime.replay import SLICE_MS, replay_coordinator
 from tests.integration.broker.test_coordinator_records import GROUP, commit, committed, find, start_using
 from tests.integration.broker.test_uncommitted_metadata import SlowDisk
 from tests.integration.broker.wire import Wire, led, server_on, until
+from tests.unit.broker.tokens import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,7 +260,7 @@ async def test_requests_wait_for_the_end_of_a_load(tmp_path: Path, monkeypatch: 
         # A transaction with an offset for the group, whose end comes while the partition is loaded.
         (driver,) = node.groups.active()
         entry = OffsetToCommit(topic="t", topic_id=b"", partition=0, offset=77, leader_epoch=0, metadata="")
-        batch = driver.shard.commit(GROUP, -1, "", None, [entry], object(), now_ms=driver.now_ms(), wall_ms=1)
+        batch = driver.shard.commit(GROUP, -1, "", None, [entry], Token.new(), now_ms=driver.now_ms(), wall_ms=1)
         batch.producer, batch.request = (5, 0), None
         batch.replies.clear()
         assert driver.run(batch) is ErrorCode.NONE

@@ -29,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.broker.test_consumer_groups import RIDES, image_with
+from tests.unit.broker.tokens import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,7 @@ class Twins:
     def step(self) -> None:
         rng, self.step_number = self.rng, self.step_number + 1
         group_id = rng.choice(GROUPS)
-        token = f"token {self.step_number}"
+        token = Token(f"token {self.step_number}")
         shard = self.refusing
         group, consumer_group = shard.groups.get(group_id), shard.consumer_groups.get(group_id)
         members = sorted(
@@ -316,7 +317,7 @@ class TransactionTwins:
         assert self.refusing._last_epochs == self.other._last_epochs
 
     def step(self, number: int) -> None:
-        rng, token = self.rng, f"token {number}"
+        rng, token = self.rng, Token(f"token {number}")
         name = rng.choice(["x", "y"])
         known = self.refusing.transactions.get(name)
         producer_id, epoch = (5, 0) if known is None else (known.producer_id, known.producer_epoch)

@@ -16,6 +16,8 @@ from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.broker.tokens import Token
+
 PARTITIONS = [("t", 0), ("t", 1), ("u", 0)]
 
 
@@ -94,7 +96,7 @@ class World:
         for _ in range(2):
             response = self.run(
                 self.shard.init_producer_id(
-                    "x", 1000, -1, -1, None, new_producer_id=lambda: next(self.ids), now_ms=self.now
+                    "x", 1000, -1, -1, Token.new(), new_producer_id=lambda: next(self.ids), now_ms=self.now
                 )
             )
             if response.error_code == ErrorCode.NONE:
@@ -113,7 +115,7 @@ class World:
                     client.producer_id,
                     client.producer_epoch,
                     [where],
-                    None,
+                    Token.new(),
                     lambda error: AddOffsetsToTxnResponse(error_code=error),
                     is_v2=client.is_v2,
                     now_ms=self.now,
@@ -145,7 +147,7 @@ class World:
                 client.producer_id,
                 client.producer_epoch,
                 commit,
-                None,
+                Token.new(),
                 is_v2=client.is_v2,
                 new_producer_id=lambda: next(self.ids),
                 now_ms=self.now,

@@ -23,6 +23,8 @@ from hailbus_broker.protocol.definitions.txn_offset_commit_response import TxnOf
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import Message
 
+from tests.unit.broker.tokens import Token
+
 GROUP = "rides"
 WALL_AHEAD_MS = 1_700_000_000_000
 """How far the wall clock is ahead of the clock for deadlines: what mixes them up is far off."""
@@ -96,7 +98,7 @@ class Coordinator:
         self.run(
             self.shard.join(
                 request,
-                token,
+                Token(token),
                 client_id="client",
                 client_host="/10.0.0.1",
                 requires_known_member=False,
@@ -121,7 +123,7 @@ class Coordinator:
                 for member, data in (assignments or {}).items()
             ],
         )
-        self.run(self.shard.sync(request, token, now_ms=self.now_ms, wall_ms=self.wall_ms))
+        self.run(self.shard.sync(request, Token(token), now_ms=self.now_ms, wall_ms=self.wall_ms))
 
     def synced(self, token: str) -> SyncGroupResponse:
         answer = self.answers[token]
@@ -129,14 +131,14 @@ class Coordinator:
         return answer
 
     def beat(self, member_id: str, generation: int) -> int:
-        token = object()
+        token = Token.new()
         request = HeartbeatRequest(group_id=GROUP, generation_id=generation, member_id=member_id)
         self.run(self.shard.heartbeat(request, token, now_ms=self.now_ms))
         code: int = self.answers.pop(token).error_code  # type: ignore[attr-defined]  # a Message of a known kind
         return code
 
     def leave(self, member_id: str, instance: str | None = None) -> int:
-        token = object()
+        token = Token.new()
         members = [MemberIdentity(member_id=member_id, group_instance_id=instance)]
         request = LeaveGroupRequest(group_id=GROUP, members=members)
         self.run(self.shard.leave(request, members, token, now_ms=self.now_ms, wall_ms=self.wall_ms))
@@ -144,7 +146,7 @@ class Coordinator:
         return code
 
     def commit(self, offset: int, *, generation: int = -1, member_id: str = "") -> int:
-        token = object()
+        token = Token.new()
         entry = OffsetToCommit(
             topic="t", topic_id=bytes(16), partition=0, offset=offset, leader_epoch=0, metadata="here"
         )
@@ -159,7 +161,7 @@ class Coordinator:
 
     def commit_in_transaction(self, offset: int, *, generation: int = -1, member_id: str = "") -> int:
         """Leave an offset with the transaction of producer 9; it counts when that commits."""
-        token = object()
+        token = Token.new()
         entry = OffsetToCommit(topic="t", topic_id=bytes(16), partition=0, offset=offset, leader_epoch=0, metadata="")
         request = TxnOffsetCommitRequest(
             group_id=GROUP, producer_id=9, producer_epoch=0, generation_id=generation, member_id=member_id
@@ -443,7 +445,7 @@ def test_a_newcomer_is_first_given_an_id_where_the_version_has_that() -> None:
     )
     outcome = coordinator.shard.join(
         request,
-        "j",
+        Token("j"),
         client_id="c",
         client_host="/h",
         requires_known_member=True,
@@ -670,9 +672,9 @@ def test_offsets_that_an_open_transaction_may_change_do_not_expire() -> None:
 def test_all_offsets_of_a_commit_are_in_one_batch() -> None:
     coordinator = Coordinator()
     entry = OffsetToCommit(topic="t", topic_id=bytes(16), partition=0, offset=1, leader_epoch=0, metadata="")
-    assert coordinator.shard.commit(GROUP, -1, "", None, [entry], "token", now_ms=0, wall_ms=0).is_atomic
+    assert coordinator.shard.commit(GROUP, -1, "", None, [entry], Token("token"), now_ms=0, wall_ms=0).is_atomic
     request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, producer_epoch=0)
-    assert coordinator.shard.commit_in_transaction(request, [entry], "token", now_ms=0, wall_ms=0).is_atomic
+    assert coordinator.shard.commit_in_transaction(request, [entry], Token("token"), now_ms=0, wall_ms=0).is_atomic
 
 
 def test_what_is_due_is_decided_one_after_the_other() -> None:

@@ -24,6 +24,8 @@ from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOff
 from hailbus_broker.protocol.definitions.txn_offset_commit_response import TxnOffsetCommitResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
+from tests.unit.broker.tokens import Token
+
 GROUP = "surge"
 RIDES = b"R" * 16
 BIKES = b"B" * 16
@@ -84,7 +86,9 @@ class Coordinator:
         """OffsetCommit by a member; its error code."""
         entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=offset, leader_epoch=0, metadata="")
         (answer,) = self.run(
-            self.shard.commit(GROUP, epoch, member_id, None, [entry], "token", now_ms=self.now_ms, wall_ms=self.wall_ms)
+            self.shard.commit(
+                GROUP, epoch, member_id, None, [entry], Token("token"), now_ms=self.now_ms, wall_ms=self.wall_ms
+            )
         )
         assert isinstance(answer, OffsetCommitResponse)
         return answer.topics[0].partitions[0].error_code
@@ -93,7 +97,9 @@ class Coordinator:
         """The error code of TxnOffsetCommit by a member; what it left is not looked at."""
         entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=0, leader_epoch=0, metadata="")
         request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, generation_id=epoch, member_id=member_id)
-        outcome = self.shard.commit_in_transaction(request, [entry], "token", now_ms=self.now_ms, wall_ms=self.wall_ms)
+        outcome = self.shard.commit_in_transaction(
+            request, [entry], Token("token"), now_ms=self.now_ms, wall_ms=self.wall_ms
+        )
         ((_, answer),) = outcome.replies
         assert isinstance(answer, TxnOffsetCommitResponse)
         assert bool(outcome.records) == (not answer.topics[0].partitions[0].error_code)
@@ -144,7 +150,7 @@ class Member:
         (answer,) = self.coordinator.run(
             self.coordinator.shard.consumer_heartbeat(
                 request,
-                "token",
+                Token("token"),
                 member_id=request.member_id,
                 client_id="client",
                 client_host="/10.0.0.1",
@@ -507,7 +513,9 @@ def test_an_empty_group_for_which_a_transaction_may_commit_is_kept() -> None:
     member.beat()
     entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=5, leader_epoch=0, metadata="")
     request = TxnOffsetCommitRequest(group_id=GROUP, producer_id=9, generation_id=member.epoch, member_id="a")
-    outcome = coordinator.shard.commit_in_transaction(request, [entry], "t", now_ms=1, wall_ms=coordinator.wall_ms)
+    outcome = coordinator.shard.commit_in_transaction(
+        request, [entry], Token("t"), now_ms=1, wall_ms=coordinator.wall_ms
+    )
     for record in outcome.records:
         coordinator.shard.replay(record.encode_key(), record.encode_value(), now_ms=1, producer_id=9)
     member.beat(member_epoch=-1)

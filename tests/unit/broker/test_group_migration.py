@@ -33,6 +33,8 @@ from hailbus_broker.protocol.definitions.topic_record import TopicRecord
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.protocol.schema import Message
 
+from tests.unit.broker.tokens import Token
+
 GROUP = "surge"
 RIDES = b"R" * 16
 WALL_AHEAD_MS = 1_700_000_000_000
@@ -103,7 +105,7 @@ class Classic:
         self.generation = -1
         self.partitions: set[int] = set()
 
-    def ask_to_join(self, token: object) -> None:
+    def ask_to_join(self, token: str) -> None:
         self.partitions = set()
         request = JoinGroupRequest(
             group_id=GROUP,
@@ -117,7 +119,7 @@ class Classic:
         self.world.run(
             self.world.shard.join(
                 request,
-                token,
+                Token(token),
                 client_id="classic",
                 client_host="/h",
                 requires_known_member=False,
@@ -128,7 +130,7 @@ class Classic:
         )
 
     def join(self) -> JoinGroupResponse:
-        token = object()
+        token = Token.new()
         self.ask_to_join(token)
         answer = self.world.answers.pop(token)
         assert isinstance(answer, JoinGroupResponse)
@@ -137,7 +139,7 @@ class Classic:
         return answer
 
     def sync(self, assignments: dict[str, bytes] | None = None) -> ErrorCode:
-        token = object()
+        token = Token.new()
         request = SyncGroupRequest(
             group_id=GROUP,
             generation_id=self.generation,
@@ -155,7 +157,7 @@ class Classic:
         return ErrorCode(answer.error_code)
 
     def beat(self) -> ErrorCode:
-        token = object()
+        token = Token.new()
         request = HeartbeatRequest(
             group_id=GROUP, generation_id=self.generation, member_id=self.member_id, group_instance_id=self.instance
         )
@@ -166,7 +168,7 @@ class Classic:
 
     def commit(self) -> ErrorCode:
         entry = OffsetToCommit(topic="rides", topic_id=RIDES, partition=0, offset=1, leader_epoch=0, metadata="")
-        token = object()
+        token = Token.new()
         self.world.run(
             self.world.shard.commit(
                 GROUP,
@@ -193,7 +195,7 @@ class Classic:
         members = [MemberIdentity(member_id=self.member_id)]
         request = LeaveGroupRequest(group_id=GROUP, members=members)
         times = {"now_ms": self.world.now_ms, "wall_ms": self.world.wall_ms}
-        self.world.run(self.world.shard.leave(request, members, object(), **times))
+        self.world.run(self.world.shard.leave(request, members, Token.new(), **times))
 
 
 class Consumer:
@@ -207,7 +209,7 @@ class Consumer:
         self.partitions: set[int] = set()
 
     def beat(self, epoch: int | None = None, *, regex: str | None = None) -> ErrorCode:
-        token = object()
+        token = Token.new()
         is_joining = self.epoch == 0
         request = ConsumerGroupHeartbeatRequest(
             group_id=GROUP,
@@ -451,7 +453,7 @@ def test_a_return_that_is_refused_changes_nothing_of_a_static_member() -> None:
     world.run(
         world.shard.join(
             request,
-            "return",
+            Token("return"),
             client_id="classic",
             client_host="/h",
             requires_known_member=False,
@@ -476,7 +478,7 @@ def test_members_of_both_protocols_leave_in_one_request() -> None:
     goes.join()
     members = [MemberIdentity(member_id=name) for name in ("new", goes.member_id, goes.member_id)]
     request = LeaveGroupRequest(group_id=GROUP, members=members)
-    world.run(world.shard.leave(request, members, "leave", now_ms=world.now_ms, wall_ms=world.wall_ms))
+    world.run(world.shard.leave(request, members, Token("leave"), now_ms=world.now_ms, wall_ms=world.wall_ms))
     answer = world.answers["leave"]
     assert isinstance(answer, LeaveGroupResponse)
     codes = [result.error_code for result in answer.members]

@@ -21,6 +21,8 @@ from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddO
 from hailbus_broker.protocol.definitions.transaction_log_value import TransactionLogValue
 from hailbus_broker.protocol.errors import ErrorCode, ProtocolError
 
+from tests.unit.broker.tokens import Token
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -76,7 +78,7 @@ class Bench:
                 timeout_ms,
                 producer_id,
                 producer_epoch,
-                "token",
+                Token("token"),
                 new_producer_id=lambda: next(self.ids),
                 now_ms=self.now,
             )
@@ -97,7 +99,7 @@ class Bench:
                 producer_id,
                 producer_epoch,
                 partitions,
-                "token",
+                Token("token"),
                 lambda error: AddOffsetsToTxnResponse(error_code=error),
                 is_v2=is_v2,
                 now_ms=self.now,
@@ -114,7 +116,7 @@ class Bench:
                 producer_id,
                 producer_epoch,
                 commit,
-                "token",
+                Token("token"),
                 is_v2=is_v2,
                 new_producer_id=lambda: next(self.ids),
                 now_ms=self.now,
@@ -561,7 +563,7 @@ def test_an_abort_says_who_was_fenced_and_for_how_long_it_was_open(bench: Bench)
     bench.init()
     bench.add(1000, 0, A)
     outcome = bench.shard.init_producer_id(
-        "t", MINUTE, -1, -1, "token", new_producer_id=lambda: next(bench.ids), now_ms=bench.now + 250
+        "t", MINUTE, -1, -1, Token("token"), new_producer_id=lambda: next(bench.ids), now_ms=bench.now + 250
     )
     ((name, facts),) = outcome.log_events
     assert name == "transaction_aborted"

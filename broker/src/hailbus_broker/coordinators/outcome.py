@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as packing_error
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.errors import ProtocolError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.schema import Message
 
 _SHORT: Final = Struct(">h")
+
+ResponseT_contra = TypeVar("ResponseT_contra", contravariant=True)
+ResponseT = TypeVar("ResponseT", bound="Message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,18 @@ class CoordinatorRecord:
         return bytes(codec.encode(self.value, self.value_version, bytearray(_SHORT.pack(self.value_version))))
 
 
+class Token(Protocol[ResponseT_contra]):
+    """A request that waits for its response. It is answered exactly once."""
+
+    def respond(self, message: ResponseT_contra, /) -> None:
+        """Send the response."""
+        ...
+
+    def respond_error(self, code: ErrorCode, /) -> None:
+        """Send the response that this API gives when nothing worked."""
+        ...
+
+
 @dataclass
 class Outcome:
     """What one decision asks for: append `records`, install the decision, replay the records, then send `replies`.
@@ -48,20 +63,24 @@ class Outcome:
     Attributes:
         records: In order; may be empty. They are written all or not at all, unless the machine fails in between.
         is_atomic: Whether all records go into one batch, so that even a crash cannot separate them.
-        replies: A token, as it was given with a request, and the response to it. One outcome may answer many requests.
-        request: The token of the request that asked for the decision; None if a timer did.
+        replies: Requests and their responses, added by `reply`. One outcome may answer many requests.
+        request: The request that asked for the decision; None if a timer did.
         producer: Id and epoch of the producer in whose transaction the records are written.
         on_refused: Called when the records are refused. Decides what follows from that; None if nothing does.
         log_events: Lines for the log: the name of an event and its data.
     """
 
     records: list[CoordinatorRecord] = field(default_factory=list)
-    replies: list[tuple[object, Message]] = field(default_factory=list)
+    replies: list[tuple[Token[Any], Message]] = field(default_factory=list)
     log_events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    request: object | None = None
+    request: Token[Any] | None = None
     producer: tuple[int, int] | None = None
     is_atomic: bool = False
     on_refused: Callable[[ErrorCode], Outcome | None] | None = None
+
+    def reply(self, token: Token[ResponseT], response: ResponseT) -> None:
+        """Answer a request, once the records are durable."""
+        self.replies.append((token, response))
 
     def install(self) -> None:
         """Put what the decision has changed besides its records in place, once these are appended.

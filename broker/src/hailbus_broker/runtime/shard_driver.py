@@ -16,7 +16,7 @@ from hailbus_broker.runtime.replica import NotLeaderError, TopicDeletedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hailbus_broker.coordinators.outcome import Outcome
+    from hailbus_broker.coordinators.outcome import Outcome, Token
     from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.clock import Clock
     from hailbus_broker.runtime.replica import LeaderReplica
@@ -58,7 +58,7 @@ class Shard(Protocol):
         """Apply a record."""
         ...
 
-    def waiting(self) -> Iterable[object]:
+    def waiting(self) -> Iterable[Token[Any]]:
         """Return the tokens of all requests that wait for an answer."""
         ...
 
@@ -247,7 +247,7 @@ class ShardDriver(Generic[ShardT]):
             return
         for token, response in outcome.replies:
             try:
-                token.respond(response)  # type: ignore[attr-defined]  # the coordinator does not look into tokens
+                token.respond(response)
             except Exception:  # one failed reply must not hold back the others
                 log.exception("coordinator_answer_failed", partition=self.partition.name)
                 self._respond_error(token, ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -261,9 +261,9 @@ class ShardDriver(Generic[ShardT]):
             if follow_up is not None:
                 self.run(follow_up)
 
-    def _respond_error(self, token: object, code: ErrorCode) -> None:
+    def _respond_error(self, token: Token[Any], code: ErrorCode) -> None:
         try:
-            token.respond_error(code)  # type: ignore[attr-defined]  # as in `_send`
+            token.respond_error(code)
         except Exception:
             log.exception("coordinator_answer_failed", partition=self.partition.name)
 

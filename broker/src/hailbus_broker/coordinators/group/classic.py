@@ -23,6 +23,10 @@ from hailbus_broker.coordinators.group.rebalances import RebalanceHistory
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hailbus_broker.coordinators.outcome import Token
+    from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
+    from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupResponse
+
 
 class ClassicState(StrEnum):
     """Names as DescribeGroups gives them."""
@@ -78,8 +82,8 @@ class Member(NamedTuple):
     session_timeout_ms: int
     protocols: Protocols
     assignment: bytes = b""
-    join_token: object | None = None
-    sync_token: object | None = None
+    join_token: Token[JoinGroupResponse] | None = None
+    sync_token: Token[SyncGroupResponse] | None = None
     is_new: bool = False
 
     def metadata(self, protocol: str | None) -> bytes:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.group.decision import GroupDecision
     from hailbus_broker.coordinators.group.reconciliation import Reconciliation
     from hailbus_broker.coordinators.group.state import GroupState
+    from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.protocol.definitions.heartbeat_request import HeartbeatRequest
     from hailbus_broker.protocol.definitions.leave_group_request import MemberIdentity
     from hailbus_broker.protocol.definitions.sync_group_request import SyncGroupRequest
@@ -59,7 +60,7 @@ class ClassicMembers:
         if not member_id and instance_id is None and join.requires_known_member:
             member_id = self._state.new_member_id(join.client_id)
             response = JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id)
-            decision.replies.append((token, response))
+            decision.reply(token, response)
             return
         members, target = dict(group.members), dict(group.target)
         reasons: list[tuple[RebalanceCause, str]] = []
@@ -88,18 +89,16 @@ class ClassicMembers:
         reconciled = self._reconciliation.advance(group, members, target, updated, owned, reasons, decision)
         if member_id in group.members:  # the session of a new member starts when its record is replayed
             decision.extend_session((group.group_id, member_id), decision.now_ms + request.session_timeout_ms)
-        decision.replies.append(
-            (
-                token,
-                JoinGroupResponse(
-                    generation_id=reconciled.member_epoch,
-                    protocol_type=CONSUMER_PROTOCOL,
-                    protocol_name=request.protocols[0].name,
-                    # Nobody leads: the coordinator assigns.
-                    leader="",
-                    member_id=member_id,
-                ),
-            )
+        decision.reply(
+            token,
+            JoinGroupResponse(
+                generation_id=reconciled.member_epoch,
+                protocol_type=CONSUMER_PROTOCOL,
+                protocol_name=request.protocols[0].name,
+                # Nobody leads: the coordinator assigns.
+                leader="",
+                member_id=member_id,
+            ),
         )
 
     @staticmethod
@@ -134,7 +133,9 @@ class ClassicMembers:
             decision.set_revocation(key, decision.now_ms + member.rebalance_timeout_ms)
         return True
 
-    def sync(self, group: ConsumerGroup, request: SyncGroupRequest, token: object, decision: GroupDecision) -> None:
+    def sync(
+        self, group: ConsumerGroup, request: SyncGroupRequest, token: Token[SyncGroupResponse], decision: GroupDecision
+    ) -> None:
         """Give a member the partitions that it may have.
 
         Raises:
@@ -142,7 +143,7 @@ class ClassicMembers:
         """
         member = self._member(group, request.member_id, request.group_instance_id, request.generation_id, decision)
         if self._must_rejoin(group, member, decision) and member.state is not MemberState.UNREVOKED_PARTITIONS:
-            decision.replies.append((token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)))
+            decision.reply(token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
             return
         name, metadata = member.classic_protocols[0]
         response = SyncGroupResponse(
@@ -150,10 +151,10 @@ class ClassicMembers:
             protocol_name=name,
             assignment=write_assignment(member.assigned, self._state.image, like=metadata),
         )
-        decision.replies.append((token, response))
+        decision.reply(token, response)
 
     def heartbeat(
-        self, group: ConsumerGroup, request: HeartbeatRequest, token: object, decision: GroupDecision
+        self, group: ConsumerGroup, request: HeartbeatRequest, token: Token[HeartbeatResponse], decision: GroupDecision
     ) -> None:
         """Extend a member's session, and tell it whether it has to join again.
 
@@ -163,7 +164,7 @@ class ClassicMembers:
         member = self._member(group, request.member_id, request.group_instance_id, request.generation_id, decision)
         must_rejoin = self._must_rejoin(group, member, decision)
         code = ErrorCode.REBALANCE_IN_PROGRESS if must_rejoin else ErrorCode.NONE
-        decision.replies.append((token, HeartbeatResponse(error_code=code)))
+        decision.reply(token, HeartbeatResponse(error_code=code))
 
     def leave(
         self, group: ConsumerGroup, entries: Sequence[MemberIdentity], decision: GroupDecision

@@ -18,6 +18,7 @@ from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from hailbus_broker.coordinators.group.state import GroupState
+    from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.protocol.definitions.heartbeat_request import HeartbeatRequest
     from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest
     from hailbus_broker.protocol.definitions.leave_group_request import MemberIdentity
@@ -41,7 +42,7 @@ class Join:
     """
 
     message: JoinGroupRequest
-    token: object
+    token: Token[JoinGroupResponse]
     client_id: str
     client_host: str
     requires_known_member: bool
@@ -105,7 +106,7 @@ class ClassicProtocol:
             group.pending[member.member_id] = decision.now_ms + request.session_timeout_ms
             decision.check_at((group.group_id, member.member_id), group.pending[member.member_id])
             response = JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member.member_id)
-            decision.replies.append((join.token, response))
+            decision.reply(join.token, response)
         else:
             self._add(group, member, join, decision)
 
@@ -133,7 +134,7 @@ class ClassicProtocol:
             reason = f"member {member_id} was too much for group.max.size={self._config.max_size}"
             self._rebalances.remove_member(group, known, RebalanceCause.MEMBER_LEFT, reason, decision)
         response = JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED, member_id="")
-        decision.replies.append((join.token, response))
+        decision.reply(join.token, response)
 
     def _add(self, group: ClassicGroup, member: Member, join: Join, decision: GroupDecision) -> None:
         if not group.members:
@@ -154,7 +155,7 @@ class ClassicProtocol:
         ):
             # It lost our answer, or repeats its request: it gets the same answer.
             decision.touch(group, known)
-            decision.replies.append((join.token, join_response(group, known)))
+            decision.reply(join.token, join_response(group, known))
             return
         known = abandon_join(group, known, decision)
         group.put(
@@ -184,7 +185,7 @@ class ClassicProtocol:
         old = group.members[group.static_members[instance_id]]
         old = abandon_join(group, old, decision, code=ErrorCode.FENCED_INSTANCE_ID)
         if old.sync_token is not None:
-            decision.replies.append((old.sync_token, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID)))
+            decision.reply(old.sync_token, SyncGroupResponse(error_code=ErrorCode.FENCED_INSTANCE_ID))
         new = new._replace(assignment=old.assignment)
         was_leader = group.leader == old.member_id
         selected_before = group.protocol
@@ -218,11 +219,11 @@ class ClassicProtocol:
             # An older client would assign again, so the answer names another leader.
             response.leader = old.member_id
             response.members = []
-        decision.replies.append((token, response))
+        decision.reply(token, response)
 
     # ------------------------------------------------------------------ sync
 
-    def sync(self, request: SyncGroupRequest, token: object, decision: GroupDecision) -> None:
+    def sync(self, request: SyncGroupRequest, token: Token[SyncGroupResponse], decision: GroupDecision) -> None:
         """Give a member its assignment, once the leader has sent those of all.
 
         Raises:
@@ -243,11 +244,11 @@ class ClassicProtocol:
                 raise ApiError(ErrorCode.REBALANCE_IN_PROGRESS)
             case ClassicState.STABLE:
                 decision.touch(group, member)
-                decision.replies.append((token, _sync_response(group, member.assignment)))
+                decision.reply(token, _sync_response(group, member.assignment))
             case ClassicState.COMPLETING_REBALANCE:
                 if member.sync_token is not None:
                     response = SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
-                    decision.replies.append((member.sync_token, response))
+                    decision.reply(member.sync_token, response)
                 changed = decision.copy_of(group)
                 decision.touch(changed, changed.put(member._replace(sync_token=token)))
                 if request.member_id == group.leader:
@@ -261,7 +262,7 @@ class ClassicProtocol:
         for member in list(group.members.values()):
             if member.sync_token is not None:
                 response = _sync_response(group, assignments[member.member_id])
-                decision.replies.append((member.sync_token, response))
+                decision.reply(member.sync_token, response)
                 decision.touch(group, group.put(member._replace(sync_token=None)))
         decision.log_events.append(
             (
@@ -282,14 +283,14 @@ class ClassicProtocol:
         group = decision.copy_of(self._state.groups[group_id])
         for member in list(group.members.values()):
             if member.sync_token is not None:
-                decision.replies.append((member.sync_token, SyncGroupResponse(error_code=code)))
+                decision.reply(member.sync_token, SyncGroupResponse(error_code=code))
                 decision.touch(group, group.put(member._replace(sync_token=None)))
         self._rebalances.maybe_rebalance(group, RebalanceCause.MEMBER_REJOINED, reason, decision)
         return decision
 
     # ------------------------------------------------------------------ heartbeat, leave
 
-    def heartbeat(self, request: HeartbeatRequest, token: object, decision: GroupDecision) -> None:
+    def heartbeat(self, request: HeartbeatRequest, token: Token[HeartbeatResponse], decision: GroupDecision) -> None:
         """Extend a member's session, and tell it whether it has to join again.
 
         Raises:
@@ -304,7 +305,7 @@ class ClassicProtocol:
         decision.touch(group, member)
         is_rebalancing = group.state is ClassicState.PREPARING_REBALANCE
         code = ErrorCode.REBALANCE_IN_PROGRESS if is_rebalancing else ErrorCode.NONE
-        decision.replies.append((token, HeartbeatResponse(error_code=code)))
+        decision.reply(token, HeartbeatResponse(error_code=code))
 
     def leave(self, group: ClassicGroup, entry: MemberIdentity, decision: GroupDecision) -> None:
         """Remove a member at its own request, or at an administrator's.

@@ -107,9 +107,7 @@ class ClassicRebalances:
         if group.state is ClassicState.COMPLETING_REBALANCE:
             for member in list(group.members.values()):
                 if member.sync_token is not None:
-                    decision.replies.append(
-                        (member.sync_token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
-                    )
+                    decision.reply(member.sync_token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
                     decision.touch(group, group.put(member._replace(sync_token=None)))
         was_empty = group.state is ClassicState.EMPTY
         group.move_to(ClassicState.PREPARING_REBALANCE, decision.wall_ms)
@@ -138,7 +136,7 @@ class ClassicRebalances:
         """Remove a member, answer the requests that it waits for, and rebalance the others."""
         member = abandon_join(group, group.members.get(member.member_id, member), decision)
         if member.sync_token is not None:
-            decision.replies.append((member.sync_token, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID)))
+            decision.reply(member.sync_token, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
         group.remove(member)
         decision.log_events.append(
             ("member_removed", {"group": group.group_id, "member": member.member_id, "reason": reason})
@@ -190,7 +188,8 @@ class ClassicRebalances:
         group.protocol = group.select_protocol()
         group.move_to(ClassicState.COMPLETING_REBALANCE, decision.wall_ms)
         for member in joined:
-            decision.replies.append((member.join_token, join_response(group, member)))
+            if member.join_token is not None:
+                decision.reply(member.join_token, join_response(group, member))
             decision.touch(group, group.put(member._replace(join_token=None, is_new=False)))
         group.sync_deadline_ms = decision.now_ms + group.rebalance_timeout_ms()
         decision.check_group_at(group, group.sync_deadline_ms)
@@ -202,7 +201,7 @@ def abandon_join(
     """Answer the JoinGroup that a member still waits for, because a newer request replaces it."""
     if member.join_token is None:
         return member
-    decision.replies.append((member.join_token, JoinGroupResponse(error_code=code, member_id=member.member_id)))
+    decision.reply(member.join_token, JoinGroupResponse(error_code=code, member_id=member.member_id))
     return group.put(member._replace(join_token=None))
 
 

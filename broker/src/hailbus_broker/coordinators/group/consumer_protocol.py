@@ -311,9 +311,9 @@ def _answer_waiting(classic: ClassicGroup, decision: GroupDecision) -> None:
     for waiting in classic.members.values():
         if waiting.join_token is not None:
             response = JoinGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS, member_id=waiting.member_id)
-            decision.replies.append((waiting.join_token, response))
+            decision.reply(waiting.join_token, response)
         if waiting.sync_token is not None:
-            decision.replies.append((waiting.sync_token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)))
+            decision.reply(waiting.sync_token, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
 
 
 def _check(request: ConsumerGroupHeartbeatRequest, member_id: str, config: GroupConfig) -> None:

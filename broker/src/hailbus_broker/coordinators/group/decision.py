@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.coordinators.outcome import Outcome
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.group.consumer import ConsumerGroup
     from hailbus_broker.coordinators.group.rebalances import Rebalance, RebalanceHistory
     from hailbus_broker.coordinators.group.state import GroupState, MemberKey
+    from hailbus_broker.coordinators.outcome import Token
 
 
 class GroupDecision(Outcome):
@@ -31,7 +32,7 @@ class GroupDecision(Outcome):
     _checks: list[tuple[MemberKey, int]] | None = None
     _rebalances: list[tuple[RebalanceHistory, Rebalance]] | None = None
 
-    def __init__(self, state: GroupState, *, now_ms: int, wall_ms: int, request: object | None = None) -> None:
+    def __init__(self, state: GroupState, *, now_ms: int, wall_ms: int, request: Token[Any] | None = None) -> None:
         self.state = state
         self.now_ms = now_ms
         self.wall_ms = wall_ms

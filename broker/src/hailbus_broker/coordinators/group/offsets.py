@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.coordinators.group.consumer import ConsumerGroup
     from hailbus_broker.coordinators.group.state import GroupState
+    from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
     from hailbus_broker.protocol.schema import Uuid
 
@@ -88,7 +89,7 @@ class CommittedOffsets:
         member_id: str,
         group_instance_id: str | None,
         entries: Sequence[OffsetToCommit],
-        token: object,
+        token: Token[OffsetCommitResponse],
         *,
         now_ms: int,
         wall_ms: int,
@@ -123,14 +124,14 @@ class CommittedOffsets:
             if not result:
                 decision.records.append(offset_record(group_id, entry, wall_ms))
             topic.partitions.append(OffsetCommitResponsePartition(partition_index=entry.partition, error_code=result))
-        decision.replies.append((token, OffsetCommitResponse(topics=list(topics.values()))))
+        decision.reply(token, OffsetCommitResponse(topics=list(topics.values())))
         return decision
 
     def commit_in_transaction(
         self,
         request: TxnOffsetCommitRequest,
         entries: Sequence[OffsetToCommit],
-        token: object,
+        token: Token[TxnOffsetCommitResponse],
         *,
         now_ms: int,
         wall_ms: int,
@@ -172,7 +173,7 @@ class CommittedOffsets:
             topic.partitions.append(
                 TxnOffsetCommitResponsePartition(partition_index=entry.partition, error_code=result)
             )
-        decision.replies.append((token, TxnOffsetCommitResponse(topics=list(topics.values()))))
+        decision.reply(token, TxnOffsetCommitResponse(topics=list(topics.values())))
         return decision
 
     def _check_member(

@@ -10,7 +10,7 @@ There are two times: `now_ms` never goes back, and sessions and deadlines go by 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.coordinators.group.classic import ClassicState
 from hailbus_broker.coordinators.group.classic_members import ClassicMembers
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.group.offsets import GroupOffsets
     from hailbus_broker.coordinators.group.rebalances import RebalanceCause
     from hailbus_broker.coordinators.group.state import MemberKey
+    from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.protocol.definitions.consumer_group_heartbeat_request import ConsumerGroupHeartbeatRequest
     from hailbus_broker.protocol.definitions.heartbeat_request import HeartbeatRequest
     from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest
@@ -164,7 +165,7 @@ class GroupShard:
     def join(
         self,
         request: JoinGroupRequest,
-        token: object,
+        token: Token[JoinGroupResponse],
         *,
         client_id: str,
         client_host: str,
@@ -199,7 +200,7 @@ class GroupShard:
         except ApiError as refused:
             decision = self._decision(token, now_ms, wall_ms)
             response = JoinGroupResponse(error_code=refused.code, member_id=request.member_id)
-            decision.replies.append((token, response))
+            decision.reply(token, response)
         return decision
 
     def _join(self, join: Join, decision: GroupDecision) -> None:
@@ -216,7 +217,9 @@ class GroupShard:
             decision.records += group_removal_records(consumer_group)
         self._classic.join(join, decision)
 
-    def sync(self, request: SyncGroupRequest, token: object, *, now_ms: int, wall_ms: int) -> GroupDecision:
+    def sync(
+        self, request: SyncGroupRequest, token: Token[SyncGroupResponse], *, now_ms: int, wall_ms: int
+    ) -> GroupDecision:
         """Give a member its assignment; the leader brings those of all."""
         decision = self._decision(token, now_ms, wall_ms)
         try:
@@ -227,10 +230,10 @@ class GroupShard:
                 self._classic.sync(request, token, decision)
         except ApiError as refused:
             decision = self._decision(token, now_ms, wall_ms)
-            decision.replies.append((token, SyncGroupResponse(error_code=refused.code)))
+            decision.reply(token, SyncGroupResponse(error_code=refused.code))
         return decision
 
-    def heartbeat(self, request: HeartbeatRequest, token: object, *, now_ms: int) -> GroupDecision:
+    def heartbeat(self, request: HeartbeatRequest, token: Token[HeartbeatResponse], *, now_ms: int) -> GroupDecision:
         """Extend a member's session, and tell it whether it has to join again."""
         decision = self._decision(token, now_ms, 0)
         try:
@@ -241,11 +244,17 @@ class GroupShard:
                 self._classic.heartbeat(request, token, decision)
         except ApiError as refused:
             decision = self._decision(token, now_ms, 0)
-            decision.replies.append((token, HeartbeatResponse(error_code=refused.code)))
+            decision.reply(token, HeartbeatResponse(error_code=refused.code))
         return decision
 
     def leave(
-        self, request: LeaveGroupRequest, members: Sequence[MemberIdentity], token: object, *, now_ms: int, wall_ms: int
+        self,
+        request: LeaveGroupRequest,
+        members: Sequence[MemberIdentity],
+        token: Token[LeaveGroupResponse],
+        *,
+        now_ms: int,
+        wall_ms: int,
     ) -> GroupDecision:
         """Remove members, in order, each with a result of its own.
 
@@ -277,7 +286,7 @@ class GroupShard:
             MemberResponse(member_id=entry.member_id, group_instance_id=entry.group_instance_id, error_code=code)
             for entry, code in zip(members, codes, strict=True)
         ]
-        decision.replies.append((token, LeaveGroupResponse(members=results)))
+        decision.reply(token, LeaveGroupResponse(members=results))
         return decision
 
     # ------------------------------------------------------------------ the consumer protocol
@@ -285,7 +294,7 @@ class GroupShard:
     def consumer_heartbeat(
         self,
         request: ConsumerGroupHeartbeatRequest,
-        token: object,
+        token: Token[ConsumerGroupHeartbeatResponse],
         *,
         member_id: str,
         client_id: str,
@@ -310,7 +319,7 @@ class GroupShard:
         except ApiError as error:
             decision = self._decision(token, now_ms, wall_ms)
             response = ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
-        decision.replies.append((token, response))
+        decision.reply(token, response)
         return decision
 
     # ------------------------------------------------------------------ replay
@@ -356,7 +365,7 @@ class GroupShard:
         for key, deadline_ms in list(self._state.session_deadlines.items()):
             self._state.touch(key, deadline_ms + duration_ms)
 
-    def waiting(self) -> Iterator[object]:
+    def waiting(self) -> Iterator[Token[Any]]:
         """Return the tokens of all requests that wait for the end of a rebalance."""
         for group in self.groups.values():
             for member in group.members.values():
@@ -364,5 +373,5 @@ class GroupShard:
                     if token is not None:
                         yield token
 
-    def _decision(self, token: object, now_ms: int, wall_ms: int) -> GroupDecision:
+    def _decision(self, token: Token[Any], now_ms: int, wall_ms: int) -> GroupDecision:
         return GroupDecision(self._state, now_ms=now_ms, wall_ms=wall_ms, request=token)

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from hailbus_broker.coordinators.outcome import CoordinatorRecord, decode_key, decode_value
+from hailbus_broker.coordinators.outcome import CoordinatorRecord, ResponseT, decode_key, decode_value
 from hailbus_broker.coordinators.timers import Timers
 from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite, TransactionOutcome
 from hailbus_broker.coordinators.transaction.state import (
@@ -41,8 +41,8 @@ from hailbus_broker.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.coordinators.transaction.state import TopicPartition
-    from hailbus_broker.protocol.schema import Message
 
 MARKER_RETRY_MS: Final = 1_000
 ABORT_RETRY_MS: Final = 1_000
@@ -115,7 +115,7 @@ class TransactionShard:
             self._timers.arm(transactional_id, changed.start_ms + changed.timeout_ms)
 
     @staticmethod
-    def waiting() -> Iterable[object]:
+    def waiting() -> Iterable[Token[Any]]:
         """Return the tokens of all requests that wait: none does but for its records and markers."""
         return ()
 
@@ -155,7 +155,7 @@ class TransactionShard:
         timeout_ms: int,
         producer_id: int,
         producer_epoch: int,
-        token: object,
+        token: Token[InitProducerIdResponse],
         *,
         new_producer_id: Callable[[], int],
         now_ms: int,
@@ -174,7 +174,7 @@ class TransactionShard:
         outcome = TransactionOutcome(request=token)
 
         def refuse(error: ErrorCode) -> TransactionOutcome:
-            outcome.replies.append((token, InitProducerIdResponse(error_code=error, producer_epoch=NO_EPOCH)))
+            outcome.reply(token, InitProducerIdResponse(error_code=error, producer_epoch=NO_EPOCH))
             return outcome
 
         if not transactional_id or (producer_id >= 0) != (producer_epoch >= 0):
@@ -214,8 +214,8 @@ class TransactionShard:
         if changed is None:
             return refuse(ErrorCode.PRODUCER_FENCED)
         self._write(outcome, changed)
-        outcome.replies.append(
-            (token, InitProducerIdResponse(producer_id=changed.producer_id, producer_epoch=changed.producer_epoch))
+        outcome.reply(
+            token, InitProducerIdResponse(producer_id=changed.producer_id, producer_epoch=changed.producer_epoch)
         )
         return outcome
 
@@ -252,8 +252,8 @@ class TransactionShard:
         producer_id: int,
         producer_epoch: int,
         partitions: Iterable[TopicPartition],
-        token: object,
-        reply: Callable[[ErrorCode], Message],
+        token: Token[ResponseT],
+        reply: Callable[[ErrorCode], ResponseT],
         *,
         is_v2: bool = False,
         now_ms: int,
@@ -297,7 +297,7 @@ class TransactionShard:
                             is_v2=is_v2,
                         ),
                     )
-        outcome.replies.append((token, reply(error)))
+        outcome.reply(token, reply(error))
         return outcome
 
     def verify(
@@ -354,7 +354,7 @@ class TransactionShard:
         producer_id: int,
         producer_epoch: int,
         is_commit: bool,  # as in the request
-        token: object,
+        token: Token[EndTxnResponse],
         *,
         is_v2: bool,
         new_producer_id: Callable[[], int],
@@ -380,7 +380,7 @@ class TransactionShard:
                 exchanged = current.next_producer_id != NO_PRODUCER_ID
                 response.producer_id = current.next_producer_id if exchanged else current.producer_id
                 response.producer_epoch = 0 if exchanged else current.producer_epoch
-            outcome.replies.append((token, response))
+            outcome.reply(token, response)
             return outcome
 
         transaction = self.transactions.get(transactional_id)

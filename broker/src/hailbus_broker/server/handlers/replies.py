@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
 
+from hailbus_broker.coordinators.outcome import ResponseT
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hailbus_broker.protocol.schema import Message
     from hailbus_broker.server.request import Request
 
 
-class Reply:
+class Reply(Generic[ResponseT]):
     """A token for a coordinator: the request, with a last change to the response that its version needs."""
 
     __slots__ = ("request", "shape")
 
-    def __init__(self, request: Request, shape: Callable[[Any], Any]) -> None:
+    def __init__(self, request: Request, shape: Callable[[ResponseT], ResponseT]) -> None:
         self.request = request
         self.shape = shape
 
-    def respond(self, message: Message) -> None:
+    def respond(self, message: ResponseT) -> None:
         """See `Request`."""
         self.request.respond(self.shape(message))
 
