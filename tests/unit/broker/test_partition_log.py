@@ -530,6 +530,25 @@ def test_readers_learn_which_transactions_were_aborted(cache_bytes: int) -> None
     assert reopened.last_stable_offset == 6
 
 
+def test_an_index_entry_that_recovery_has_written_again_survives_a_power_cut() -> None:
+    # The first sync after the recovery covers the entry: a recovery point beyond it may be saved then.
+    for seed in range(20):
+        disk = SimulatedDisk(random.Random(seed))
+        log = open_log(disk)
+        log.append(data_of(1, 0, 2, transactional=True), now_ms=NOW)
+        log.sync()
+        end_transaction(log, 1, ControlType.ABORT)
+        expected = log.aborted_transactions(0, 3)
+        assert expected
+        disk.kill_process()
+        recovered = open_log(disk)
+        recovered.append(data_of(2, 0), now_ms=NOW)
+        recovery_point = recovered.sync()
+        disk.cut_power()
+        reopened = open_log(disk, recovery_point=recovery_point)
+        assert reopened.aborted_transactions(0, 3) == expected, f"seed {seed}"
+
+
 def test_an_open_transaction_survives_a_restart() -> None:
     disk = new_disk()
     log = open_log(disk)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hailbus_broker.log.config import LogConfig
-    from hailbus_broker.log.disk import Disk
+    from hailbus_broker.log.disk import Disk, File
     from hailbus_broker.log.segment import ScannedBatch
     from hailbus_broker.records import Offset
 
@@ -605,6 +605,7 @@ def replay(
     state: ProducerState, segments: list[Segment], start_offset: Offset, trusted_end: Offset, report: RecoveryReport
 ) -> None:
     """Read the batches from an offset on and do to the producer state what appending them did."""
+    rewritten: dict[File, None] = {}
     for number, segment in enumerate(segments):
         is_last = number == len(segments) - 1
         if not is_last and segments[number + 1].base_offset <= start_offset:
@@ -619,9 +620,12 @@ def replay(
             completed = note_in(state, header, data)
             if completed is not None:
                 if completed.is_aborted and completed.last_offset >= trusted_end:
-                    segment.transaction_index.append(aborted_entry(state, completed))
+                    rewritten[segment.transaction_index.append(aborted_entry(state, completed))] = None
                 state.complete(completed)
             del position
+    # The next recovery point may pass these entries before anything else brings them to the disk, and trusts them then.
+    for file in rewritten:
+        file.sync()
 
 
 def note_in(state: ProducerState, header: BatchHeader, data: memoryview) -> CompletedTransaction | None:
