@@ -66,6 +66,10 @@ figures:
 history *args:
     HAILBUS_HISTORY_SECONDS=${HAILBUS_HISTORY_SECONDS:-600} uv run pytest -s tests/history {{args}}
 
+# clients and faults against a simulated broker, by seeds; `--shrink` a failure, `--mutants` of the broker
+simulate *args:
+    uv run simulate {{args}}
+
 # change the code that decides, one place at a time, and see whether a test fails
 mutate *args:
     uv run mutate {{args}}

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CRASH_DEADLINE_S: Final = 4.0
 """How long a crash in a write may wait for that write."""
+SYNC_S: Final = (0.000_2, 0.004)
+SLOW_SYNC_S: Final = (0.02, 0.4)
 DISK_OPERATIONS: Final = ("append", "append", "create", "truncate", "rename", "remove", "sync_directory", "write_whole")
 PREPARED: Final = frozenset({2, 3})
 
@@ -78,9 +80,9 @@ class Operator:
                 async with self._lifecycle:
                     await self._fail_disk(fault)
             case "slow disk":
-                before, self._broker.disk.sync_s = self._broker.disk.sync_s, (0.02, 0.4)
+                self._broker.disk.sync_s = SLOW_SYNC_S
                 await asyncio.sleep(fault.duration_s)
-                self._broker.disk.sync_s = before
+                self._broker.disk.sync_s = SYNC_S
             case "cold reads":
                 self._broker.disk.is_cold = True
                 await asyncio.sleep(fault.duration_s)
@@ -134,7 +136,12 @@ class Operator:
         if fault.kind == "stop in order":
             await self._broker.stop()
             return
+        if fault.kind == "power cut":
+            # Most acknowledgements of this moment wait for a sync: one that did not would be seen to be lost.
+            self._broker.disk.sync_s = SLOW_SYNC_S
+            await asyncio.sleep(0.5)
         self._broker.kill(power_cut=fault.kind == "power cut")
+        self._broker.disk.sync_s = SYNC_S
         self._look_at_disk()
         if fault.kind == "flipped bit":
             self._broker.disk.flip_bit(".snapshot")  # of a producer state: it has a CRC, and only saves work
@@ -213,7 +220,7 @@ class Operator:
             disk.faults.clear()
             disk.capacity_bytes = UNLIMITED
             disk.is_cold = False
-            disk.sync_s = (0.000_2, 0.004)
+            disk.sync_s = SYNC_S
             self._world.network.heal_all()
             broker.process.host.clock.drift(1.0)
             if broker.process.is_alive and self._is_serving() and broker.node.failure is None:

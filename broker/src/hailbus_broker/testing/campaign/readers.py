@@ -134,10 +134,14 @@ class TimeLister:
         began_ms = context.now_ms()
         while not context.stop.is_set:
             now_ms = context.now_ms()
-            times = sorted({context.rng.randint(began_ms - 1_000, max(now_ms, began_ms) + 1_000) for _ in range(4)})
+            times = {context.rng.randint(began_ms - 1_000, max(now_ms, began_ms) + 1_000) for _ in range(4)}
             try:
                 found = await list_offsets(
-                    self._client, MAIN, range(context.partition_count), [*times, EARLIEST, LATEST]
+                    self._client,
+                    MAIN,
+                    range(context.partition_count),
+                    # The latest first: what is appended meanwhile can only make the others' answers earlier.
+                    [*sorted(times, reverse=True), EARLIEST, LATEST],
                 )
             except (UnreachableError, RefusedError) as error:
                 failed(context, error)

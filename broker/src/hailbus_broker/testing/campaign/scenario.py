@@ -53,6 +53,9 @@ FaultKind: TypeAlias = Literal[
 BROKER_FAULTS: Final[tuple[FaultKind, ...]] = (
     "kill",
     "power cut",
+    "power cut",
+    "power cut",
+    "crash in a write",
     "crash in a write",
     "crash in a write",
     "crash in recovery",

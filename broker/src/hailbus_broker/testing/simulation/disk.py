@@ -80,7 +80,11 @@ class SimulatedFile:
                 inode.data += written[:room]
                 disk.note("full disk")
                 raise StorageError("no space left on the simulated disk", path=self.path, errno=ENOSPC)
-        disk.step(self.path, "append", torn=lambda: inode.data.extend(written[: disk.cut(len(written))]))
+        try:
+            disk.step(self.path, "append", torn=lambda: inode.data.extend(written[: disk.cut(len(written))]))
+        except StorageError:
+            inode.data += written[: disk.cut(len(written))]
+            raise
         inode.data += written
         inode.modified_ms = disk.clock_ms()
 
@@ -145,6 +149,7 @@ class SimulatedDisk:
         failing: Called with path and operation before each; may raise a StorageError.
         capacity_bytes: Writing beyond it fails with ENOSPC.
         is_cold: Whether the system has nothing in memory.
+        torn_sectors: Of the last so many sectors that arrive, one may hold anything.
         now_ms: What files say they were modified at.
     """
 
@@ -155,6 +160,7 @@ class SimulatedDisk:
         self.failing: Callable[[str, str], None] | None = None
         self.capacity_bytes = UNLIMITED
         self.is_cold = False
+        self.torn_sectors = 5
         self.now_ms = 0
         self.has_crashed = False
         self._names: dict[str, _Inode] = {}
@@ -241,7 +247,11 @@ class SimulatedDisk:
             return bytearray(current if self.chance.random() < 0.5 else synced)
         self.note("torn write")
         left = bytearray(current[: self.chance.randint(common, len(current))])
-        sector = max(len(left) - 1 - self.chance.randint(0, 4 * SECTOR_BYTES), common) // SECTOR_BYTES * SECTOR_BYTES
+        sector = (
+            max(len(left) - 1 - self.chance.randint(0, (self.torn_sectors - 1) * SECTOR_BYTES), common)
+            // SECTOR_BYTES
+            * SECTOR_BYTES
+        )
         start, end = max(sector, common), min(sector + SECTOR_BYTES, len(left))
         match self.chance.randint(0, 2):
             case 0 if end > start:

@@ -1,0 +1,273 @@
+"""The command `simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from hailbus_devtools.simulate.mutants import Mutant, read_mutants
+from hailbus_devtools.tools import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+REQUIRED: Final = (
+    "broker restarted",
+    "client killed",
+    "cleaned files left",
+    "cold read",
+    "compaction cut",
+    "compaction swap cut",
+    "connection reset",
+    "crash between PREPARE and its markers",
+    "crash in an open transaction",
+    "crash while starting",
+    "cut",
+    "EndTxn without a response",
+    "failed sync",
+    "fault: client pause",
+    "fault: clock drift",
+    "fault: clock jump",
+    "fault: slow disk",
+    "fault: slow link",
+    "fault: stop in order",
+    "flipped bit",
+    "full disk",
+    "group state cut",
+    "lost directory entry",
+    "lost write",
+    "metadata snapshot cut",
+    "one-way cut",
+    "producer snapshot cut",
+    "rebalance during a transaction",
+    "records deleted",
+    "request without a response",
+    "reset of a half-open connection",
+    "swap files left",
+    "topic deleted",
+    "torn write",
+    "transaction abandoned",
+    "transaction aborted",
+    "transaction committed",
+    "transaction state cut",
+)
+"""What a campaign has to reach, or it shows less than it says."""
+ENOUGH_SEEDS: Final = 200
+"""A campaign of so many seeds has to reach all of `REQUIRED`."""
+TWICE_EVERY: Final = 10
+"""Every tenth seed is run twice, in two processes with different hash seeds."""
+MUTANT_SEEDS: Final = 1_000
+FIRST_SCENARIO: Final = "tests/integration/broker/simulation"
+
+
+@dataclass(slots=True)
+class Campaign:
+    """What became of many seeds.
+
+    Attributes:
+        failures: The reports of seeds that found something.
+        notes: How often what matters was reached.
+        seed_count: Seeds that were run.
+        simulated_s: Virtual time of all of them.
+        differing: Seeds whose second run left another trace.
+    """
+
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    seed_count: int = 0
+    simulated_s: float = 0.0
+    differing: list[int] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[str]:
+        """What was never reached although it should have been."""
+        return [name for name in REQUIRED if not self.notes[name]] if self.seed_count >= ENOUGH_SEEDS else []
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all is well."""
+        return not (self.failures or self.missing or self.differing)
+
+
+def reports(*arguments: str, hash_seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Run a worker, and yield its reports; a worker that dies yields one more, of the seed at which it did."""
+    command = [sys.executable, "-m", "hailbus_devtools.simulate.worker", *arguments]
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "AIOKAFKA_NO_EXTENSIONS": "1"}
+    last = None
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors: list[str] = []
+        reader = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
+        reader.start()
+        try:
+            for line in process.stdout:
+                report = json.loads(line)
+                last = report["seed"]
+                yield report
+        finally:
+            process.kill() if process.poll() is None and sys.exc_info()[0] is not None else process.wait()
+            reader.join()
+    if process.returncode:
+        yield {
+            "seed": last,
+            "problems": {"the worker ended": errors[-30:]},
+            "notes": {},
+            "digest": "",
+            "is_after": True,
+        }
+
+
+def run_campaign(
+    first: int,
+    count: int,
+    *,
+    workers: int,
+    twice: bool = True,
+    report: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Campaign:
+    """Run seeds on several processes, some of them twice."""
+    campaign = Campaign()
+    digests: dict[int, str] = {}
+    lock = threading.Lock()
+
+    def take(found: dict[str, Any]) -> None:
+        with lock:
+            campaign.seed_count += 1
+            campaign.notes.update(found["notes"])
+            campaign.simulated_s += found.get("simulated_s", 0.0)
+            digests[found["seed"]] = found["digest"]
+            if found["problems"]:
+                campaign.failures.append(found)
+            report(found)
+
+    def work(number: int) -> None:
+        for found in reports(f"--first={first + number}", f"--end={first + count}", f"--step={workers}"):
+            take(found)
+
+    def work_again(number: int) -> list[tuple[int, str]]:
+        step = TWICE_EVERY * workers
+        again = reports(
+            f"--first={first + number * TWICE_EVERY}", f"--end={first + count}", f"--step={step}", hash_seed=4321
+        )
+        return [(found["seed"], found["digest"]) for found in again]
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
+        for pairs in pool.map(work_again, range(workers)) if twice else ():
+            campaign.differing += [seed for seed, digest in pairs if digests.get(seed) != digest]
+    return campaign
+
+
+def hunt(mutant: Mutant, first: int, count: int) -> tuple[int, dict[str, Any] | None]:
+    """Run seeds with a mutant until one finds it. Returns how many were run, and the report of the last."""
+    number = 0
+    for number, found in enumerate(
+        reports(f"--first={first}", f"--end={first + count}", f"--mutant={mutant.name}", "--until-found"), start=1
+    ):
+        if found["problems"]:
+            return number, found
+    return number, None
+
+
+def commit() -> str:
+    """Return the commit, with a plus if files have changed since."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=10"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _show(found: dict[str, Any]) -> None:
+    if not found["problems"]:
+        return
+    print(f"\nseed {found['seed']}:")
+    for name, lines in found["problems"].items():
+        print(f"  {name}")
+        for line in lines:
+            print(f"    {line}")
+    print(f"  replay: uv run just simulate --seed {found['seed']} --seeds 1", flush=True)
+
+
+def _hunt_all(mutants: Sequence[Mutant], first: int, count: int, workers: int) -> bool:
+    survivors = []
+
+    def one(mutant: Mutant) -> None:
+        number, found = hunt(mutant, first, count)
+        kind = " (held out)" if mutant.is_held_out else ""
+        if found is None:
+            survivors.append(mutant.name)
+            print(f"SURVIVED {number} seeds: {mutant.name}{kind}", flush=True)
+        else:
+            print(f"found by seed {found['seed']} as {', '.join(found['problems'])}: {mutant.name}{kind}", flush=True)
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one, mutants))
+    print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants found")
+    return not survivors
+
+
+def _shrink(seed: int, problems: dict[str, list[str]]) -> None:
+    """Shrink a failing scenario, and write it as a test."""
+    from hailbus_broker.testing.campaign import draw, run_scenario, shrink
+
+    smallest = shrink(draw(seed), lambda scenario: bool(problems.keys() & run_scenario(scenario).problems.keys()))
+    path = ROOT / FIRST_SCENARIO / f"test_scenario_{seed}.py"
+    path.write_text(
+        f'"""Found by seed {seed}: {", ".join(problems)}."""\n\n'
+        "from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, run_scenario\n\n"
+        f"SCENARIO = {smallest.to_python()}\n\n\n"
+        f"def test_scenario_{seed}() -> None:\n    assert run_scenario(SCENARIO).problems == {{}}\n"
+    )
+    print(f"shrunk to {len(smallest.clients)} clients and {len(smallest.faults)} faults: {path.relative_to(ROOT)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a campaign; exit with 1 if it finds something, or does not reach what it should."""
+    parser = argparse.ArgumentParser(prog="simulate", description="Run drawn scenarios against a simulated broker.")
+    parser.add_argument("--seeds", type=int, help="how many (default: 200; with --mutants at most 1,000 for each)")
+    parser.add_argument("--seed", type=int, help="the first one (default: a random one, which is printed)")
+    parser.add_argument("--nodes", type=int, default=1, choices=[1], help="brokers in the world")
+    parser.add_argument(
+        "--shrink", action="store_true", help="shrink the first failing scenario and write it as a test"
+    )
+    parser.add_argument("--mutants", action="store_true", help="run each mutant of the broker until it is found")
+    parser.add_argument("--held-out", action="store_true", help="with --mutants: only those that are held out")
+    parser.add_argument("--only", help="with --mutants: only those whose name contains this")
+    parser.add_argument(
+        "-n", "--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
+    )
+    options = parser.parse_args(arguments)
+    first = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
+    print(f"simulate: commit {commit()}, first seed {first}", flush=True)
+    if options.mutants:
+        mutants = [mutant for mutant in read_mutants() if mutant.is_held_out == options.held_out]
+        chosen = [mutant for mutant in mutants if options.only is None or options.only in mutant.name]
+        sys.exit(0 if _hunt_all(chosen, first, options.seeds or MUTANT_SEEDS, options.workers) else 1)
+    began = time.monotonic()
+    campaign = run_campaign(first, options.seeds or 200, workers=options.workers, report=_show)
+    took_s = time.monotonic() - began
+    for name, number in sorted(campaign.notes.items()):
+        print(f"{number:>9,}  {name}")
+    print(
+        f"{campaign.seed_count} seeds, {len(campaign.failures)} failed, {campaign.simulated_s:,.0f} simulated seconds "
+        f"in {took_s:.0f} s"
+    )
+    for name in campaign.missing:
+        print(f"never reached: {name}")
+    for seed in campaign.differing:
+        print(f"seed {seed} left two different traces")
+    if options.shrink and campaign.failures:
+        _shrink(campaign.failures[0]["seed"], campaign.failures[0]["problems"])
+    sys.exit(0 if campaign.is_clean else 1)

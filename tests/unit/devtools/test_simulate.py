@@ -1,0 +1,45 @@
+"""The mutants of the simulator's campaigns, and how a process runs with one of them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from hailbus_devtools.simulate.mutants import Mutant, MutantError, apply, package_of_the_broker, read_mutants
+
+MUTANTS = read_mutants()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_each_mutant_has_its_place_in_the_broker(mutant: Mutant) -> None:
+    file, source = apply(mutant, package_of_the_broker())
+    assert source != file.read_text()
+    ast.parse(source)
+
+
+def test_there_are_forty_mutants_and_ten_that_are_held_out() -> None:
+    assert sum(mutant.is_held_out for mutant in MUTANTS) >= 10
+    assert len(MUTANTS) >= 50
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, source in files.items():
+        (folder / f"{name}.py").write_text(source)
+    return folder
+
+
+def test_a_mutant_is_found_however_deep_its_lines_are_indented(tmp_path: Path) -> None:
+    package = write(tmp_path, a="def f():\n    if True:\n        one()\n        two()\n", b="one()\n")
+    mutant = Mutant(name="m", old="one()\ntwo()\n", new="if three():\n    four()\n")
+    file, source = apply(mutant, package)
+    assert file == package / "a.py"
+    assert source == "def f():\n    if True:\n        if three():\n            four()\n"
+
+
+@pytest.mark.parametrize("old", ["nowhere()", "one()", "one"])
+def test_a_mutant_without_exactly_one_place_is_refused(tmp_path: Path, old: str) -> None:
+    package = write(tmp_path, a="one()\n", b="if True:\n    one()\n")
+    with pytest.raises(MutantError, match=r"0 places|2 places"):
+        apply(Mutant(name="m", old=old, new="pass"), package)
