@@ -549,6 +549,29 @@ def test_an_index_entry_that_recovery_has_written_again_survives_a_power_cut() -
         assert reopened.aborted_transactions(0, 3) == expected, f"seed {seed}"
 
 
+@pytest.mark.parametrize("clean", [False, True])
+def test_batches_before_a_roll_are_recognised_after_a_restart(clean: bool) -> None:
+    disk = new_disk()
+    config = LogConfig(segment_bytes=1_024)
+    log = open_log(disk, config)
+    sequence = 0
+    while sum(name.endswith(".log") for name in disk.list(DIRECTORY)) < 2:
+        log.append(data_of(1, sequence), now_ms=NOW)
+        sequence += 1
+    log.append(data_of(1, sequence), now_ms=NOW)  # the last five batches lie on both sides
+    sequence += 1
+    log.sync()
+    if clean:
+        log.close(now_ms=NOW)
+    else:
+        disk.kill_process()
+    reopened = open_log(disk, config, clean=clean, recovery_point=log.synced_end_offset)
+    for again in range(sequence - 5, sequence):
+        repeated = reopened.append(data_of(1, again), now_ms=NOW)
+        assert repeated.is_duplicate
+        assert repeated.base_offset == again
+
+
 def test_an_open_transaction_survives_a_restart() -> None:
     disk = new_disk()
     log = open_log(disk)

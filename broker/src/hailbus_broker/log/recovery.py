@@ -684,33 +684,52 @@ def aborted_entry(state: ProducerState, completed: CompletedTransaction) -> Abor
 
 
 def _fill_windows(state: ProducerState, segments: list[Segment]) -> None:
-    """Find up to five batches of each producer at the log's end: a snapshot has only the last one of each."""
-    active = segments[-1]
-    index = active.offset_index
-    start = min(
-        index.batch_start_at_or_before(max(active.size_bytes - _WINDOW_BYTES, 0)),
-        index.position_of_entry(max(index.entry_count - _WINDOW_INDEX_ENTRIES, 0)),
-    )
+    """Find up to five batches of each producer at the log's end: a snapshot has only the last one of each.
+
+    A segment may have been closed among these batches: then the end of the one before is searched, too.
+    """
     windows: dict[int, list[RememberedBatch]] = {}
-    try:
-        for _, header, _ in active.scan(start):
-            entry = state.producers.get(header.producer_id)
-            if entry is None or header.is_control or header.base_sequence == NO_SEQUENCE:
-                continue
-            if entry.producer_epoch == header.producer_epoch:
-                batches = windows.setdefault(header.producer_id, [])
-                batches.append(
-                    RememberedBatch(
-                        header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
-                    )
-                )
-                del batches[:-REMEMBERED_BATCHES]
-    except RecordsError as error:
-        raise AssertionError(f"a segment that was just checked is damaged: {error}") from error
+    for segment, start in reversed(_ends_of(segments)):
+        try:
+            for _, header, _ in segment.scan(start):
+                _add_to_window(windows, state, header)
+        except RecordsError as error:
+            if segment is segments[-1]:
+                raise AssertionError(f"a segment that was just checked is damaged: {error}") from error
+            windows.clear()  # of a segment that was synced, and is not checked
     for producer_id, batches in windows.items():
         entry = state.producers[producer_id]
         if entry.batches and entry.batches[-1].last_offset == batches[-1].last_offset:
             entry.batches = batches
+
+
+def _ends_of(segments: list[Segment]) -> list[tuple[Segment, int]]:
+    """The segments that the window at the log's end reaches, the newest first, and where it begins in each."""
+    found: list[tuple[Segment, int]] = []
+    left_bytes = _WINDOW_BYTES
+    for segment in reversed(segments):
+        index = segment.offset_index
+        start = min(
+            index.batch_start_at_or_before(max(segment.size_bytes - left_bytes, 0)),
+            index.position_of_entry(max(index.entry_count - _WINDOW_INDEX_ENTRIES, 0)),
+        )
+        found.append((segment, start))
+        left_bytes -= segment.size_bytes - start
+        if left_bytes <= 0 or start:
+            break
+    return found
+
+
+def _add_to_window(windows: dict[int, list[RememberedBatch]], state: ProducerState, header: BatchHeader) -> None:
+    entry = state.producers.get(header.producer_id)
+    if entry is None or header.is_control or header.base_sequence == NO_SEQUENCE:
+        return
+    if entry.producer_epoch == header.producer_epoch:
+        batches = windows.setdefault(header.producer_id, [])
+        batches.append(
+            RememberedBatch(header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp)
+        )
+        del batches[:-REMEMBERED_BATCHES]
 
 
 __all__ = ["NO_TRANSACTION", "Damage", "RecoveredLog", "RecoveryReport", "recover"]
