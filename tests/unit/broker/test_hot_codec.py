@@ -17,9 +17,11 @@ RECORDS = bytes(range(256)) * 3
 TOPIC_ID = b"0123456789abcdef"
 
 
-def request_with(version: int, *partitions: int, topics: int = 1, transactional_id: str | None = None) -> bytes:
+def request_with(
+    version: int, *partitions: int, topics: int = 1, transactional_id: str | None = None, name: str = "rides"
+) -> bytes:
     data = [PartitionProduceData(index=index, records=RECORDS) for index in partitions]
-    topic = TopicProduceData(name="rides", topic_id=TOPIC_ID, partition_data=data)
+    topic = TopicProduceData(name=name, topic_id=TOPIC_ID, partition_data=data)
     message = ProduceRequest(transactional_id=transactional_id, acks=-1, timeout_ms=1_500, topic_data=[topic] * topics)
     return bytes(codec.encode(message, version, bytearray(b"head")))
 
@@ -44,6 +46,11 @@ def test_everything_else_is_left_to_the_generated_codec(version: int) -> None:
         b"",
     ):
         assert read_single_produce(memoryview(frame), version, 4) is None
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+def test_a_name_that_no_topic_has_is_left_to_the_generated_codec(version: int) -> None:
+    assert read_single_produce(memoryview(request_with(version, 1, name="räder")), version, 4) is None
 
 
 @pytest.mark.parametrize("version", VERSIONS)

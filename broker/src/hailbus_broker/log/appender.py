@@ -55,6 +55,7 @@ _LAST_CODEC: Final = 4
 _unpack_header = HEADER.unpack_from
 _pack_offset = Struct(">q").pack_into
 _pack_leader_epoch = Struct(">i").pack_into
+_new_tuple = tuple.__new__  # makes a named tuple in half the time
 
 
 class Appender:
@@ -127,15 +128,28 @@ class Appender:
                 raise InvalidRecordError("a produce request holds no record batch for a partition")
             read_header(buffer)  # says what is wrong with it
         fields = _unpack_header(buffer)
-        base_offset, length, _, _, crc, attributes, offset_delta = fields[:7]
-        max_timestamp, producer_id, producer_epoch, sequence, record_count = fields[8:]
+        (
+            base_offset,
+            length,
+            _,
+            _,
+            crc,
+            attributes,
+            offset_delta,
+            _,
+            max_timestamp,
+            producer_id,
+            producer_epoch,
+            sequence,
+            record_count,
+        ) = fields
         if length + LOG_OVERHEAD != size_bytes:
             if 0 < length + LOG_OVERHEAD < size_bytes:
                 raise InvalidRecordError("a produce request holds more than one record batch for a partition")
             raise CorruptBatchError(f"a record batch of {size_bytes} bytes claims a length of {length}")
         if size_bytes > config.max_message_bytes:
             raise _too_large(size_bytes, config)
-        found_crc = crc32c(memoryview(buffer)[CRC_START:])
+        found_crc = crc32c((buffer if type(buffer) is memoryview else memoryview(buffer))[CRC_START:])
         if found_crc != crc:
             raise CorruptBatchError("a record batch does not match its CRC", expected_crc=crc, found_crc=found_crc)
         if (
@@ -210,8 +224,8 @@ class Appender:
                 max_timestamp,
                 is_transactional=bool(attributes & TRANSACTIONAL_BIT),
             )
-        state.tail_cache.add(self._tail, CachedBatch(base_offset, last_offset, buffer, size_bytes))
-        return AppendResult(base_offset, last_offset, log_append_time_ms, state.log_start_offset, False)
+        state.tail_cache.add(self._tail, _new_tuple(CachedBatch, (base_offset, last_offset, buffer, size_bytes)))
+        return _new_tuple(AppendResult, (base_offset, last_offset, log_append_time_ms, state.log_start_offset, False))
 
     def _append_own(
         self,

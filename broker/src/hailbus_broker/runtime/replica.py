@@ -159,15 +159,16 @@ class LeaderReplica:
             self._sync.mark(self)
         else:
             self._advance(self.log.log_end_offset)
-            self._flush_later(result.last_offset + 1 - result.base_offset)
+            self._unsynced_count += result.last_offset + 1 - result.base_offset
+            if self._unsynced_count >= self.flush_messages or self.flush_ms != NEVER_MS:
+                self._flush_later()
         return result
 
-    def _flush_later(self, record_count: int) -> None:
+    def _flush_later(self) -> None:
         """Records were acknowledged and not synced: see to it that they are, when the settings say so."""
-        self._unsynced_count += record_count
         if self._unsynced_count >= self.flush_messages:
             self.flush()
-        elif self.flush_ms != NEVER_MS and self._flush_timer is None:
+        elif self._flush_timer is None:
             self._flush_timer = self._sync.call_later(self.flush_ms / 1000, self.flush)
 
     def flush(self) -> None:

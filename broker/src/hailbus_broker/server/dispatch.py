@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.node import Node
     from hailbus_broker.runtime.replica import LeaderReplica
     from hailbus_broker.server.connection import Connection
-    from hailbus_broker.server.handlers.produce import UnverifiedBatch
+    from hailbus_broker.server.handlers.produce import ProducedBatch
     from hailbus_broker.server.request import Request
 
 log: Any = get_logger()
@@ -61,7 +61,7 @@ class Dispatcher:
         self.metadata_cache: dict[tuple[str, int, bytes], bytes] = {}
         self.metadata_cache_bytes = 0
         self.metadata_cache_version = -1
-        self.unverified: dict[tuple[LeaderReplica, int, int], list[UnverifiedBatch]] = {}
+        self.unverified: dict[tuple[LeaderReplica, int, int], list[ProducedBatch]] = {}
         """By partition, producer id and epoch: what waits behind a batch until the coordinator knows its transaction.
 
         Each batch belongs to a request in work, so `queued.max.request.bytes` bounds them.

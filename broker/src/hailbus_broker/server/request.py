@@ -88,9 +88,8 @@ class Request:
         return self.connection.listener
 
     def response_head(self) -> bytearray:
-        """Length (to be filled in), correlation id and, where the version has them, no tags."""
-        out = bytearray(8)
-        HEAD.pack_into(out, 0, 0, self.correlation_id)
+        """Room for length and correlation id and, where the version has them, no tags."""
+        out = bytearray(8)  # filled in when the length is known
         # ApiVersions answers without tags whatever the version: a client has to read it before it knows anything.
         if self.api_key != 18 and self.version >= APIS[self.api_key].flexible_since:
             out.append(0)
@@ -100,8 +99,7 @@ class Request:
         """Send a message."""
         out = self.response_head()
         codec.encode(message, self.version if version is None else version, out)
-        HEAD.pack_into(out, 0, len(out) - 4, self.correlation_id)
-        self._finish([out])
+        self.respond_encoded(out)
 
     def respond_parts(self, head: bytearray, parts: list[Part], size: int) -> None:
         """Send what was encoded already.
@@ -113,6 +111,11 @@ class Request:
         """
         HEAD.pack_into(head, 0, len(head) - 4 + size, self.correlation_id)
         self._finish([head, *parts])
+
+    def respond_encoded(self, out: bytearray) -> None:
+        """Send what was appended to the bytes of `response_head`."""
+        HEAD.pack_into(out, 0, len(out) - 4, self.correlation_id)
+        self._finish([out])
 
     def respond_error(self, code: ErrorCode) -> None:
         """Send the response that this API gives when nothing worked."""

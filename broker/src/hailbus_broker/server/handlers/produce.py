@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from hailbus_broker.cluster.controller import is_protected
-from hailbus_broker.log import LogError
+from hailbus_broker.log import AppendResult, LogError
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.definitions.produce_request import ProduceRequest
 from hailbus_broker.protocol.definitions.produce_response import (
@@ -24,9 +23,16 @@ from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.handlers import transactions
 
 if TYPE_CHECKING:
-    from hailbus_broker.log import AppendResult
+    from collections.abc import Sequence
+
+    from hailbus_broker.protocol.schema import Uuid
+    from hailbus_broker.records import RecordError
+    from hailbus_broker.runtime.replica import Replica
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
+
+    Records: TypeAlias = bytes | memoryview
+    Topics: TypeAlias = list[tuple[str | Uuid, list["ProducedBatch"]]]
 
 FIRST_VERSION_WITH_IDS: Final = 13
 FIRST_VERSION_OF_TRANSACTIONS_V2: Final = 12
@@ -37,222 +43,224 @@ ATTRIBUTES_POSITION: Final = 22
 TRANSACTIONAL_BIT: Final = 0x10
 PRODUCER_POSITION: Final = 43
 PRODUCER: Final = Struct(">qh")
+PRODUCER_END: Final = PRODUCER_POSITION + PRODUCER.size
 
 
-class _Produce:
-    """A produce request in work. `left` counts what its answer waits for."""
+class Refusal(NamedTuple):
+    """Why a batch was not appended, or is lost."""
 
-    __slots__ = ("acks", "left", "message", "now_ms", "request", "response")
+    code: ErrorCode
+    text: str | None = None
+    record_errors: Sequence[RecordError] = ()
 
-    def __init__(self, request: Request, message: ProduceRequest, now_ms: int) -> None:
-        self.request = request
-        self.message = message
-        self.acks = message.acks
-        self.now_ms = now_ms
-        self.response = ProduceResponse()
-        self.left = 1
 
-    def append(
-        self,
-        partition: LeaderReplica,
-        records: bytes | memoryview,
-        result: PartitionProduceResponse,
-        *,
-        must_begin_at_zero: bool = False,
-    ) -> None:
-        """Append one partition's batch; the result is filled in once it is durable."""
+class ProducedBatch:
+    """The batch for one partition in a request, and what became of it.
+
+    Attributes:
+        produce: The request.
+        index: Of the partition.
+        records: The batch.
+        outcome: Where it was appended, or why not.
+    """
+
+    __slots__ = ("index", "outcome", "produce", "records")
+
+    def __init__(self, produce: Produce, index: int, records: Records | None) -> None:
+        self.produce = produce
+        self.index = index
+        self.records = records
+        self.outcome: AppendResult | Refusal | None = None
+
+    def begin(self, dispatcher: Dispatcher, replicas: Sequence[Replica] | None) -> None:
+        """Append the batch to one of a topic's partitions, or refuse it."""
+        produce, index, records = self.produce, self.index, self.records
+        if not -1 <= produce.acks <= 1:
+            self.outcome = Refusal(ErrorCode.INVALID_REQUIRED_ACKS)
+        elif replicas is None:
+            has_ids = produce.request.version >= FIRST_VERSION_WITH_IDS
+            self.outcome = Refusal(ErrorCode.UNKNOWN_TOPIC_ID if has_ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif not 0 <= index < len(replicas):
+            self.outcome = Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif not records:
+            self.outcome = Refusal(ErrorCode.INVALID_RECORD, "no record batch was given")
+        elif not isinstance(partition := replicas[index], LeaderReplica):
+            self.outcome = Refusal(partition.refusal)
+        elif is_protected(partition.topic):
+            # Who the client says that it is makes no difference.
+            self.outcome = Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, "this topic is the broker's own")
+        elif len(records) <= PRODUCER_END or not records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT:
+            self.append(partition)
+        else:
+            producer = producer_of(records)
+            behind = dispatcher.unverified.get((partition, *producer))
+            if behind is not None:
+                produce.open_count += 1
+                behind.append(self)
+            elif partition.log.has_open_transaction(*producer):
+                self.append(partition)
+            else:
+                if produce.unverified is None:
+                    produce.unverified = []
+                produce.unverified.append((partition, self))
+
+    def append(self, partition: LeaderReplica, *, must_begin_at_zero: bool = False) -> None:
+        """Append the batch; the request waits until it is durable, unless its client does not."""
+        produce, records = self.produce, self.records
+        assert records is not None
         try:
-            appended = partition.append(records, now_ms=self.now_ms, must_begin_at_zero=must_begin_at_zero)
+            appended = partition.append(records, now_ms=produce.now_ms, must_begin_at_zero=must_begin_at_zero)
         except (LogError, RecordsError) as error:
-            fail_with(result, error)
+            self.outcome = refusal_for(error)
             return
-        result.base_offset = appended.base_offset
-        result.log_append_time_ms = appended.log_append_time_ms
-        result.log_start_offset = appended.log_start_offset
+        self.outcome = appended
         end_offset = appended.last_offset + 1
-        if self.acks and partition.log.high_watermark < end_offset:
-            self.left += 1
-            partition.when_committed(end_offset, lambda error: self.committed(result, error))
+        if produce.acks and partition.log.high_watermark < end_offset:
+            produce.open_count += 1
+            partition.when_committed(end_offset, self.committed)
 
-    def committed(self, result: PartitionProduceResponse, error: Exception | None) -> None:
-        """What was appended to a partition is safe, or never will be."""
+    def committed(self, error: Exception | None) -> None:
+        """The batch is safe, or never will be."""
         if error is not None:
-            fail_with(result, error)
-        self.done()
+            self.outcome = refusal_for(error)
+        self.produce.done()
+
+    def verified(self, partition: LeaderReplica, code: ErrorCode) -> None:
+        """Append the batch, or refuse it as the coordinator has refused the first one of its transaction."""
+        if code:
+            self.outcome = Refusal(produce_code(code, self.produce.request.version))
+        elif partition.is_deleted:
+            self.outcome = Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        else:
+            self.append(partition, must_begin_at_zero=True)
+        self.produce.done()
+
+    def to_response(self) -> PartitionProduceResponse:
+        """The partition's part of the answer."""
+        match self.outcome:
+            case AppendResult(base_offset, _, log_append_time_ms, log_start_offset):
+                return PartitionProduceResponse(
+                    index=self.index,
+                    base_offset=base_offset,
+                    log_append_time_ms=log_append_time_ms,
+                    log_start_offset=log_start_offset,
+                )
+            case Refusal(code, text, record_errors):
+                return PartitionProduceResponse(
+                    index=self.index,
+                    error_code=code,
+                    error_message=text,
+                    base_offset=-1,
+                    record_errors=[
+                        BatchIndexAndErrorMessage(
+                            batch_index=entry.batch_index, batch_index_error_message=entry.message
+                        )
+                        for entry in record_errors
+                    ],
+                )
+            case None:
+                raise AssertionError(f"the batch for partition {self.index} was never begun")
+
+
+class Produce:
+    """A produce request in work; it is answered when nothing of it is open any more.
+
+    Attributes:
+        request: To be answered.
+        acks: What the client waits for: nothing (0), or that its batches are safe (1, -1).
+        single: The request, if it is of the usual kind: its answer is written by hand.
+        now_ms: Milliseconds since 1970 UTC.
+        open_count: How much the answer waits for; 1 for the request itself until all its batches are begun.
+        topics: The topics in the order of the request, by id or name, each with its batches.
+        unverified: Batches whose transaction the coordinator is still to confirm.
+    """
+
+    __slots__ = ("acks", "now_ms", "open_count", "request", "single", "topics", "unverified")
+
+    def __init__(self, request: Request, acks: int, single: SingleProduce | None, now_ms: int) -> None:
+        self.request = request
+        self.acks = acks
+        self.single = single
+        self.now_ms = now_ms
+        self.open_count = 1
+        self.topics: Topics = []
+        self.unverified: list[tuple[LeaderReplica, ProducedBatch]] | None = None
 
     def done(self) -> None:
         """One thing less to wait for."""
-        self.left -= 1
-        if self.left:
+        self.open_count -= 1
+        if self.open_count:
             return
+        # The batches refer to this object: without the cycle the request's memory is free at once.
+        topics, self.topics = self.topics, []
         if self.acks:
-            self.request.respond(self.response)
+            self.answer(topics)
             return
-        failed = [part for topic in self.response.responses for part in topic.partition_responses if part.error_code]
-        if failed:
+        refusals = [batch.outcome for _, batches in topics for batch in batches if isinstance(batch.outcome, Refusal)]
+        if refusals:
             # The only way to tell a client that does not listen: it looks at the metadata again when it reconnects.
-            name = ErrorCode(failed[0].error_code).name
             self.request.connection.abort(
-                f"a Produce with acks=0 from client {self.request.client_id!r} failed: {name}"
+                f"a Produce with acks=0 from client {self.request.client_id!r} failed: {refusals[0].code.name}"
             )
         else:
             self.request.respond_nothing()
 
-
-class UnverifiedBatch:
-    """A batch whose transaction the coordinator is still to confirm, and the request that it came in."""
-
-    __slots__ = ("partition", "produce", "records", "result")
-
-    def __init__(
-        self, produce: _Produce, partition: LeaderReplica, records: memoryview, result: PartitionProduceResponse
-    ) -> None:
-        self.produce = produce
-        self.partition = partition
-        self.records = records
-        self.result = result
-        produce.left += 1
-
-    def finish(self, code: ErrorCode) -> None:
-        """Append the batch, or refuse it as the coordinator has refused the first one."""
-        if code:
-            fail(self.result, produce_code(code, self.produce.request.version), None)
-        elif self.partition.is_deleted:
-            fail(self.result, ErrorCode.NOT_LEADER_OR_FOLLOWER, None)
-        else:
-            self.produce.append(self.partition, self.records, self.result, must_begin_at_zero=True)
-        self.produce.done()
+    def answer(self, topics: Topics) -> None:
+        """Send the answer."""
+        request, single = self.request, self.single
+        if single is not None:
+            outcome = topics[0][1][0].outcome
+            if isinstance(outcome, AppendResult):
+                out = request.response_head()
+                base_offset, _, log_append_time_ms, log_start_offset, _ = outcome
+                write_single_produced(out, request.version, single, base_offset, log_append_time_ms, log_start_offset)
+                request.respond_encoded(out)
+                return
+        response = ProduceResponse()
+        for topic, batches in topics:
+            results = [batch.to_response() for batch in batches]
+            if isinstance(topic, str):
+                response.responses.append(TopicProduceResponse(name=topic, partition_responses=results))
+            else:
+                response.responses.append(TopicProduceResponse(topic_id=topic, partition_responses=results))
+        request.respond(response)
 
 
 def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
     """Append each partition's batch; answer when all of them are safe."""
-    single = read_single_produce(request.frame, request.version, request.position)
-    if single is not None and _handle_single(dispatcher, request, single):
-        return
-    node = dispatcher.node
-    message = codec.decode(ProduceRequest, request.frame, request.version, position=request.position)
-    uses_ids = request.version >= FIRST_VERSION_WITH_IDS
-    produce = _Produce(request, message, node.clock.wall_ms())
-    unverified: list[tuple[LeaderReplica, memoryview, PartitionProduceResponse]] = []
-    for topic in message.topic_data:
-        if uses_ids:
-            partitions = node.replicas.topics_by_id.get(topic.topic_id)
-            unknown = ErrorCode.UNKNOWN_TOPIC_ID
-        else:
-            partitions = node.replicas.topics.get(topic.name)
-            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        results = []
-        for data in topic.partition_data:
-            index = data.index
-            result = PartitionProduceResponse(index=index)
-            results.append(result)
-            records = data.records
-            if not -1 <= message.acks <= 1:
-                fail(result, ErrorCode.INVALID_REQUIRED_ACKS, None)
-            elif partitions is None:
-                fail(result, unknown, None)
-            elif not 0 <= index < len(partitions):
-                fail(result, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
-            elif not records:
-                fail(result, ErrorCode.INVALID_RECORD, "no record batch was given")
-            elif not isinstance(partition := partitions[index], LeaderReplica):
-                fail(result, partition.refusal, None)
-            elif refusal := refuse(partition):
-                fail(result, *refusal)
-            elif not is_transactional(records):
-                produce.append(partition, records, result)
-            else:
-                assert isinstance(records, memoryview)
-                producer = producer_of(records)
-                behind = dispatcher.unverified.get((partition, *producer))
-                if behind is not None:
-                    behind.append(UnverifiedBatch(produce, partition, records, result))
-                elif partition.log.has_open_transaction(*producer):
-                    produce.append(partition, records, result)
-                else:
-                    unverified.append((partition, records, result))
-        response = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=results)
-        produce.response.responses.append(response)
-    if unverified:
-        _verify(dispatcher, produce, unverified)
-    produce.done()
-
-
-def _handle_single(dispatcher: Dispatcher, request: Request, single: SingleProduce) -> bool:
-    """The short way for one batch that is in order; False, with nothing done, for everything else."""
-    node = dispatcher.node
-    records = single.records
-    if request.version >= FIRST_VERSION_WITH_IDS:
-        partitions = node.replicas.topics_by_id.get(single.topic)
-    else:
-        try:
-            partitions = node.replicas.topics.get(single.topic.decode())
-        except UnicodeDecodeError:
-            return False
-    if partitions is None or not 0 <= single.partition < len(partitions) or is_transactional(records):
-        return False
-    partition = partitions[single.partition]
-    if not -1 <= single.acks <= 1 or not isinstance(partition, LeaderReplica) or is_protected(partition.topic):
-        return False
-    try:
-        appended = partition.append(records, now_ms=node.clock.wall_ms())
-    except (LogError, RecordsError) as error:
-        _refuse_single(request, single, error)
-        return True
-    if not single.acks:
-        request.respond_nothing()
-        return True
-    end_offset = appended.last_offset + 1
-    if partition.log.high_watermark >= end_offset:
-        _answer_single(request, single, appended)
-    else:
-
-        def committed(error: Exception | None) -> None:
-            if error is None:
-                _answer_single(request, single, appended)
-            else:
-                _refuse_single(request, single, error)
-
-        partition.when_committed(end_offset, committed)
-    return True
-
-
-def _answer_single(request: Request, single: SingleProduce, appended: AppendResult) -> None:
-    head = request.response_head()
-    write_single_produced(
-        head, request.version, single, appended.base_offset, appended.log_append_time_ms, appended.log_start_offset
-    )
-    request.respond_parts(head, [], 0)
-
-
-def _refuse_single(request: Request, single: SingleProduce, error: Exception) -> None:
-    """The one batch was refused, or will never be safe: the same answer as on the long way."""
+    replicas = dispatcher.node.replicas
+    now_ms = dispatcher.node.clock.wall_ms()
     has_ids = request.version >= FIRST_VERSION_WITH_IDS
-    result = PartitionProduceResponse(index=single.partition)
-    topic = TopicProduceResponse(partition_responses=[result])
-    if has_ids:
-        topic.topic_id = single.topic
+    single = read_single_produce(request.frame, request.version, request.position)
+    if single is not None:
+        _, topic, index, records = single
+        produce = Produce(request, single.acks, single, now_ms)
+        batch = ProducedBatch(produce, index, records)
+        if has_ids:
+            produce.topics = [(topic, [batch])]
+            batch.begin(dispatcher, replicas.topics_by_id.get(topic))
+        else:
+            name = topic.decode()
+            produce.topics = [(name, [batch])]
+            batch.begin(dispatcher, replicas.topics.get(name))
+        transactional_id = None
     else:
-        topic.name = single.topic.decode()
-    produce = _Produce(request, ProduceRequest(acks=single.acks), 0)
-    produce.response.responses.append(topic)
-    fail_with(result, error)
+        message = codec.decode(ProduceRequest, request.frame, request.version, position=request.position)
+        transactional_id = message.transactional_id
+        produce = Produce(request, message.acks, None, now_ms)
+        for data in message.topic_data:
+            batches = [ProducedBatch(produce, part.index, part.records) for part in data.partition_data]
+            produce.topics.append((data.topic_id if has_ids else data.name, batches))
+            hosted = replicas.topics_by_id.get(data.topic_id) if has_ids else replicas.topics.get(data.name)
+            for batch in batches:
+                batch.begin(dispatcher, hosted)
+    if produce.unverified is not None:
+        unverified, produce.unverified = produce.unverified, None
+        _verify(dispatcher, produce, transactional_id, unverified)
     produce.done()
 
 
-def refuse(partition: LeaderReplica) -> tuple[ErrorCode, str] | None:
-    """Why a client may not write to a partition, if it may not. Who it says that it is makes no difference."""
-    if is_protected(partition.topic):
-        return ErrorCode.INVALID_TOPIC_EXCEPTION, "this topic is the broker's own"
-    return None
-
-
-def is_transactional(records: bytes | memoryview) -> bool:
-    """Whether a batch says that it belongs to a transaction."""
-    return len(records) > PRODUCER_POSITION + PRODUCER.size and bool(records[ATTRIBUTES_POSITION] & TRANSACTIONAL_BIT)
-
-
-def producer_of(records: bytes | memoryview) -> tuple[int, int]:
+def producer_of(records: Records) -> tuple[int, int]:
     """Producer id and epoch in a batch's header."""
     producer_id, producer_epoch = PRODUCER.unpack_from(records, PRODUCER_POSITION)
     return producer_id, producer_epoch
@@ -260,50 +268,56 @@ def producer_of(records: bytes | memoryview) -> tuple[int, int]:
 
 def _verify(
     dispatcher: Dispatcher,
-    produce: _Produce,
-    unverified: list[tuple[LeaderReplica, memoryview, PartitionProduceResponse]],
+    produce: Produce,
+    transactional_id: str | None,
+    unverified: list[tuple[LeaderReplica, ProducedBatch]],
 ) -> None:
     """Batches that begin a transaction in their partition: the coordinator must know of it (KIP-890)."""
-    transactional_id = produce.message.transactional_id
-    version = produce.request.version
     if transactional_id is None:
-        for _, _, result in unverified:
-            fail(result, ErrorCode.INVALID_RECORD, "a transactional batch came without a transactional id")
+        for _, batch in unverified:
+            batch.outcome = Refusal(ErrorCode.INVALID_RECORD, "a transactional batch came without a transactional id")
         return
-    if version < FIRST_VERSION_OF_TRANSACTIONS_V2:
-        for partition, records, result in unverified:
-            place = (partition.topic, partition.index)
-            code = transactions.verify(dispatcher, transactional_id, *producer_of(records), place)
-            if code:
-                fail(result, produce_code(code, version), None)
-            else:
-                produce.append(partition, records, result)
-        return
-    by_producer: dict[tuple[int, int], list[UnverifiedBatch]] = {}
-    for partition, records, result in unverified:
-        batch = UnverifiedBatch(produce, partition, records, result)
-        by_producer.setdefault(producer_of(records), []).append(batch)
-    for producer, batches in by_producer.items():
-        _add_then_append(dispatcher, transactional_id, producer, batches)
+    by_producer: dict[tuple[int, int], list[tuple[LeaderReplica, ProducedBatch]]] = {}
+    version = produce.request.version
+    for partition, batch in unverified:
+        assert batch.records is not None
+        producer = producer_of(batch.records)
+        if version >= FIRST_VERSION_OF_TRANSACTIONS_V2:
+            produce.open_count += 1
+            by_producer.setdefault(producer, []).append((partition, batch))
+            continue
+        code = transactions.verify(dispatcher, transactional_id, *producer, (partition.topic, partition.index))
+        if code:
+            batch.outcome = Refusal(produce_code(code, version))
+        else:
+            batch.append(partition)
+    for producer, first in by_producer.items():
+        _add_then_append(dispatcher, transactional_id, producer, first)
 
 
 def _add_then_append(
-    dispatcher: Dispatcher, transactional_id: str, producer: tuple[int, int], batches: list[UnverifiedBatch]
+    dispatcher: Dispatcher,
+    transactional_id: str,
+    producer: tuple[int, int],
+    first: list[tuple[LeaderReplica, ProducedBatch]],
 ) -> None:
     """Make partitions part of a transaction v2, then append the producer's batches for them.
 
     Batches that follow for the same partitions wait behind these, so that none overtakes another, and share their fate.
     """
-    queues: dict[tuple[LeaderReplica, int, int], list[UnverifiedBatch]] = {
-        (batch.partition, *producer): [] for batch in batches
+    queues: dict[tuple[LeaderReplica, int, int], list[ProducedBatch]] = {
+        (partition, *producer): [] for partition, _ in first
     }
     dispatcher.unverified.update(queues)
 
     def added(code: ErrorCode) -> None:
         for key in queues:
             del dispatcher.unverified[key]
-        for batch in chain(batches, *queues.values()):
-            batch.finish(code)
+        for partition, batch in first:
+            batch.verified(partition, code)
+        for (partition, _, _), behind in queues.items():
+            for batch in behind:
+                batch.verified(partition, code)
 
     places = [(partition.topic, partition.index) for partition, _, _ in queues]
     try:
@@ -327,22 +341,10 @@ def produce_code(code: ErrorCode, version: int) -> ErrorCode:
             return code
 
 
-def fail_with(result: PartitionProduceResponse, error: Exception) -> None:
-    """Write what the log said into a partition's result."""
+def refusal_for(error: Exception) -> Refusal:
+    """What the log has said about a batch, for its client."""
     if not isinstance(error, (LogError, RecordsError)):
         # The partition is gone: its topic was deleted while the batch waited for the disk.
-        fail(result, ErrorCode.NOT_LEADER_OR_FOLLOWER, None)
-        return
-    fail(result, error_code(error), str(error))
-    if isinstance(error, InvalidRecordError):
-        result.record_errors = [
-            BatchIndexAndErrorMessage(batch_index=entry.batch_index, batch_index_error_message=entry.message)
-            for entry in error.record_errors
-        ]
-
-
-def fail(result: PartitionProduceResponse, code: ErrorCode, text: str | None) -> None:
-    """Write an error into a partition's result."""
-    result.error_code = code
-    result.error_message = text
-    result.base_offset = -1
+        return Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    record_errors = error.record_errors if isinstance(error, InvalidRecordError) else ()
+    return Refusal(error_code(error), str(error), record_errors)
