@@ -145,7 +145,7 @@ def compare(
     accepts_deleted: bool = False,
 ) -> Compared:
     dataset = ds.dataset(pa.Table.from_pylist(list(rows), schema=SCHEMA))
-    with duckdb.connect(":memory:") as connection:
+    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
         connection.register("bronze", dataset)
         bronze = Bronze(
             connection=connection,
