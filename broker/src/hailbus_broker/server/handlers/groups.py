@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 from uuid import UUID
 
 from hailbus_broker.cluster.features import GROUP_VERSION
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
     from hailbus_broker.coordinators.group.shard import GroupShard
     from hailbus_broker.coordinators.outcome import Outcome
+    from hailbus_broker.protocol.definitions.consumer_group_describe_request import ConsumerGroupDescribeRequest
+    from hailbus_broker.protocol.definitions.consumer_group_describe_response import ConsumerGroupDescribeResponse
+    from hailbus_broker.protocol.definitions.consumer_group_heartbeat_request import ConsumerGroupHeartbeatRequest
+    from hailbus_broker.protocol.definitions.delete_groups_request import DeleteGroupsRequest
+    from hailbus_broker.protocol.definitions.delete_groups_response import DeleteGroupsResponse
+    from hailbus_broker.protocol.definitions.describe_groups_request import DescribeGroupsRequest
+    from hailbus_broker.protocol.definitions.describe_groups_response import DescribeGroupsResponse
+    from hailbus_broker.protocol.definitions.heartbeat_request import HeartbeatRequest
+    from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest
+    from hailbus_broker.protocol.definitions.leave_group_request import LeaveGroupRequest
+    from hailbus_broker.protocol.definitions.list_groups_request import ListGroupsRequest
+    from hailbus_broker.protocol.definitions.list_groups_response import ListGroupsResponse
+    from hailbus_broker.protocol.definitions.sync_group_request import SyncGroupRequest
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
@@ -40,7 +53,7 @@ def _run(dispatcher: Dispatcher, request: Request, group_id: str, decide: Callab
         request.respond_error(refusal)
 
 
-def join_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def join_group(dispatcher: Dispatcher, request: Request, message: JoinGroupRequest) -> None:
     """JoinGroup v0-9."""
     version = request.version
 
@@ -66,7 +79,7 @@ def join_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
     )
 
 
-def sync_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def sync_group(dispatcher: Dispatcher, request: Request, message: SyncGroupRequest) -> None:
     """SyncGroup v0-5."""
     if request.version >= 5 and (message.protocol_type is None or message.protocol_name is None):
         raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
@@ -74,13 +87,13 @@ def sync_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
     _run(dispatcher, request, message.group_id, lambda shard: shard.sync(message, request, **times))
 
 
-def heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def heartbeat(dispatcher: Dispatcher, request: Request, message: HeartbeatRequest) -> None:
     """Heartbeat v0-4."""
     now_ms = dispatcher.node.clock.now_ms()
     _run(dispatcher, request, message.group_id, lambda shard: shard.heartbeat(message, request, now_ms=now_ms))
 
 
-def leave_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def leave_group(dispatcher: Dispatcher, request: Request, message: LeaveGroupRequest) -> None:
     """LeaveGroup v0-5; before v3 it is one member's and its result the whole answer."""
     is_single = request.version < 3
     members = [MemberIdentity(member_id=message.member_id)] if is_single else message.members
@@ -99,7 +112,7 @@ def leave_group(dispatcher: Dispatcher, request: Request, message: Any) -> None:
     )
 
 
-def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: ConsumerGroupHeartbeatRequest) -> None:
     """ConsumerGroupHeartbeat v0-1 (KIP-848)."""
     if not dispatcher.node.image.features.get(GROUP_VERSION):
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
@@ -122,7 +135,9 @@ def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: 
     )
 
 
-def consumer_group_describe(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+def consumer_group_describe(
+    dispatcher: Dispatcher, _: Request, message: ConsumerGroupDescribeRequest
+) -> ConsumerGroupDescribeResponse:
     """ConsumerGroupDescribe v0-1."""
     from hailbus_broker.protocol.definitions.consumer_group_describe_response import (
         ConsumerGroupDescribeResponse,
@@ -144,7 +159,7 @@ def consumer_group_describe(dispatcher: Dispatcher, _: Request, message: Any) ->
     return response
 
 
-def describe_groups(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+def describe_groups(dispatcher: Dispatcher, request: Request, message: DescribeGroupsRequest) -> DescribeGroupsResponse:
     """DescribeGroups v0-6."""
     from hailbus_broker.protocol.definitions.describe_groups_response import (
         DescribedGroup,
@@ -167,7 +182,7 @@ def describe_groups(dispatcher: Dispatcher, request: Request, message: Any) -> A
     return response
 
 
-def list_groups(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+def list_groups(dispatcher: Dispatcher, _: Request, message: ListGroupsRequest) -> ListGroupsResponse:
     """ListGroups v0-5, by state and type."""
     from hailbus_broker.protocol.definitions.list_groups_response import ListGroupsResponse
 
@@ -185,7 +200,7 @@ def list_groups(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
     )
 
 
-async def delete_groups(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+async def delete_groups(dispatcher: Dispatcher, _: Request, message: DeleteGroupsRequest) -> DeleteGroupsResponse:
     """DeleteGroups v0-2: groups without members, with their offsets."""
     from hailbus_broker.protocol.definitions.delete_groups_response import (
         DeletableGroupResult,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.replica import OfflineReplica
 
 if TYPE_CHECKING:
+    from hailbus_broker.protocol.definitions.describe_log_dirs_request import DescribeLogDirsRequest
+    from hailbus_broker.protocol.definitions.describe_log_dirs_response import DescribeLogDirsResponse
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
 
-def describe_log_dirs(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+def describe_log_dirs(dispatcher: Dispatcher, _: Request, message: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
     """DescribeLogDirs v1-5."""
     import os
 

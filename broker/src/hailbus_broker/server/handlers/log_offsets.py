@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.cluster.controller import is_protected
 from hailbus_broker.log import CleanupPolicy, DiskReadNeededError, LogError, Lookup
@@ -18,7 +18,11 @@ from hailbus_broker.server.dispatch import error_code
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from hailbus_broker.protocol.definitions.delete_records_request import DeleteRecordsRequest
+    from hailbus_broker.protocol.definitions.delete_records_response import DeleteRecordsResponse
     from hailbus_broker.protocol.definitions.list_offsets_request import ListOffsetsPartition, ListOffsetsRequest
+    from hailbus_broker.protocol.definitions.offset_for_leader_epoch_request import OffsetForLeaderEpochRequest
+    from hailbus_broker.protocol.definitions.offset_for_leader_epoch_response import OffsetForLeaderEpochResponse
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
@@ -125,7 +129,9 @@ def _list(
                 result.timestamp, result.offset, result.leader_epoch = found
 
 
-def offset_for_leader_epoch(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+def offset_for_leader_epoch(
+    dispatcher: Dispatcher, _: Request, message: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
     """OffsetForLeaderEpoch v2-4: where an epoch ended, for clients that look for truncation."""
     from hailbus_broker.protocol.definitions.offset_for_leader_epoch_response import (
         EpochEndOffset,
@@ -150,7 +156,7 @@ def offset_for_leader_epoch(dispatcher: Dispatcher, _: Request, message: Any) ->
     return response
 
 
-async def delete_records(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+async def delete_records(dispatcher: Dispatcher, _: Request, message: DeleteRecordsRequest) -> DeleteRecordsResponse:
     """DeleteRecords v0-2: moves the log start; -1 means the high watermark."""
     from hailbus_broker.protocol.definitions.delete_records_response import (
         DeleteRecordsPartitionResult,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hailbus_broker.cluster.metadata.image import MetadataImage
+    from hailbus_broker.protocol.definitions.offset_commit_request import OffsetCommitRequest
+    from hailbus_broker.protocol.definitions.offset_delete_request import OffsetDeleteRequest
+    from hailbus_broker.protocol.definitions.offset_delete_response import OffsetDeleteResponse
     from hailbus_broker.protocol.definitions.offset_fetch_request import OffsetFetchRequest, OffsetFetchRequestGroup
     from hailbus_broker.protocol.definitions.offset_fetch_response import (
         OffsetFetchResponse,
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 UNKNOWN_OFFSET: Final = -1
 
 
-def offset_commit(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def offset_commit(dispatcher: Dispatcher, request: Request, message: OffsetCommitRequest) -> None:
     """OffsetCommit v2-10; v10 names topics by id."""
     node = dispatcher.node
     uses_ids = request.version >= 10
@@ -225,7 +228,7 @@ def _respond_when_durable(drivers: Iterable[GroupDriver], request: Request, resp
     committed(None)
 
 
-async def offset_delete(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+async def offset_delete(dispatcher: Dispatcher, _: Request, message: OffsetDeleteRequest) -> OffsetDeleteResponse:
     """OffsetDelete v0: offsets of topics that no member is subscribed to."""
     from hailbus_broker.protocol.definitions.offset_delete_response import (
         OffsetDeleteResponse,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hailbus_broker.runtime.replica import LeaderReplica
 
 if TYPE_CHECKING:
+    from hailbus_broker.protocol.definitions.describe_producers_request import DescribeProducersRequest
+    from hailbus_broker.protocol.definitions.describe_producers_response import DescribeProducersResponse
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
 
-def describe_producers(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+def describe_producers(
+    dispatcher: Dispatcher, _: Request, message: DescribeProducersRequest
+) -> DescribeProducersResponse:
     """DescribeProducers v0: who writes to a partition with a producer id (KIP-664)."""
     from hailbus_broker.protocol.definitions.describe_producers_response import (
         DescribeProducersResponse,

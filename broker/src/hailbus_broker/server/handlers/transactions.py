@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
@@ -22,11 +22,26 @@ if TYPE_CHECKING:
 
     from hailbus_broker.coordinators.transaction.shard import TransactionShard
     from hailbus_broker.coordinators.transaction.state import TopicPartition
+    from hailbus_broker.protocol.definitions.add_offsets_to_txn_request import AddOffsetsToTxnRequest
+    from hailbus_broker.protocol.definitions.add_partitions_to_txn_request import AddPartitionsToTxnRequest
     from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import AddPartitionsToTxnTopicResult
+    from hailbus_broker.protocol.definitions.describe_transactions_request import DescribeTransactionsRequest
+    from hailbus_broker.protocol.definitions.describe_transactions_response import DescribeTransactionsResponse
+    from hailbus_broker.protocol.definitions.end_txn_request import EndTxnRequest
+    from hailbus_broker.protocol.definitions.end_txn_response import EndTxnResponse
+    from hailbus_broker.protocol.definitions.init_producer_id_request import InitProducerIdRequest
+    from hailbus_broker.protocol.definitions.init_producer_id_response import InitProducerIdResponse
+    from hailbus_broker.protocol.definitions.list_transactions_request import ListTransactionsRequest
+    from hailbus_broker.protocol.definitions.list_transactions_response import ListTransactionsResponse
     from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
+    from hailbus_broker.protocol.definitions.write_txn_markers_request import WriteTxnMarkersRequest
+    from hailbus_broker.protocol.definitions.write_txn_markers_response import WriteTxnMarkersResponse
     from hailbus_broker.runtime.transaction_coordinator import TransactionDriver
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
+
+
+FencingResponse = TypeVar("FencingResponse", "InitProducerIdResponse", "AddOffsetsToTxnResponse", "EndTxnResponse")
 
 
 def _driver(dispatcher: Dispatcher, transactional_id: str) -> TransactionDriver:
@@ -50,10 +65,10 @@ def _is_late(request: Request, driver: TransactionDriver, identity: tuple[str, i
     return True
 
 
-def _older(request: Request, since: int) -> Callable[[Any], Any]:
+def _older(request: Request, since: int) -> Callable[[FencingResponse], FencingResponse]:
     """PRODUCER_FENCED came with some version; before that the code is INVALID_PRODUCER_EPOCH (KIP-588)."""
 
-    def shape(response: Any) -> Any:
+    def shape(response: FencingResponse) -> FencingResponse:
         if request.version < since and response.error_code == ErrorCode.PRODUCER_FENCED:
             response.error_code = ErrorCode.INVALID_PRODUCER_EPOCH
         return response
@@ -61,7 +76,9 @@ def _older(request: Request, since: int) -> Callable[[Any], Any]:
     return shape
 
 
-async def init_producer_id(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+async def init_producer_id(
+    dispatcher: Dispatcher, request: Request, message: InitProducerIdRequest
+) -> InitProducerIdResponse | None:
     """InitProducerId v0-6.
 
     Two-phase commit (v6, KIP-939) is refused as by an Apache Kafka with `transaction.two.phase.commit.enable=false`.
@@ -91,7 +108,7 @@ async def init_producer_id(dispatcher: Dispatcher, request: Request, message: An
     return None
 
 
-def add_partitions_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def add_partitions_to_txn(dispatcher: Dispatcher, request: Request, message: AddPartitionsToTxnRequest) -> None:
     """AddPartitionsToTxn v0-5: up to v3 one transaction, as clients send it; from v4 on many, as brokers do."""
     if request.version <= 3:
         _add_partitions_of_client(dispatcher, request, message)
@@ -99,7 +116,7 @@ def add_partitions_to_txn(dispatcher: Dispatcher, request: Request, message: Any
         _add_partitions_of_brokers(dispatcher, request, message)
 
 
-def _add_partitions_of_client(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def _add_partitions_of_client(dispatcher: Dispatcher, request: Request, message: AddPartitionsToTxnRequest) -> None:
     from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import AddPartitionsToTxnResponse
 
     asked = [(topic.name, index) for topic in message.v3_and_below_topics for index in topic.partitions]
@@ -123,7 +140,7 @@ def _add_partitions_of_client(dispatcher: Dispatcher, request: Request, message:
     _add_partitions(dispatcher, *identity, asked, respond)
 
 
-def _add_partitions_of_brokers(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+def _add_partitions_of_brokers(dispatcher: Dispatcher, request: Request, message: AddPartitionsToTxnRequest) -> None:
     from hailbus_broker.protocol.definitions.add_partitions_to_txn_response import (
         AddPartitionsToTxnResponse,
         AddPartitionsToTxnResult,
@@ -207,7 +224,9 @@ def _topic_results(
     return list(topics.values())
 
 
-async def write_txn_markers(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+async def write_txn_markers(
+    dispatcher: Dispatcher, _: Request, message: WriteTxnMarkersRequest
+) -> WriteTxnMarkersResponse:
     """WriteTxnMarkers v1-2: how an administrator ends a transaction that its coordinator has lost (KIP-664)."""
     from hailbus_broker.protocol.definitions.write_txn_markers_response import (
         WritableTxnMarkerPartitionResult,
@@ -249,7 +268,9 @@ async def write_txn_markers(dispatcher: Dispatcher, _: Request, message: Any) ->
     return response
 
 
-async def add_offsets_to_txn(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+async def add_offsets_to_txn(
+    dispatcher: Dispatcher, request: Request, message: AddOffsetsToTxnRequest
+) -> AddOffsetsToTxnResponse | None:
     """AddOffsetsToTxn v0-4: the group's partition of `__consumer_offsets` becomes part of the transaction."""
     if not message.group_id:
         return AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_GROUP_ID)
@@ -279,7 +300,7 @@ async def _offsets_partition(dispatcher: Dispatcher, group_id: str) -> tuple[str
     return GROUP_METADATA_TOPIC, partition_for(group_id, node.groups.partition_count)
 
 
-async def end_txn(dispatcher: Dispatcher, request: Request, message: Any) -> None:
+async def end_txn(dispatcher: Dispatcher, request: Request, message: EndTxnRequest) -> None:
     """EndTxn v0-5; from v5 on the answer holds the epoch of the next transaction (KIP-890).
 
     Deviations: the answer waits until the markers are written; up to v4 a request over a connection that its producer
@@ -389,7 +410,9 @@ def verify(
     return driver.shard.verify(transactional_id, producer_id, producer_epoch, *place)
 
 
-def describe_transactions(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+def describe_transactions(
+    dispatcher: Dispatcher, _: Request, message: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
     """DescribeTransactions v0."""
     from hailbus_broker.protocol.definitions.describe_transactions_response import (
         DescribeTransactionsResponse,
@@ -411,7 +434,7 @@ def describe_transactions(dispatcher: Dispatcher, _: Request, message: Any) -> A
     return DescribeTransactionsResponse(transaction_states=states)
 
 
-def list_transactions(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+def list_transactions(dispatcher: Dispatcher, _: Request, message: ListTransactionsRequest) -> ListTransactionsResponse:
     """ListTransactions v0-2."""
     from hailbus_broker.coordinators.transaction.state import State
     from hailbus_broker.protocol.definitions.list_transactions_response import ListTransactionsResponse
