@@ -272,8 +272,12 @@ async def test_requests_wait_for_the_end_of_a_load(tmp_path: Path, monkeypatch: 
         assert (await committed(wire))[0] is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         listed = await wire.ask(ApiKey.LIST_GROUPS, 4, ListGroupsRequest())
         assert listed.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        (loading,) = node.groups.drivers.values()
+        for record in batch.records:  # as if the load had come so far
+            loading.shard.replay(record.encode_key(), record.encode_value(), now_ms=1, producer_id=5)
         marker = Marker(producer_id=5, producer_epoch=0, coordinator_epoch=0, is_commit=True, must_be_newer=False)
         append_marker(led(node, GROUP_METADATA_TOPIC), marker, now_ms=1)
+        assert loading.shard.is_unstable(GROUP, "t", 0), "the marker's place is behind what the load has not read yet"
         held.may_read.set()
         await until(lambda: not node.groups.is_loading)
         assert await committed(wire) == (ErrorCode.NONE, 77)
@@ -370,6 +374,7 @@ async def test_a_load_leaves_the_event_loop_to_others_in_between(tmp_path: Path)
         is_loaded = await replay_coordinator(
             partition, counted, threads=server.node.threads, clock=TickingClock(), is_wanted=lambda: True
         )
+        await asyncio.sleep(0)  # the watcher sees what came last, too
         watcher.cancel()
         assert is_loaded
         assert counted.record_count >= 5_000

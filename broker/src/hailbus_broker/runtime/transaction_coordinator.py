@@ -75,8 +75,7 @@ class TransactionDriver(ShardDriver[TransactionShard]):
 
         def written(markers: MarkersToWrite, failed: list[TopicPartition]) -> None:
             nonlocal waiting
-            if self.state is DriverState.ACTIVE:
-                self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now_ms()))
+            self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now_ms()))
             waiting -= 1
             if not waiting:
                 super(TransactionDriver, self)._send(outcome, None)

@@ -122,7 +122,10 @@ class ClassicGroup:
     change_reason: str = ""
 
     def copy(self) -> ClassicGroup:
-        """Return a group that a decision can change; members are immutable and shared."""
+        """Return a group that a decision can change.
+
+        Members are immutable and shared, and so is the history, which grows only when a decision is installed.
+        """
         return ClassicGroup(
             group_id=self.group_id,
             state=self.state,
@@ -138,7 +141,7 @@ class ClassicGroup:
             join_remaining_ms=self.join_remaining_ms,
             has_newcomers=self.has_newcomers,
             sync_deadline_ms=self.sync_deadline_ms,
-            rebalances=self.rebalances.copy(),
+            rebalances=self.rebalances,
             has_changed_over=self.has_changed_over,
             change_reason=self.change_reason,
         )

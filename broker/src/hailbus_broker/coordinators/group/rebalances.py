@@ -73,10 +73,6 @@ class RebalanceHistory:
         """Why the last one began; empty when there was none."""
         return self.entries[-1].reason if self.entries else ""
 
-    def copy(self) -> RebalanceHistory:
-        """Return a history of its own with the same rebalances."""
-        return RebalanceHistory(self.entries.copy())
-
 
 def rebalances_tag(history: RebalanceHistory) -> dict[int, bytes] | None:
     """The tagged field for a described group; None when there is nothing to tell."""
