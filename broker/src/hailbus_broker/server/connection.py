@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from errno import EIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hailbus_broker.log import StorageError
 from hailbus_broker.logging import get_logger
@@ -17,8 +17,7 @@ from hailbus_broker.server.pipeline import Pipeline
 from hailbus_broker.server.request import Request
 
 if TYPE_CHECKING:
-    from hailbus_broker.runtime.node import Listener
-    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.runtime.node import Listener, Node
     from hailbus_broker.server.request import Part
 
 log: Any = get_logger()
@@ -35,6 +34,42 @@ class ReceiveBuffer:
         self.data: Final = memoryview(bytearray(RECEIVE_BYTES))
 
 
+class Service(Protocol):
+    """What a connection needs of the part that serves its requests.
+
+    Attributes:
+        node: The broker.
+        connections: Those that are open.
+        connection_count: Of all that there ever were.
+        bytes_in_work: Size of the requests of all connections.
+    """
+
+    node: Node
+    connections: dict[Connection, None]
+    connection_count: int
+    bytes_in_work: int
+
+    def handle(self, request: Request) -> None:
+        """Serve a request; its answer may come later."""
+        ...
+
+    def hold(self, connection: Connection, byte_count: int) -> None:
+        """A connection holds so many bytes for a request that has arrived in part."""
+        ...
+
+    def has_too_much(self, connection: Connection) -> bool:
+        """Whether a connection must wait until other requests are done."""
+        ...
+
+    def finished(self, byte_count: int) -> None:
+        """Requests of so many bytes are done."""
+        ...
+
+    def disconnected(self, in_work: list[Request]) -> None:
+        """The client of these requests is gone."""
+        ...
+
+
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one connection.
 
@@ -49,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, listener: Listener, receive: ReceiveBuffer, *, max_request_bytes: int
+        self, dispatcher: Service, listener: Listener, receive: ReceiveBuffer, *, max_request_bytes: int
     ) -> None:
         self.dispatcher = dispatcher
         self.listener = listener
