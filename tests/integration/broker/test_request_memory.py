@@ -44,6 +44,20 @@ async def test_announced_bytes_take_no_memory_and_those_that_arrive_take_the_bud
         await until(lambda: dispatcher.held_bytes == 0, "what closed connections held is free")
 
 
+async def test_requests_without_a_sound_header_take_nothing_from_the_budget(tmp_path: Path) -> None:
+    async with server_on(RealDisk(), str(tmp_path)) as server:
+        dispatcher = server.dispatcher
+        assert dispatcher is not None
+        for frame in (b"short", struct.pack(">hhih", 3, 9, 1, 100) + b"a client id that ends too early"):
+            wire = await Wire.to(server.bootstrap)
+            wire.writer.write((struct.pack(">i", len(frame)) + frame) * 3)
+            with suppress(ConnectionResetError):
+                await asyncio.wait_for(wire.reader.read(), 30)
+            wire.close()
+        await until(lambda: not dispatcher.connections, "the connections are gone")
+        assert dispatcher.bytes_in_work == 0
+
+
 async def test_a_request_that_arrives_in_part_is_finished_though_the_budget_is_used_up(tmp_path: Path) -> None:
     async with server_on(RealDisk(), str(tmp_path), **{"queued.max.request.bytes": str(4 * FIRST_BYTES)}) as server:
         wires = [await Wire.to(server.bootstrap) for _ in range(3)]

@@ -7,6 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.create_topics_request import CreatableTopic, CreateTopicsRequest
 from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
@@ -25,9 +26,11 @@ from hailbus_broker.protocol.definitions.offset_fetch_request import (
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.disk import RealDisk, RealFile
+from hailbus_broker.runtime.markers import Marker, append_marker
 from hailbus_broker.runtime.replica_manager import SLICE
 
 from tests.integration.broker.wire import Wire, led, server_on, until
+from tests.unit.broker.tokens import Token
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,4 +175,34 @@ async def test_offsets_of_several_groups_are_told_when_all_of_them_are_durable(t
         found = {group.group_id: group.topics[0].partitions[0].committed_offset for group in (await answer).groups}
         assert found == {"a": -1, "b": -1, "c": 42, "d": -1}
         for each in (wire, reader, third):
+            each.close()
+
+
+async def test_offsets_of_a_transaction_are_told_when_its_marker_is_durable(tmp_path: Path) -> None:
+    disk = SlowDisk("__consumer_offsets")
+    async with server_on(disk, str(tmp_path)) as server:
+        wire, third = [await Wire.to(server.bootstrap) for _ in range(2)]
+        await wire.create("rides")
+        await wire.ask(ApiKey.FIND_COORDINATOR, 2, FindCoordinatorRequest(key="a", key_type=0))
+        (driver,) = server.node.groups.active()
+        entry = OffsetToCommit(topic="rides", topic_id=b"", partition=0, offset=42, leader_epoch=0, metadata="")
+        commit = driver.shard.commit("a", -1, "", None, [entry], Token.new(), now_ms=driver.now_ms(), wall_ms=1)
+        commit.producer = 5, 0
+        commit.replies.clear()
+        assert driver.run(commit) is ErrorCode.NONE
+        await driver.committed()
+        disk.may_sync.clear()
+        marker = Marker(producer_id=5, producer_epoch=0, coordinator_epoch=0, is_commit=True, must_be_newer=False)
+        append_marker(driver.partition, marker, now_ms=1)
+        asked = OffsetFetchRequestGroup(
+            group_id="a", topics=[OffsetFetchRequestTopics(name="rides", partition_indexes=[0])]
+        )
+        wire.send(ApiKey.OFFSET_FETCH, 8, OffsetFetchRequest(groups=[asked]))
+        answer = asyncio.create_task(wire.receive(ApiKey.OFFSET_FETCH, 8))
+        for _ in range(10):
+            await third.ask(ApiKey.METADATA, 8, MetadataRequest(topics=[]))  # served in between
+        assert not answer.done()
+        disk.may_sync.set()
+        assert (await answer).groups[0].topics[0].partitions[0].committed_offset == 42
+        for each in (wire, third):
             each.close()

@@ -392,3 +392,20 @@ async def test_a_ride_that_was_requested_again_costs_what_its_first_request_says
         again = requested._replace(data={**requested.data, "fare": {"amount_minor": 1, "currency": "USD"}})
         rides[ride_id] = [requested, again, *others]
     assert line(accounts, "money-rides-payments").verdict == "agrees"
+
+
+async def test_a_hole_that_is_explained_hides_none_that_is_not(run: RecordedRun) -> None:
+    records = run.all("drivers.v1")
+    newest = {record.key: record.offset for record in records}
+    places = {(record.partition, record.offset): record for record in records}
+    replaced, last = next(
+        (record, other)
+        for record in records
+        if (other := places.get((record.partition, record.offset + 1))) is not None
+        and newest[record.key] > other.offset
+        and newest[other.key] == other.offset
+    )
+    run.hide(replaced)
+    found = line(await accounts_of(run), "log-offsets")
+    assert [(one.partition, one.offset) for one in found.findings] == [(last.partition, last.offset)]
+    assert "nothing newer of key" in found.findings[0].what

@@ -220,7 +220,9 @@ async def test_slots_that_are_open_or_forgotten_are_not_counted(run: RecordedRun
     (asked,) = (number for number, cells in counted.items() if cells)
     later = {number: cells for number, cells in counted.items() if int(number) > int(asked)}
     older: dict[str, dict[str, int]] = {str(int(asked) - 1): {}}
-    for left, verdict in ((later, "agrees"), (later | older, "disagrees")):  # with an older slot none is forgotten
+    oldest: dict[str, dict[str, int]] = {asked: {}}
+    # With an older slot none is forgotten, and the oldest is counted, too.
+    for left, verdict in ((later, "agrees"), (later | older, "disagrees"), (later | oldest, "disagrees")):
         reader.tables["surge-slots-changelog"] = left
         assert line(accounts, "surge-pickups").verdict == verdict
     end_ms = (int(asked) + 1) * 300_000

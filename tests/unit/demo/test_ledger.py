@@ -218,6 +218,15 @@ def test_what_is_no_event_is_found_where_it_is(change: dict[str, Any], words: st
     assert (found.partition, found.offset) == (0, 0)
 
 
+@pytest.mark.parametrize("lost", ["ce_id", "ce_type", "ce_source", "ce_time"])
+def test_each_header_that_an_event_lacks_is_found(lost: str) -> None:
+    reader = LogReader()
+    whole = record(0)
+    assert lost in {name for name, _ in whole.headers}
+    reader.feed(whole._replace(headers=[(name, value) for name, value in whole.headers if name != lost]))
+    assert [one.what for one in reader.broken] == ["the record is no event: a CloudEvents header is missing"]
+
+
 def test_an_offset_that_comes_twice_is_found() -> None:
     reader = LogReader()
     reader.feed(record(3))

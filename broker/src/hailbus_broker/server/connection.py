@@ -1,37 +1,28 @@
-"""One client's connection: frames in, requests out one after another, answers back in the same order.
-
-As in Kafka, a connection has one request in work at a time; only Produce requests begin while earlier ones wait for the
-disk, since their appends happen in order anyway. What a client pipelines beyond that is kept, up to a bound, and then
-no longer read.
-"""
+"""One client's connection: carries out on a socket what `Pipeline` decides."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-from collections import deque
 from errno import EIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hailbus_broker.log import StorageError
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.protocol.framing import read_head
 from hailbus_broker.server.file_send import FileSend
-from hailbus_broker.server.frame_reader import FrameReader
+from hailbus_broker.server.pipeline import Pipeline
 from hailbus_broker.server.request import Request
 
 if TYPE_CHECKING:
-    from hailbus_broker.runtime.node import Listener
-    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.runtime.node import Listener, Node
+    from hailbus_broker.server.request import Part
 
 log: Any = get_logger()
 
 RECEIVE_BYTES: Final = 256 * 1024
-QUEUED_FRAMES: Final = 256
-QUEUED_BYTES: Final = 8 * 1024 * 1024
-PRODUCE: Final = 0
 JOINED_BYTES: Final = 16 * 1024
 """Answers that are smaller together are copied into one buffer: cheaper than a vector of many."""
 
@@ -41,6 +32,42 @@ class ReceiveBuffer:
 
     def __init__(self) -> None:
         self.data: Final = memoryview(bytearray(RECEIVE_BYTES))
+
+
+class Service(Protocol):
+    """What a connection needs of the part that serves its requests.
+
+    Attributes:
+        node: The broker.
+        connections: Those that are open.
+        connection_count: Of all that there ever were.
+        bytes_in_work: Size of the requests of all connections.
+    """
+
+    node: Node
+    connections: dict[Connection, None]
+    connection_count: int
+    bytes_in_work: int
+
+    def handle(self, request: Request) -> None:
+        """Serve a request; its answer may come later."""
+        ...
+
+    def hold(self, connection: Connection, byte_count: int) -> None:
+        """A connection holds so many bytes for a request that has arrived in part."""
+        ...
+
+    def has_too_much(self, connection: Connection) -> bool:
+        """Whether a connection must wait until other requests are done."""
+        ...
+
+    def finished(self, byte_count: int) -> None:
+        """Requests of so many bytes are done."""
+        ...
+
+    def disconnected(self, in_work: list[Request]) -> None:
+        """The client of these requests is gone."""
+        ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -57,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, listener: Listener, receive: ReceiveBuffer, *, max_request_bytes: int
+        self, dispatcher: Service, listener: Listener, receive: ReceiveBuffer, *, max_request_bytes: int
     ) -> None:
         self.dispatcher = dispatcher
         self.listener = listener
@@ -68,17 +95,10 @@ class Connection(asyncio.BufferedProtocol):
         self.number = dispatcher.connection_count
         self.is_closed = False
         self.is_idle = False
-        self._reader = FrameReader(receive.data, max_bytes=max_request_bytes)
+        self._pipeline: Pipeline[Request] = Pipeline(receive.data, max_request_bytes=max_request_bytes)
         self._transport: asyncio.Transport | None = None
-        self._queue: deque[memoryview] = deque()
-        self._queued_bytes = 0
-        self._in_work: deque[Request] = deque()
-        self._unanswered_count = 0
-        self._is_paused = False
         self._is_dispatching = False
         self._is_flush_due = False
-        self._is_writable = True
-        self._is_ending = False
         self._socket: socket.socket | None = None
         self._file_send: FileSend | None = None
         self._is_file_send_due = False
@@ -108,46 +128,38 @@ class Connection(asyncio.BufferedProtocol):
         elif self._socket is not None:
             self._socket.close()
         self._socket = None
-        self.dispatcher.finished(self._queued_bytes + sum(len(request.frame) for request in self._in_work))
+        size, waiting = self._pipeline.clear()
+        self.dispatcher.finished(size)
         self.dispatcher.hold(self, 0)
-        self._queue.clear()
-        self._queued_bytes = 0
         self.dispatcher.connections.pop(self, None)
-        self.dispatcher.disconnected(list(self._in_work))
+        self.dispatcher.disconnected(waiting)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio calls it so
         """See `asyncio`: where to read to."""
-        return self._reader.buffer()
+        return self._pipeline.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """See `asyncio`: so many bytes were read."""
         self.is_idle = False
-        held_bytes = self._reader.held_bytes
+        pipeline = self._pipeline
+        held_bytes = pipeline.held_bytes
         try:
-            frames = self._reader.received(nbytes)
+            arrived_bytes = pipeline.received(nbytes)
         except ProtocolError as error:
             self.abort(str(error))
             return
-        if self._reader.held_bytes != held_bytes:
-            self.dispatcher.hold(self, self._reader.held_bytes)
-        for frame in frames:
-            self._take(frame)
-        if frames:
+        is_held = pipeline.held_bytes != held_bytes
+        if is_held:
+            self.dispatcher.hold(self, pipeline.held_bytes)
+        if pipeline.has_requests:
+            self.dispatcher.bytes_in_work += arrived_bytes
             self._dispatch()
-        elif self._reader.held_bytes != held_bytes:
+        elif is_held:
             self._flow()
-
-    def _take(self, frame: memoryview) -> None:
-        self._queue.append(frame)
-        self._queued_bytes += len(frame)
-        self.dispatcher.bytes_in_work += len(frame)
 
     def eof_received(self) -> bool:
         """The client has no more requests; it still gets its answers."""
-        if self._in_work or self._queue:
-            self._is_ending = True
-            return True
-        return False
+        return self._pipeline.end()
 
     # ------------------------------------------------------------------ requests
 
@@ -155,48 +167,35 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_dispatching:
             return
         self._is_dispatching = True
+        pipeline = self._pipeline
         try:
-            while self._queue and self._is_writable and self._file_send is None and self._may_start():
-                frame = self._queue.popleft()
-                self._queued_bytes -= len(frame)
+            while (frame := pipeline.next_frame()) is not None:
                 try:
                     head = read_head(frame)
                 except ProtocolError as error:
+                    self.dispatcher.finished(len(frame))
                     self.abort(str(error))
                     return
                 request = Request(self, frame, *head)
-                self._in_work.append(request)
-                self._unanswered_count += 1
+                pipeline.started(request)
                 self.dispatcher.handle(request)
                 if self.is_closed:
                     return
         finally:
             self._is_dispatching = False
-        if self._in_work and self._in_work[0].is_done:
+        if pipeline.has_answers:
             self._flush()
         self._flow()
 
-    def _may_start(self) -> bool:
-        if not self._unanswered_count:
-            return True
-        if len(self._in_work) >= QUEUED_FRAMES or self._in_work[-1].api_key != PRODUCE:
-            return False
-        # Peek at the key: two bytes at the start.
-        frame = self._queue[0]
-        return len(frame) >= 2 and frame[0] == 0 and frame[1] == PRODUCE
-
     def _flow(self) -> None:
         """Stop reading while too much is queued."""
-        assert self._transport is not None
-        is_full = (
-            len(self._queue) > QUEUED_FRAMES or self._queued_bytes > QUEUED_BYTES or self.dispatcher.has_too_much(self)
-        )
-        if is_full and not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
-        elif self._is_paused and not self._queue and not is_full:
-            self._is_paused = False
-            self._transport.resume_reading()
+        transport, pipeline = self._transport, self._pipeline
+        assert transport is not None
+        if pipeline.flow(is_full=pipeline.has_queued_too_much or self.dispatcher.has_too_much(self)):
+            if pipeline.is_paused:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
 
     def look_again(self) -> None:
         """There is room for requests again."""
@@ -205,26 +204,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def answered(self) -> None:
         """A request has its answer: send all that are next in order, those of one turn of the loop together."""
-        self._unanswered_count -= 1
-        if self._is_dispatching or self._is_flush_due or not self._in_work or not self._in_work[0].is_done:
-            return
-        self._is_flush_due = True
-        self.dispatcher.node.loop.call_soon(self._flush)
+        self._pipeline.answered()
+        if not self._is_dispatching and not self._is_flush_due and self._pipeline.has_answers:
+            self._is_flush_due = True
+            self.dispatcher.node.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        in_work = self._in_work
-        if self.is_closed or not in_work or not in_work[0].is_done or self._file_send is not None:
+        pipeline = self._pipeline
+        if self.is_closed or not pipeline.has_answers:
             return
-        parts: list[Any] = []
-        with_files: Request | None = None
-        while in_work and in_work[0].is_done:
-            request = in_work.popleft()
-            self.dispatcher.finished(len(request.frame))
-            if request.has_files:
-                with_files = request
-                break
-            parts += request.parts
+        parts, from_files, request_bytes = pipeline.take_answers()
+        self.dispatcher.finished(request_bytes)
         transport = self._transport
         assert transport is not None
         if len(parts) == 1:
@@ -234,15 +225,21 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(b"".join(parts))
             else:
                 transport.writelines(parts)
-        if with_files is not None:
-            self._send_files(with_files)
-        elif self._queue:
-            if not self._is_dispatching:
-                self._dispatch()
-        elif self._is_ending and not in_work:
-            transport.close()
+        if from_files is not None:
+            self._send_files(from_files.parts)
+        else:
+            self._continue()
 
-    def _send_files(self, request: Request) -> None:
+    def _continue(self) -> None:
+        """Something was sent: start what comes next, or close a connection that was ended."""
+        pipeline = self._pipeline
+        if pipeline.has_requests:
+            self._dispatch()
+        elif pipeline.is_ending and pipeline.is_idle:
+            assert self._transport is not None
+            self._transport.close()
+
+    def _send_files(self, parts: list[Part]) -> None:
         """Send an answer past the transport, as soon as that is empty; what comes next waits for its end."""
         transport = self._transport
         assert transport is not None
@@ -254,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             self._socket.setblocking(False)
         node = self.dispatcher.node
-        self._file_send = FileSend(node.loop, node.threads, self._socket, request.parts, self._files_sent)
+        self._file_send = FileSend(node.loop, node.threads, self._socket, parts, self._files_sent)
         self._is_file_send_due = transport.get_write_buffer_size() > 0
         if self._is_file_send_due:
             transport.set_write_buffer_limits(high=0)  # calls `resume_writing` when it is empty
@@ -272,20 +269,19 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
             return
         transport.set_write_buffer_limits()
-        if self._in_work and self._in_work[0].is_done:
+        self._pipeline.files_sent()
+        if self._pipeline.has_answers:
             self._flush()
-        elif self._queue:
-            self._dispatch()
-        elif self._is_ending and not self._in_work:
-            transport.close()
+        else:
+            self._continue()
 
     def pause_writing(self) -> None:
         """The client does not read: nothing new is begun for it."""
-        self._is_writable = False
+        self._pipeline.is_writable = False
 
     def resume_writing(self) -> None:
         """It reads again."""
-        self._is_writable = True
+        self._pipeline.is_writable = True
         if self._is_file_send_due and self._file_send is not None:
             self._is_file_send_due = False
             self._file_send.go_on()
@@ -295,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close_if_idle(self) -> None:
         """Close the connection if nothing has come over it since the last look, and nothing is owed."""
-        if self.is_idle and not self._in_work and not self._queue and self._file_send is None:
+        if self.is_idle and self._pipeline.is_idle:
             self.close()
         self.is_idle = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hailbus_broker.log import LogError
 from hailbus_broker.logging import get_logger
@@ -13,13 +13,15 @@ from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import APIS, ApiKey, request_class
 from hailbus_broker.protocol.errors import ApiError, ErrorCode, ProtocolError
 from hailbus_broker.records import RecordsError
+from hailbus_broker.server.fetch_sessions import FetchSessions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.runtime.node import Node
     from hailbus_broker.runtime.replica import LeaderReplica
     from hailbus_broker.server.connection import Connection
-    from hailbus_broker.server.handlers.produce import ProducedBatch
     from hailbus_broker.server.request import Request
 
 log: Any = get_logger()
@@ -35,33 +37,40 @@ class Handler:
     Attributes:
         is_raw: The handler reads the frame itself; `message` is None.
         first: Lowest version served; None is the protocol's.
+        answer_unsupported: Makes the answer to a version that is not served, sent as version 0; None closes the
+            connection.
     """
 
     handle: Handle
     is_raw: bool = False
     first: int | None = None
+    answer_unsupported: Callable[[Any], Message] | None = None
+
+
+class WaitingBatch(Protocol):
+    """A batch that waits until the coordinator knows its transaction."""
+
+    def verified(self, partition: LeaderReplica, code: ErrorCode) -> None:
+        """The coordinator knows it, or has refused it."""
+        ...
 
 
 class Dispatcher:
     """Hands requests to their handlers and turns what goes wrong into what a client understands."""
 
-    def __init__(self, node: Node) -> None:
-        from hailbus_broker.server.handlers.table import HANDLERS
-
+    def __init__(self, node: Node, handlers: Mapping[ApiKey, Handler]) -> None:
         self.node = node
         self.connections: dict[Connection, None] = {}
-        self.handlers: Final = HANDLERS
+        self.handlers: Final = handlers
         self.ranges: Final = {
             key: (APIS[key].first if handler.first is None else handler.first, APIS[key].last)
-            for key, handler in HANDLERS.items()
+            for key, handler in handlers.items()
         }
-        from hailbus_broker.server.fetch_sessions import FetchSessions
-
         self.fetch_sessions = FetchSessions(node.config["max.incremental.fetch.session.cache.slots"], node.chance)
         self.metadata_cache: dict[tuple[str, int, bytes], bytes] = {}
         self.metadata_cache_bytes = 0
         self.metadata_cache_version = -1
-        self.unverified: dict[tuple[LeaderReplica, int, int], list[ProducedBatch]] = {}
+        self.unverified: dict[tuple[LeaderReplica, int, int], list[WaitingBatch]] = {}
         """By partition, producer id and epoch: what waits behind a batch until the coordinator knows its transaction.
 
         Each batch belongs to a request in work, so `queued.max.request.bytes` bounds them.
@@ -95,11 +104,9 @@ class Dispatcher:
             return
         first, last = self.ranges[request.api_key]  # type: ignore[index]  # as above
         if not first <= request.version <= last:
-            if request.api_key == ApiKey.API_VERSIONS:
+            if handler.answer_unsupported is not None:
                 # Clients probe from above: they read this one answer in its first format.
-                from hailbus_broker.server.handlers.cluster import unsupported_api_versions
-
-                request.respond(unsupported_api_versions(self), version=0)
+                request.respond(handler.answer_unsupported(self), version=0)
                 return
             request.connection.abort(
                 f"{APIS[request.api_key].name} v{request.version} is not served (v{first} to v{last} are), "

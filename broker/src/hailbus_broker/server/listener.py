@@ -9,6 +9,7 @@ from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.node import Listener, Node
 from hailbus_broker.server.connection import Connection, ReceiveBuffer
 from hailbus_broker.server.dispatch import Dispatcher
+from hailbus_broker.server.handlers.table import HANDLERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,7 @@ class Server:
             )
         loop = asyncio.get_running_loop()
         receive = ReceiveBuffer()
-        self.dispatcher = dispatcher = Dispatcher(self.node)
+        self.dispatcher = dispatcher = Dispatcher(self.node, HANDLERS)
         pending: list[tuple[asyncio.Server, str, str]] = []
         for name, (host, port) in addresses.items():
             holder: list[Listener] = []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from hailbus_broker.log import FileSlice
 from hailbus_broker.protocol import codec
-from hailbus_broker.protocol.api import APIS
+from hailbus_broker.protocol.api import APIS, request_class
+from hailbus_broker.server.error_responses import error_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,11 +16,42 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.errors import ErrorCode
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.runtime.node import Listener
-    from hailbus_broker.server.connection import Connection
 
 Part = bytes | bytearray | memoryview | FileSlice
 
 HEAD: Final = Struct(">ii")
+
+
+class Peer(Protocol):
+    """The connection that a request came over.
+
+    Attributes:
+        number: Grows with each connection.
+        peer: Address of the client.
+        peer_host: The host in it.
+        client_software: What the client says that it is.
+        listener: Where the connection came in.
+        is_closed: Whether nothing more is sent.
+    """
+
+    number: int
+    peer: str
+    peer_host: str
+    client_software: str
+    listener: Listener
+    is_closed: bool
+
+    def answered(self) -> None:
+        """A request has its answer."""
+        ...
+
+    def abort(self, sentence: str) -> None:
+        """Close the connection because of what came over it."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; what was written still goes out."""
+        ...
 
 
 class Request:
@@ -54,7 +86,7 @@ class Request:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Peer,
         frame: memoryview,
         api_key: int,
         version: int,
@@ -119,12 +151,8 @@ class Request:
 
     def respond_error(self, code: ErrorCode) -> None:
         """Send the response that this API gives when nothing worked."""
-        from hailbus_broker.server.error_responses import error_response
-
         message = self.message
         if message is None:
-            from hailbus_broker.protocol.api import request_class
-
             message = codec.decode(request_class(self.api_key), self.frame, self.version, position=self.position)
         self.respond(error_response(self.api_key, self.version, message, code))
 

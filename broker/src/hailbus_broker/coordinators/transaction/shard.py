@@ -22,14 +22,13 @@ from hailbus_broker.coordinators.timers import Timers
 from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite, TransactionOutcome
 from hailbus_broker.coordinators.transaction.state import (
     AT_REST,
-    COMPLETE,
     NO_EPOCH,
     NO_PRODUCER_ID,
-    NO_TIME,
     PREPARED,
     TRANSITIONS,
     State,
     Transaction,
+    owner_error,
 )
 from hailbus_broker.coordinators.transaction.views import TransactionViews
 from hailbus_broker.protocol.definitions.end_txn_response import EndTxnResponse
@@ -206,10 +205,8 @@ class TransactionShard:
             # The old transaction ends in an abort with an epoch that nobody gets; the producer comes again for its own.
             self._fence_and_abort(outcome, transaction, now_ms, "another producer took the transactional id")
             return refuse(ErrorCode.CONCURRENT_TRANSACTIONS)
-        changed = self._with_next_epoch(
-            replace(transaction, timeout_ms=timeout_ms, updated_ms=now_ms),
-            producer_epoch if is_known else None,
-            new_producer_id,
+        changed = replace(transaction, timeout_ms=timeout_ms, updated_ms=now_ms).with_next_epoch(
+            producer_epoch if is_known else None, new_producer_id
         )
         if changed is None:
             return refuse(ErrorCode.PRODUCER_FENCED)
@@ -218,31 +215,6 @@ class TransactionShard:
             token, InitProducerIdResponse(producer_id=changed.producer_id, producer_epoch=changed.producer_epoch)
         )
         return outcome
-
-    @staticmethod
-    def _with_next_epoch(
-        transaction: Transaction, expected_epoch: int | None, new_producer_id: Callable[[], int]
-    ) -> Transaction | None:
-        """The transaction with the epoch that its producer gets now; None when the producer is fenced."""
-        epoch = transaction.producer_epoch
-        empty = replace(
-            transaction, state=State.EMPTY, partitions=(), start_ms=NO_TIME, next_producer_id=NO_PRODUCER_ID
-        )
-        if transaction.is_epoch_exhausted and expected_epoch in {None, epoch}:
-            return replace(
-                empty,
-                producer_id=new_producer_id(),
-                previous_producer_id=transaction.producer_id,
-                producer_epoch=0,
-                last_producer_epoch=NO_EPOCH if expected_epoch is None else epoch,
-            )
-        if expected_epoch is None:
-            return replace(empty, producer_epoch=epoch + 1, last_producer_epoch=NO_EPOCH)
-        if epoch in {NO_EPOCH, expected_epoch}:
-            return replace(empty, producer_epoch=epoch + 1, last_producer_epoch=epoch)
-        if expected_epoch == transaction.last_producer_epoch:
-            return empty  # the answer to the same question got lost
-        return None
 
     # ---- partitions
 
@@ -276,7 +248,7 @@ class TransactionShard:
         """
         outcome = TransactionOutcome(request=token)
         transaction = self.transactions.get(transactional_id)
-        error = self._check_owner(transaction, producer_id, producer_epoch)
+        error = owner_error(transaction, producer_id, producer_epoch)
         if error is ErrorCode.NONE:
             assert transaction is not None
             if transaction.state in PREPARED:
@@ -309,7 +281,7 @@ class TransactionShard:
             NONE; INVALID_TXN_STATE when it is not; or why the producer may not write at all.
         """
         transaction = self.transactions.get(transactional_id)
-        error = self._check_owner(transaction, producer_id, producer_epoch)
+        error = owner_error(transaction, producer_id, producer_epoch)
         if error is not ErrorCode.NONE:
             return error
         assert transaction is not None
@@ -318,14 +290,6 @@ class TransactionShard:
         if transaction.state is State.ONGOING and (topic, partition) in transaction.partitions:
             return ErrorCode.NONE
         return ErrorCode.INVALID_TXN_STATE
-
-    @staticmethod
-    def _check_owner(transaction: Transaction | None, producer_id: int, producer_epoch: int) -> ErrorCode:
-        if transaction is None or transaction.producer_id != producer_id:
-            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        if transaction.producer_epoch != producer_epoch:
-            return ErrorCode.PRODUCER_FENCED
-        return ErrorCode.NONE
 
     def is_late(self, transactional_id: str, producer_id: int, producer_epoch: int, connection: int) -> bool:
         """Whether a request comes over a connection that its producer has given up for a newer one.
@@ -340,7 +304,7 @@ class TransactionShard:
             producer_epoch: Likewise; who does not own the id is refused for that, and not counted.
             connection: Grows with each connection that the broker accepts.
         """
-        if self._check_owner(self.transactions.get(transactional_id), producer_id, producer_epoch) != ErrorCode.NONE:
+        if owner_error(self.transactions.get(transactional_id), producer_id, producer_epoch) != ErrorCode.NONE:
             return False
         newest = max(connection, self._connections.get(transactional_id, connection))
         self._connections[transactional_id] = newest
@@ -388,13 +352,13 @@ class TransactionShard:
             return answer(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         wanted = State.PREPARE_COMMIT if is_commit else State.PREPARE_ABORT
         done = State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT
-        if is_v2 and self._is_repeated_end(transaction, producer_id, producer_epoch):
+        if is_v2 and transaction.is_repeated_end(producer_id, producer_epoch):
             if transaction.state is done:
                 return answer(ErrorCode.NONE, transaction)
             return answer(
                 ErrorCode.CONCURRENT_TRANSACTIONS if transaction.state is wanted else ErrorCode.INVALID_TXN_STATE
             )
-        error = self._check_owner(transaction, producer_id, producer_epoch)
+        error = owner_error(transaction, producer_id, producer_epoch)
         if error is not ErrorCode.NONE:
             return answer(error)
         has_nothing = transaction.state in AT_REST
@@ -428,15 +392,6 @@ class TransactionShard:
         self._write(outcome, prepared)
         outcome.markers.append(self._markers_of(prepared))
         return answer(ErrorCode.NONE, prepared if is_v2 else None)
-
-    @staticmethod
-    def _is_repeated_end(transaction: Transaction, producer_id: int, producer_epoch: int) -> bool:
-        """Whether the producer asks with the epoch of before the end that it was not told of."""
-        if not transaction.is_v2 or transaction.state not in PREPARED | COMPLETE:
-            return False
-        if transaction.producer_id == producer_id:
-            return producer_epoch == transaction.producer_epoch - 1
-        return transaction.previous_producer_id == producer_id and transaction.producer_epoch == 0
 
     def markers_written(
         self, markers: MarkersToWrite, *, failed: Collection[TopicPartition] = (), now_ms: int

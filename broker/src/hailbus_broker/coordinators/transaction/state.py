@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.coordinators.outcome import CoordinatorRecord
 from hailbus_broker.protocol.definitions.transaction_log_key import TransactionLogKey
 from hailbus_broker.protocol.definitions.transaction_log_value import PartitionsSchema, TransactionLogValue
-from hailbus_broker.protocol.errors import ProtocolError
+from hailbus_broker.protocol.errors import ErrorCode, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NO_PRODUCER_ID: Final = -1
 NO_EPOCH: Final = -1
@@ -101,6 +104,39 @@ class Transaction:
         """Whether the next end of a transaction needs another producer id."""
         return self.producer_epoch >= LAST_EPOCH
 
+    def with_next_epoch(self, expected_epoch: int | None, new_producer_id: Callable[[], int]) -> Transaction | None:
+        """Return the state in which its producer has the next epoch; None when the producer is fenced.
+
+        Args:
+            expected_epoch: The epoch that the producer says it has; None if it says none.
+            new_producer_id: Takes an id that nobody has, once the epochs are exhausted.
+        """
+        epoch = self.producer_epoch
+        empty = replace(self, state=State.EMPTY, partitions=(), start_ms=NO_TIME, next_producer_id=NO_PRODUCER_ID)
+        if self.is_epoch_exhausted and expected_epoch in {None, epoch}:
+            return replace(
+                empty,
+                producer_id=new_producer_id(),
+                previous_producer_id=self.producer_id,
+                producer_epoch=0,
+                last_producer_epoch=NO_EPOCH if expected_epoch is None else epoch,
+            )
+        if expected_epoch is None:
+            return replace(empty, producer_epoch=epoch + 1, last_producer_epoch=NO_EPOCH)
+        if epoch in {NO_EPOCH, expected_epoch}:
+            return replace(empty, producer_epoch=epoch + 1, last_producer_epoch=epoch)
+        if expected_epoch == self.last_producer_epoch:
+            return empty  # the answer to the same question got lost
+        return None
+
+    def is_repeated_end(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether the producer asks with the epoch of before the end that it was not told of."""
+        if not self.is_v2 or self.state not in PREPARED | COMPLETE:
+            return False
+        if self.producer_id == producer_id:
+            return producer_epoch == self.producer_epoch - 1
+        return self.previous_producer_id == producer_id and self.producer_epoch == 0
+
     def to_record(self) -> CoordinatorRecord:
         """The record that makes this state durable."""
         topics: dict[str, list[int]] = {}
@@ -151,3 +187,12 @@ class Transaction:
             updated_ms=value.transaction_last_update_timestamp_ms,
             is_v2=value.client_transaction_version >= 2,
         )
+
+
+def owner_error(transaction: Transaction | None, producer_id: int, producer_epoch: int) -> ErrorCode:
+    """Return why a producer may not use a transactional id; NONE if it may."""
+    if transaction is None or transaction.producer_id != producer_id:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    if transaction.producer_epoch != producer_epoch:
+        return ErrorCode.PRODUCER_FENCED
+    return ErrorCode.NONE

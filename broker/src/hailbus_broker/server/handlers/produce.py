@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.schema import Uuid
     from hailbus_broker.records import RecordError
     from hailbus_broker.runtime.replica import Replica
-    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.server.dispatch import Dispatcher, WaitingBatch
     from hailbus_broker.server.request import Request
 
     Records: TypeAlias = bytes | memoryview
@@ -305,7 +305,7 @@ def _add_then_append(
 
     Batches that follow for the same partitions wait behind these, so that none overtakes another, and share their fate.
     """
-    queues: dict[tuple[LeaderReplica, int, int], list[ProducedBatch]] = {
+    queues: dict[tuple[LeaderReplica, int, int], list[WaitingBatch]] = {
         (partition, *producer): [] for partition, _ in first
     }
     dispatcher.unverified.update(queues)
@@ -316,8 +316,8 @@ def _add_then_append(
         for partition, batch in first:
             batch.verified(partition, code)
         for (partition, _, _), behind in queues.items():
-            for batch in behind:
-                batch.verified(partition, code)
+            for waiting in behind:
+                waiting.verified(partition, code)
 
     places = [(partition.topic, partition.index) for partition, _, _ in queues]
     try:

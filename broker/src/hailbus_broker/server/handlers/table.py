@@ -35,7 +35,7 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.SYNC_GROUP: Handler(groups.sync_group),
     ApiKey.DESCRIBE_GROUPS: Handler(groups.describe_groups),
     ApiKey.LIST_GROUPS: Handler(groups.list_groups),
-    ApiKey.API_VERSIONS: Handler(cluster.api_versions),
+    ApiKey.API_VERSIONS: Handler(cluster.api_versions, answer_unsupported=cluster.unsupported_api_versions),
     ApiKey.CREATE_TOPICS: Handler(topics.create_topics),
     ApiKey.DELETE_TOPICS: Handler(topics.delete_topics),
     ApiKey.DELETE_RECORDS: Handler(log_offsets.delete_records),
