@@ -28,13 +28,14 @@ from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.errors import StartError
 from structlog.testing import capture_logs
 
-from tests.integration.broker.wire import Wire, led, server_on
+from tests.integration.broker.wire import Wire, led, server_on, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from hailbus_broker.coordinators.group.classic import ClassicGroup
+    from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.server.listener import Server
 
 GROUP = "rides"
@@ -260,6 +261,31 @@ async def test_one_group_never_holds_up_the_timers_of_another(
         assert expected in {line["event"] for line in lines}
         assert shard.next_deadline_ms() is None or driver._timer is not None
         assert await join(wire, "good", session_timeout_ms=10_000) is ErrorCode.NONE
+        wire.close()
+
+
+async def test_one_group_never_keeps_another_from_expiring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server_on(RealDisk(), str(tmp_path), **{"group.min.session.timeout.ms": "100"}) as server:
+        wire = await Wire.to(server.bootstrap)
+        await start_using(wire)
+        (driver,) = server.node.groups.active()
+        for group in ("bad", "good"):
+            await join(wire, group, session_timeout_ms=100)
+        groups = driver.shard.groups
+        await until(lambda: not any(group.members for group in groups.values()))
+        expire = driver.shard.expire_group
+
+        def expire_group(group_id: str, *, wall_ms: int) -> Outcome:
+            assert group_id != "bad"
+            return expire(group_id, wall_ms=wall_ms)
+
+        monkeypatch.setattr(driver.shard, "expire_group", expire_group)
+        with capture_logs() as lines:
+            server.node.groups.expire_offsets()
+            await until(lambda: "good" not in groups)
+        assert "bad" in groups
+        assert [line["group"] for line in lines if line["event"] == "offset_expiry_failed"] == ["bad"]
+        assert await committed(wire) == (ErrorCode.NONE, 41)
         wire.close()
 
 

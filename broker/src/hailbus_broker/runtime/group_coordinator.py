@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, ResourceType
 from hailbus_broker.coordinators.group.config import GroupConfig
 from hailbus_broker.coordinators.group.shard import GroupShard
+from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import NO_PRODUCER_ID, ControlType, read_control_type
 from hailbus_broker.runtime.coordinator import Coordinator
+from hailbus_broker.runtime.replay import SLICE_MS
 from hailbus_broker.runtime.shard_driver import DriverState, ShardDriver
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.replica import LeaderReplica
     from hailbus_broker.runtime.replica_manager import ReplicaManager
     from hailbus_broker.runtime.threads import Threads
+
+log: Any = get_logger()
 
 
 class GroupDriver(ShardDriver[GroupShard]):
@@ -112,6 +117,7 @@ class GroupCoordinator(Coordinator[GroupDriver]):
         self._config: Final = config
         self._image: Final = image
         self._rng: Final = rng
+        self._is_expiring = False
 
     def _driver_of(self, partition: LeaderReplica) -> GroupDriver:
         shard = GroupShard(
@@ -154,11 +160,28 @@ class GroupCoordinator(Coordinator[GroupDriver]):
         return (driver.shard for driver in self.active())
 
     def expire_offsets(self) -> None:
-        """Remove the offsets of groups that have had no members for long."""
-        for driver in self.active():
-            outcome = driver.shard.expire_offsets(wall_ms=self._clock.wall_ms())
-            if outcome.records:
-                driver.run(outcome)
+        """Remove the offsets of groups that have had no members for long, in the background."""
+        if not self._is_expiring:
+            self._is_expiring = True
+            self._spawn(self._expire_offsets(), "offset-expiry")
+
+    async def _expire_offsets(self) -> None:
+        """Let one group after another expire, so that neither its number of groups nor one that fails harms others."""
+        try:
+            slice_start_ms = self._clock.now_ms()
+            for driver in list(self.active()):
+                for group_id in driver.shard.group_ids():
+                    try:
+                        outcome = driver.shard.expire_group(group_id, wall_ms=self._clock.wall_ms())
+                        if outcome.records:
+                            driver.run(outcome)
+                    except Exception:
+                        log.exception("offset_expiry_failed", group=group_id)
+                    if self._clock.now_ms() - slice_start_ms >= SLICE_MS:
+                        await asyncio.sleep(0)
+                        slice_start_ms = self._clock.now_ms()
+        finally:
+            self._is_expiring = False
 
 
 def group_config(config: BrokerConfig) -> GroupConfig:

@@ -92,8 +92,21 @@ class GroupExpiry:
                 topics.update(subscription_topics(metadata))
         return frozenset(topics)
 
+    def group_ids(self) -> list[str]:
+        """All groups that have members, offsets or a record, by name."""
+        return sorted({*self._offsets.by_group, *self._state.groups, *self._state.consumer_groups})
+
     def expire_offsets(self, *, wall_ms: int) -> Outcome:
-        """Forget offsets not needed for `offsets.retention.minutes`, and groups that have none left (KIP-211).
+        """Remove what `expire_group` removes, of all groups."""
+        out = Outcome()
+        for group_id in self.group_ids():
+            expired = self.expire_group(group_id, wall_ms=wall_ms)
+            out.records += expired.records
+            out.log_events += expired.log_events
+        return out
+
+    def expire_group(self, group_id: str, *, wall_ms: int) -> Outcome:
+        """Remove offsets not needed for `offsets.retention.minutes`, and the group if it has none left (KIP-211).
 
         A group without members and offsets goes at once, unless an open transaction may still commit offsets for it.
 
@@ -101,47 +114,37 @@ class GroupExpiry:
         moment at which the group became empty, or from their commit, whichever is later.
         """
         out = Outcome()
-        pending = {key for of_producer in self._offsets.pending.values() for key in of_producer}
-        in_transactions = {group_id for group_id, _, _ in pending}
-        limit_ms = wall_ms - self._state.config.offsets_retention_ms
-        for group_id in sorted(self._offsets.by_group):
+        group = self._state.groups.get(group_id)
+        consumer_group = self._state.consumer_groups.get(group_id)
+        offsets = self._offsets.by_group.get(group_id, {})
+        pending = self._offsets.pending_of(group_id)
+        has_members = any(other is not None and other.members for other in (group, consumer_group))
+        expired: list[tuple[str, int]] = []
+        if offsets:
             subscribed = self.subscribed_topics(group_id)
             if subscribed is None:
-                continue
-            group = self._state.groups.get(group_id)
-            consumer_group = self._state.consumer_groups.get(group_id)
-            has_members = any(other is not None and other.members for other in (group, consumer_group))
+                return out
+            limit_ms = wall_ms - self._state.config.offsets_retention_ms
             empty_since_ms = group.state_since_ms if group is not None and not has_members else 0
             expired = [
-                (topic, partition)
-                for (topic, partition), committed in sorted(self._offsets.by_group[group_id].items())
-                if topic not in subscribed
+                place
+                for place, committed in sorted(offsets.items())
+                if place[0] not in subscribed
                 and max(committed.commit_timestamp_ms, empty_since_ms) <= limit_ms
-                and (group_id, topic, partition) not in pending
+                and place not in pending
             ]
             out.records += [
                 CoordinatorRecord(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
                 for topic, partition in expired
             ]
-            if (
-                len(expired) == len(self._offsets.by_group[group_id])
-                and not has_members
-                and group_id not in in_transactions
-            ):
-                if consumer_group is not None:
-                    out.records += group_removal_records(consumer_group)
-                elif group is not None:
-                    out.records.append(removal_record(group_id))
             if expired:
                 out.log_events.append(("offsets_expired", {"group": group_id, "count": len(expired)}))
-        for group_id, group in sorted(self._state.groups.items()):
-            is_free = group_id not in self._offsets.by_group and group_id not in in_transactions
-            if group.state is ClassicState.EMPTY and not group.pending and is_free:
-                out.records.append(removal_record(group_id))
-        for group_id, consumer_group in sorted(self._state.consumer_groups.items()):
-            is_free = group_id not in self._offsets.by_group and group_id not in in_transactions
-            if not consumer_group.members and is_free:
-                out.records += group_removal_records(consumer_group)
+        if has_members or pending or len(expired) < len(offsets):
+            return out
+        if consumer_group is not None:
+            out.records += group_removal_records(consumer_group)
+        elif group is not None and (offsets or (group.state is ClassicState.EMPTY and not group.pending)):
+            out.records.append(removal_record(group_id))
         return out
 
     def forget_topic(self, topic: str) -> Outcome:

@@ -230,6 +230,15 @@ class CommittedOffsets:
         """All offsets of a group."""
         return self.by_group.get(group_id, {})
 
+    def pending_of(self, group_id: str) -> set[tuple[str, int]]:
+        """Return the partitions whose offset open transactions may still change."""
+        return {
+            (topic, partition)
+            for of_producer in self.pending.values()
+            for pending_id, topic, partition in of_producer
+            if pending_id == group_id
+        }
+
     def is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
         """Whether an open transaction may still change a group's offset."""
         return any((group_id, topic, partition) in pending for pending in self.pending.values())

@@ -120,6 +120,8 @@ class GroupShard:
         self.delete_offsets: Final = expiry.delete_offsets
         self.knows: Final = expiry.knows
         self.subscribed_topics: Final = expiry.subscribed_topics
+        self.group_ids: Final = expiry.group_ids
+        self.expire_group: Final = expiry.expire_group
         self.expire_offsets: Final = expiry.expire_offsets
         self.forget_topic: Final = expiry.forget_topic
         self.describe: Final = views.describe
