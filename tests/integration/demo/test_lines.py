@@ -409,3 +409,26 @@ async def test_a_hole_that_is_explained_hides_none_that_is_not(run: RecordedRun)
     found = line(await accounts_of(run), "log-offsets")
     assert [(one.partition, one.offset) for one in found.findings] == [(last.partition, last.offset)]
     assert "nothing newer of key" in found.findings[0].what
+
+
+async def test_a_ride_that_ended_by_one_account_alone_is_named(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    book, booking = book_of(accounts), booking_of(accounts)
+    ride_id, told = next((one, ride) for one, ride in sorted(book.rides.items()) if ride.state == "completed")
+    stored = booking.rides[ride_id]
+    assert told.seq == stored.seq
+    open_by_booking = replace(booking, rides=dict(booking.rides) | {ride_id: stored._replace(state="started")})
+    open_by_book = replace(book, rides=dict(book.rides) | {ride_id: told._replace(state="started")})
+    for changed in (replace(accounts, booking=open_by_booking), replace(accounts, book=open_by_book)):
+        assert {one.id for one in line(changed, "rides-book-booking").findings} == {ride_id}
+
+
+async def test_a_ride_costs_what_its_quote_says_and_without_a_quote_what_the_rider_was_told(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    book = book_of(accounts)
+    told = {one: ride._replace(multiplier=9.0) for one, ride in book.rides.items()}
+    assert line(replace(accounts, book=replace(book, rides=told)), "money-book-log").verdict == "agrees"
+    unquoted = replace(accounts, book=replace(book, quotes={}))
+    assert line(unquoted, "money-book-log").verdict == "agrees"
+    found = line(replace(accounts, book=replace(book, quotes={}, rides=told)), "money-book-log")
+    assert len(found.findings) == sum(ride.state == "completed" for ride in book.rides.values())

@@ -229,3 +229,11 @@ async def test_slots_that_are_open_or_forgotten_are_not_counted(run: RecordedRun
     for closed_ms, verdict in ((end_ms, "disagrees"), (end_ms - 1, "agrees")):
         reader.tables["surge-city-changelog"]["state"]["closed_until_ms"] = closed_ms
         assert line(replace(accounts, so_far=True), "surge-pickups").verdict == verdict
+
+
+async def test_updates_of_minutes_that_surge_has_not_closed_are_not_judged(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    reader = log_of(accounts).reader
+    last = max(int(step.data["surge_version"]) for steps in reader.cells.values() for step in steps)
+    reader.tables["surge-city-changelog"]["state"]["closed_until_ms"] = last * 60_000 - 1
+    assert line(accounts, "surge-repriced").verdict == "agrees"
