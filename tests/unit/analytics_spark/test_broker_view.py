@@ -12,66 +12,18 @@ import pytest
 from analytics_spark.broker_view import BrokerView, Place, TopicView
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Uuid
 
+from tests.fake_consumer import FakeConsumer, Message, end
+
 A, B = ("rides.v1", 0), ("rides.v1", 1)
-
-
-@dataclass
-class Message:
-    """A record, or an error in its place."""
-
-    place: Place
-    at: int
-    failed: KafkaError | None = None
-
-    def topic(self) -> str:
-        return self.place[0]
-
-    def partition(self) -> int:
-        return self.place[1]
-
-    def offset(self) -> int:
-        return self.at
-
-    def key(self) -> bytes:
-        return b"key"
-
-    def value(self) -> bytes:
-        return f"{self.at}".encode()
-
-    def headers(self) -> None:
-        return None
-
-    def error(self) -> KafkaError | None:
-        return self.failed
-
-
-class Client:
-    """Answers with batches of messages, then with silence."""
-
-    def __init__(self, batches: Sequence[Sequence[Message]]) -> None:
-        self.batches = list(batches)
-        self.assigned: list[tuple[str, int, int]] = []
-        self.config: dict[str, Any] = {}
-        self.is_closed = False
-
-    def assign(self, places: Sequence[Any]) -> None:
-        self.assigned = [(one.topic, one.partition, one.offset) for one in places]
-
-    def consume(self, _count: int, *, timeout: float) -> Sequence[Message]:
-        assert timeout > 0
-        return self.batches.pop(0) if self.batches else []
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 def read(
     monkeypatch: pytest.MonkeyPatch, wanted: dict[Place, tuple[int, int]], *batches: Sequence[Message]
-) -> tuple[list[tuple[Place, int, bytes | None]], dict[Place, str], Client]:
+) -> tuple[list[tuple[Place, int, bytes | None]], dict[Place, str], FakeConsumer]:
     """Return the records that a view hands on, what it says was not read, and its client."""
-    client = Client(batches)
+    client = FakeConsumer(batches)
 
-    def connect(config: dict[str, Any]) -> Client:
+    def connect(config: dict[str, Any]) -> FakeConsumer:
         client.config = config
         return client
 
@@ -86,16 +38,12 @@ def read(
     return records, unread, client
 
 
-def end(place: Place, offset: int) -> Message:
-    return Message(place, offset, KafkaError(KafkaError._PARTITION_EOF))  # librdkafka's own name for it
-
-
 def test_records_are_read_from_the_start_to_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [[Message(A, 2), Message(B, 0)], [Message(A, 3), Message(A, 4), Message(A, 5)]]
     records, unread, client = read(monkeypatch, {A: (2, 4), B: (0, 1)}, *batches)
     assert records == [(A, 2, b"2"), (B, 0, b"0"), (A, 3, b"3")]
     assert unread == {}
-    assert client.assigned == [(*A, 2), (*B, 0)]
+    assert client.assigned == [[(*A, 2), (*B, 0)]]
     assert client.is_closed
 
 
@@ -162,7 +110,7 @@ def test_each_answer_prolongs_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("analytics_spark.broker_view.time.monotonic", lambda: now_s[0])
     batches = [[Message(A, 0)], [], [end(A, 2)], [Message(B, 0)], [], [Message(B, 1)]]
 
-    class Slow(Client):
+    class Slow(FakeConsumer):
         def consume(self, count: int, *, timeout: float) -> Sequence[Message]:
             now_s[0] += 6.0
             return super().consume(count, timeout=timeout)
@@ -185,9 +133,9 @@ def test_each_answer_prolongs_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_view_reads_committed_records_and_commits_nothing(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, socket_ms: int
 ) -> None:
-    client = Client([[Message(A, 0)]])
+    client = FakeConsumer([[Message(A, 0)]])
 
-    def connect(config: dict[str, Any]) -> Client:
+    def connect(config: dict[str, Any]) -> FakeConsumer:
         client.config = config
         return client
 
