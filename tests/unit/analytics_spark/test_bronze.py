@@ -18,6 +18,7 @@ from analytics_spark.verify.state import Accepted, VerifiedPartition
 from hailbus.record_sum import MODULUS, record_hash
 
 Row = dict[str, Any]
+DUCKDB = duckdb.connect(":memory:", config={"threads": 1})  # to start one takes longer than most tests
 A, B, PAID = ("rides.v1", 0), ("rides.v1", 1), ("payments.v1", 2)
 AT = datetime(2014, 5, 1, 8, 0, tzinfo=UTC)
 SCHEMA = pa.schema(
@@ -145,7 +146,7 @@ def compare(
     accepts_deleted: bool = False,
 ) -> Compared:
     dataset = ds.dataset(pa.Table.from_pylist(list(rows), schema=SCHEMA))
-    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+    with DUCKDB.cursor() as connection:
         connection.register("bronze", dataset)
         bronze = Bronze(
             connection=connection,

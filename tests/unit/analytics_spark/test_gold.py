@@ -12,6 +12,7 @@ from analytics_spark.verify.gold import check_gold, unchecked_line
 from analytics_spark.verify.report import Finding, GoldReport, LineReport
 
 Row = dict[str, Any]
+DUCKDB = duckdb.connect(":memory:", config={"threads": 1})  # to start one takes longer than most tests
 TIME = pa.timestamp("us", tz="UTC")
 SCHEMAS = {
     "silver.quotes": {
@@ -191,7 +192,7 @@ def _row(table: str, *values: object) -> Row:
 def check(
     rows: dict[str, list[Row]], schemas: dict[str, dict[str, pa.DataType]] = SCHEMAS
 ) -> tuple[LineReport, dict[str, GoldReport]]:
-    with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+    with DUCKDB.cursor() as connection:
         connection.execute("SET TimeZone='UTC'")
         for name, schema in schemas.items():
             kept = [{column: row.get(column) for column in schema} for row in rows.get(name, ())]

@@ -52,6 +52,7 @@ class Other(Event, topic=OTHERS, key="other_id", type="other.made", version=1):
 
 
 CATALOGUE = Catalogue((Thing, Other))
+DUCKDB = duckdb.connect(":memory:", config={"threads": 1})  # to start one takes longer than most tests
 HEADERS = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 TIME = pa.timestamp("us", tz="UTC")
 COORDINATES = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "timestamp": TIME}
@@ -166,7 +167,7 @@ class Lake:
     def check(
         self, *, seed: int = 1, schemas: Mapping[str, Mapping[str, pa.DataType]] = SCHEMAS
     ) -> tuple[LineReport, SilverReport]:
-        with duckdb.connect(":memory:", config={"threads": 1}) as connection:
+        with DUCKDB.cursor() as connection:
             connection.execute("SET TimeZone='America/New_York'")
             for name, schema in schemas.items():
                 rows = [{column: row.get(column) for column in schema} for row in self.tables[name]]
