@@ -417,10 +417,10 @@ async def test_a_ride_that_ended_by_one_account_alone_is_named(run: RecordedRun)
     ride_id, told = next((one, ride) for one, ride in sorted(book.rides.items()) if ride.state == "completed")
     stored = booking.rides[ride_id]
     assert told.seq == stored.seq
-    open_by_booking = replace(booking, rides=dict(booking.rides) | {ride_id: stored._replace(state="started")})
-    open_by_book = replace(book, rides=dict(book.rides) | {ride_id: told._replace(state="started")})
+    open_by_booking = replace(booking, rides=dict(booking.rides) | {ride_id: stored._replace(state="matched")})
+    open_by_book = replace(book, rides=dict(book.rides) | {ride_id: told._replace(state="matched")})
     for changed in (replace(accounts, booking=open_by_booking), replace(accounts, book=open_by_book)):
-        assert {one.id for one in line(changed, "rides-book-booking").findings} == {ride_id}
+        assert [one.id for one in line(changed, "rides-book-booking").findings] == [ride_id]
 
 
 async def test_a_ride_costs_what_its_quote_says_and_without_a_quote_what_the_rider_was_told(run: RecordedRun) -> None:
