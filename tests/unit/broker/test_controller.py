@@ -98,6 +98,15 @@ def test_a_deleted_topic_takes_its_configs_with_it(cluster: Cluster) -> None:
     assert cluster.image.configs(ResourceType.TOPIC, "rides") == {}
 
 
+def test_the_image_counts_the_partitions_of_all_topics(cluster: Cluster) -> None:
+    cluster.create("rides")
+    cluster.create("cars")
+    cluster.write(cluster.controller.create_partitions("rides", 5))
+    assert cluster.image.partition_count == cluster.image.copy().partition_count == 8
+    cluster.write(cluster.controller.delete_topic(cluster.image.topics["rides"]))
+    assert cluster.image.partition_count == 3
+
+
 def test_configs_are_set_and_taken_back(cluster: Cluster) -> None:
     cluster.create("rides")
     cluster.write(cluster.controller.alter_configs(ResourceType.TOPIC, "rides", {"retention.ms": "1000"}))

@@ -153,7 +153,7 @@ class Controller:
         )
 
     def _check_total(self, new_count: int) -> None:
-        total = sum(len(topic.partitions) for topic in self.image.topics.values())
+        total = self.image.partition_count
         if total + new_count > MAX_PARTITIONS:
             raise ApiError(
                 ErrorCode.POLICY_VIOLATION,

@@ -98,12 +98,16 @@ class MetadataDelta:
 
 
 class MetadataImage:
-    """Changes only in `replay`. `version` counts the records, so that what was computed from an image can be cached."""
+    """Changes only in `replay`. `version` counts the records, so that what was computed from an image can be cached.
+
+    `partition_count` is that of all topics.
+    """
 
     def __init__(self) -> None:
         self.version = 0
         self.topics: dict[str, TopicState] = {}
         self.topics_by_id: dict[Uuid, TopicState] = {}
+        self.partition_count = 0
         self.brokers: dict[int, BrokerState] = {}
         self.features: dict[str, int] = {}
         self.next_producer_id = 0
@@ -168,6 +172,7 @@ class MetadataImage:
             name: TopicState(name=name, topic_id=topic.topic_id, partitions=list(topic.partitions))
             for name, topic in self.topics.items()
         }
+        other.partition_count = self.partition_count
         other.topics_by_id = {topic.topic_id: topic for topic in other.topics.values()}
         other.brokers = dict(self.brokers)
         other.features = dict(self.features)
@@ -210,6 +215,7 @@ class MetadataImage:
             case PartitionRecord():
                 topic = self.topics_by_id[record.topic_id]
                 assert record.partition_id == len(topic.partitions), (record.partition_id, len(topic.partitions))
+                self.partition_count += 1
                 topic.partitions.append(
                     PartitionState(
                         index=record.partition_id,
@@ -235,6 +241,7 @@ class MetadataImage:
                 )
             case RemoveTopicRecord():
                 topic = self.topics_by_id.pop(record.topic_id)
+                self.partition_count -= len(topic.partitions)
                 del self.topics[topic.name]
                 self._configs.pop((ResourceType.TOPIC, topic.name), None)
             case ConfigRecord():

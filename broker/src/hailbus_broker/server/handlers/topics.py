@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,7 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
             CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.config_source)
             for entry in topic_configs(node, new.configs)
         ]
+        await asyncio.sleep(0)  # a request may create thousands of topics: others have their turn in between
     # What was refused may have been refused because of a decision that is not committed yet.
     for done in (*pending, node.metadata.write([])):
         await done
