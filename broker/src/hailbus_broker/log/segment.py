@@ -271,6 +271,8 @@ class Segment:
         end = self.size_bytes if end is None else end
         position = start
         unpack, make_header = HEADER.unpack_from, BatchHeader._make
+        if position >= end:
+            return  # an empty segment needs no descriptor
         file, usual_bytes = self.opened(reads), window_bytes
         while position < end:
             window = memoryview(reads.read(file, position, min(window_bytes, end - position)))
@@ -312,6 +314,8 @@ class Segment:
             CorruptBatchError: What lies on the way is not a batch.
         """
         start, size_bytes = self.offset_index.position_before(offset, reads), self.size_bytes
+        if start >= size_bytes:
+            return None
         path = self.path
 
         def search(read: Read) -> FoundBatch | None:
