@@ -235,6 +235,10 @@ def draw(seed: int) -> Scenario:
     if rng.random() < 0.95:  # sometimes nothing goes wrong at all
         drawn = [*rng.choices(BROKER_FAULTS, k=rng.randint(1, 3)), *rng.choices(OTHER_FAULTS, k=rng.randint(1, 5))]
         faults = [_draw_fault(rng, kind, duration_s, clients) for kind in drawn]
+    if is_long and random.Random(f"snapshot/{seed}").random() < 0.4:
+        # The broker writes a snapshot of its metadata when it has lived for a minute.
+        faults = [fault for fault in faults if fault.kind not in BROKER_FAULTS]
+        faults.append(PlannedFault(at_s=58.0, kind="crash in a write", path=".checkpoint"))
     return Scenario(
         seed=seed,
         duration_s=duration_s,
