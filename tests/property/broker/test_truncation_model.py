@@ -156,6 +156,7 @@ class Run:
             case Simple("roll"):
                 log.roll(now_ms=0)
             case Simple("stop"):
+                self.apply(Simple("finish sync"))  # a node waits for it before it closes its logs
                 self.is_restarted = True
                 log.close(now_ms=0)
                 self.recovery_point = log.log_end_offset

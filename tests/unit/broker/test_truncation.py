@@ -325,3 +325,16 @@ def test_after_a_kill_the_epochs_are_those_of_the_batches() -> None:
     disk.write_whole(f"{DIRECTORY}/leader-epoch-checkpoint", checkpoint)  # the sync has not come that far
     again = open_log(disk, recovery_point=1)
     assert again.leader_epochs.entries == log.leader_epochs.entries == [(1, 0), (6, 2)]
+
+
+def test_after_a_kill_an_epoch_that_begins_at_the_log_end_is_forgotten() -> None:
+    disk = new_disk()
+    log = open_log(disk)
+    append(log, b"a", leader_epoch=1)
+    append(log, b"b", leader_epoch=5)
+    log.sync()
+    log.truncate_to(1)
+    disk.kill_process()
+    again = open_log(disk, recovery_point=1)
+    append(again, b"c", leader_epoch=3)
+    assert again.leader_epochs.entries == [(1, 0), (3, 1)]

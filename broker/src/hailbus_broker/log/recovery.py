@@ -206,7 +206,7 @@ def recover(
             for batch in segment.scan():
                 epochs.assign(batch.header.leader_epoch, batch.header.base_offset)
         epochs.save()
-    elif epochs.truncate_end(log_end_offset + 1):
+    elif epochs.truncate_end(log_end_offset):
         epochs.save()
     first_offset = max(log_start_offset, segments[0].base_offset)
     if first_offset > log_end_offset:
