@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -134,20 +135,21 @@ async def bus_reader(
     if schemas is not None:
         bus = schemas.reading(bus, wanted)
     records = record_reader(adopting(bus, wanted), topics, start=start, until_end=until_end, client_id=client_id)
-    async for read in records:
-        record = read
-        if record.value is None:
-            continue
-        try:
-            if schemas is not None:
-                record = await schemas.identified(record, wanted)
-            ctx = Context(record)
-            if ctx.envelope.type not in types:
+    async with aclosing(records):
+        async for read in records:
+            record = read
+            if record.value is None:
                 continue
-            event, _ = decode(record, wanted)
-        except ContractError as error:
-            if on_error == "raise":
-                raise
-            log.warning("record_passed_over: %s-%d@%d: %s", record.topic, record.partition, record.offset, error)
-            continue
-        yield Delivery(event, ctx)
+            try:
+                if schemas is not None:
+                    record = await schemas.identified(record, wanted)
+                ctx = Context(record)
+                if ctx.envelope.type not in types:
+                    continue
+                event, _ = decode(record, wanted)
+            except ContractError as error:
+                if on_error == "raise":
+                    raise
+                log.warning("record_passed_over: %s-%d@%d: %s", record.topic, record.partition, record.offset, error)
+                continue
+            yield Delivery(event, ctx)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -30,6 +31,7 @@ from hailbus import (
 )
 from hailbus.dead_letter import dead_letter_topic
 from hailbus.testing import MemoryBus
+from hailbus.testing.memory import MemoryConsumer
 
 ORDERS = Topic("orders.v1", partitions=3)
 STOCK = Topic("stock.v1", partitions=2, cleanup_policy="compact")
@@ -517,6 +519,26 @@ async def test_reader_needs_no_group() -> None:
         both = [d.event async for d in bus_reader(bus, OrderPlaced, OrderPaid, start="earliest", until_end=True)]
     assert sorted(found) == [0, 1, 2, 3, 4]
     assert len(both) == 6
+
+
+async def test_a_reader_that_is_closed_has_stopped_its_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus, stopped = MemoryBus(), []
+    svc = shop()
+    pub = svc.publishes(OrderPlaced)
+    stop = MemoryConsumer.stop
+
+    async def slow_stop(consumer: MemoryConsumer) -> None:
+        await asyncio.sleep(0)
+        await stop(consumer)
+        stopped.append(consumer)
+
+    async with svc.running(bus):
+        await pub.publish(OrderPlaced(order_id="1"))
+        monkeypatch.setattr(MemoryConsumer, "stop", slow_stop)
+        async with aclosing(bus_reader(bus, OrderPlaced, start="earliest")) as events:
+            assert (await anext(events)).event.order_id == "1"
+            assert not stopped
+        assert len(stopped) == 1
 
 
 async def test_flush_and_bounded_buffer() -> None:
