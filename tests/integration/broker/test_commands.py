@@ -16,6 +16,8 @@ from hailbus_broker.runtime.node import Node
 from hailbus_broker.server.listener import Server
 from hailbus_broker.testing import ThreadedBroker, running_broker
 
+from tests.support import wait_for
+
 
 class Command:
     def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +175,11 @@ async def test_a_formatted_directory_is_what_serve_takes(tmp_path: Path, broker_
 def test_describe_tells_what_a_broker_is(broker_command: Command) -> None:
     with ThreadedBroker() as broker:
         broker.call(lambda running: running.node.create_internal_topic("__consumer_offsets"))
+        wait_for(
+            "the topic",
+            lambda: broker.call(lambda running: "__consumer_offsets" in running.node.replicas.topics),
+            30,
+        )
         text = broker_command("describe", "--bootstrap", broker.bootstrap, "--groups")
         cluster_id = broker.call(lambda running: running.node.cluster_id)
         (found,) = broker_command.rows("describe", "--bootstrap", broker.bootstrap, "--groups")
