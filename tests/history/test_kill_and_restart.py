@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import kafka
 import kafka.errors
@@ -26,7 +26,6 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from hailbus_broker.records import ControlType, read_control_type
 from hailbus_broker.testing.history import (
     Committed,
     End,
@@ -54,7 +53,6 @@ SETTINGS = [
     # A life of the broker is shorter than the shortest session by default: no dead member would ever be missed.
     "--set=group.min.session.timeout.ms=500",
 ]
-MARKERS: dict[ControlType, Literal["commit", "abort"]] = {ControlType.COMMIT: "commit", ControlType.ABORT: "abort"}
 SECONDS = float(os.environ.get("HAILBUS_HISTORY_SECONDS", "40"))
 
 
@@ -486,21 +484,7 @@ def stored_batches(address: str) -> list[Stored]:
     for partition in range(PARTITIONS):
         offset = 0
         while views := batches(wire.fetch(TOPIC, offset, partition=partition).records):
-            for view in views:
-                header = view.header
-                marker = read_control_type(view) if header.is_control else None
-                found.append(
-                    Stored(
-                        partition=partition,
-                        base_offset=header.base_offset,
-                        last_offset=header.last_offset,
-                        producer_id=header.producer_id,
-                        producer_epoch=header.producer_epoch,
-                        base_sequence=header.base_sequence,
-                        is_transactional=header.is_transactional,
-                        marker=MARKERS.get(marker) if marker is not None else None,
-                    )
-                )
+            found += [Stored.of(partition, view) for view in views]
             offset = views[-1].header.next_offset
     wire.close()
     return found

@@ -8,13 +8,13 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 import structlog
 
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, FetchRequest, FetchTopic
-from hailbus_broker.records import ControlType, iterate_batches, read_control_type
+from hailbus_broker.records import iterate_batches
 from hailbus_broker.testing.campaign.context import EARLIEST, LATEST, Context, Stop, TopicReader, list_offsets
 from hailbus_broker.testing.campaign.groups import AutoCommitMember, Copier, OffsetCommitter
 from hailbus_broker.testing.campaign.operator import Operator
@@ -52,10 +52,6 @@ LEAST_RETAINED: Final = 10
 """Records of 300 bytes that retention by size leaves at least: 6,000 bytes without a segment of 2,000."""
 PRODUCERS_EVERY: Final = 8
 """Open transactions are looked at every so many times that the offsets are."""
-MARKERS: Final[dict[ControlType, Literal["commit", "abort"]]] = {
-    ControlType.COMMIT: "commit",
-    ControlType.ABORT: "abort",
-}
 
 SETTINGS: Final = {
     "auto.create.topics.enable": "false",
@@ -459,21 +455,7 @@ class Campaign:
                 views = list(iterate_batches(response.responses[0].partitions[0].records or b"", whole=False))
                 if not views:
                     break
-                for view in views:
-                    header = view.header
-                    marker = read_control_type(view) if header.is_control else None
-                    found.append(
-                        Stored(
-                            partition=partition,
-                            base_offset=header.base_offset,
-                            last_offset=header.last_offset,
-                            producer_id=header.producer_id,
-                            producer_epoch=header.producer_epoch,
-                            base_sequence=header.base_sequence,
-                            is_transactional=header.is_transactional,
-                            marker=MARKERS.get(marker) if marker is not None else None,
-                        )
-                    )
+                found += [Stored.of(partition, view) for view in views]
                 offset = views[-1].header.next_offset
         return found
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from hailbus_broker.records import ControlType, read_control_type
+
+if TYPE_CHECKING:
+    from hailbus_broker.records import BatchView
+
+MARKERS: Final[dict[ControlType, Literal["commit", "abort"]]] = {
+    ControlType.COMMIT: "commit",
+    ControlType.ABORT: "abort",
+}
 End: TypeAlias = Literal["ok", "fail", "unknown"]
 
 
@@ -72,6 +81,22 @@ class Stored:
     base_sequence: int
     is_transactional: bool
     marker: Literal["commit", "abort"] | None = None
+
+    @classmethod
+    def of(cls, partition: int, view: BatchView) -> Stored:
+        """Return what the header of a batch says, and which marker it holds."""
+        header = view.header
+        control = read_control_type(view) if header.is_control else None
+        return cls(
+            partition=partition,
+            base_offset=header.base_offset,
+            last_offset=header.last_offset,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+            is_transactional=header.is_transactional,
+            marker=None if control is None else MARKERS.get(control),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
