@@ -211,7 +211,7 @@ class Segment:
         self.load_first_timestamp()
 
     def load_first_timestamp(self) -> None:
-        """Make the first batch's timestamp and the size of the index known, from which the time to roll is told."""
+        """Read the first batch's timestamp and the size of the index, which decide when the segment is rolled."""
         head = self.file.read(0, BATCH_OVERHEAD) if self.size_bytes else b""
         self.first_timestamp = BatchHeader._make(HEADER.unpack(head)).max_timestamp if head else None
         self.index_bytes = self.offset_index.size_bytes

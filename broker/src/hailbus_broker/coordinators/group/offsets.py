@@ -139,7 +139,7 @@ class CommittedOffsets:
         """Remember offsets when a transaction commits.
 
         Args:
-            request: As it came; that its transaction has this partition was checked.
+            request: The client's request. The caller has checked that this partition is part of its transaction.
             entries: What to commit.
             token: Of the request.
             now_ms: The time.

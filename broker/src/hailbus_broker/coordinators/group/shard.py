@@ -179,7 +179,7 @@ class GroupShard:
         """Let a member join the next generation of its group.
 
         Args:
-            request: As it came.
+            request: The client's request.
             token: Of the request; its answer may come with a later outcome.
             client_id: From the request's header.
             client_host: Where it came from.
@@ -261,7 +261,7 @@ class GroupShard:
         """Remove members, in order, each with a result of its own.
 
         Args:
-            request: As it came.
+            request: The client's request.
             members: Those of the request; before v3 there is one, and its result is that of the whole.
             token: Of the request.
             now_ms: The time.
@@ -307,7 +307,7 @@ class GroupShard:
         """Let a member join, live on, report what it has given up, or leave.
 
         Args:
-            request: As it came.
+            request: The client's request.
             token: Of the request.
             member_id: The request's, or a new one where version 0 leaves it to the server.
             client_id: From the request's header.

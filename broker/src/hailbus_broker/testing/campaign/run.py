@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, assert_never
 
 import structlog
 
@@ -39,12 +39,13 @@ from hailbus_broker.testing.simulation.broker import SimulatedBroker
 from hailbus_broker.testing.simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 
     from hailbus_broker.testing.campaign.context import Found
     from hailbus_broker.testing.campaign.scenario import PlannedClient, Scenario
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
+T = TypeVar("T")
 PROGRESS_DEADLINE_S: Final = 90.0
 """How long after the heal each client may take until it has achieved something."""
 END_DEADLINE_S: Final = 120.0
@@ -275,7 +276,7 @@ class Campaign:
                 return
             await asyncio.sleep(0.5)
 
-    async def _patiently(self, ask: Any) -> Any:
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         for attempts_left in reversed(range(50)):
             try:
                 return await ask()

@@ -71,7 +71,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One batch as it stands in the log at the end; `marker` is set where it ends a transaction."""
+    """One batch that the log holds at the end. `marker` is set if the batch ends a transaction."""
 
     partition: int
     base_offset: int

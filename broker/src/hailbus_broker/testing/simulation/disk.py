@@ -2,7 +2,7 @@
 
 What it assumes of a real one: data lasts after `File.sync`, names after `Disk.sync_directory`, those of directories
 too; of what was not synced any prefix may have arrived, and the last sectors of it may hold anything; changes of names
-in one directory arrive in order. A directory directly below the root lasts at once: whoever runs the broker made it.
+in one directory arrive in order. A directory directly below the root lasts at once: the operator made it.
 """
 
 from __future__ import annotations
