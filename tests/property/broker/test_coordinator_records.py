@@ -91,11 +91,11 @@ def test_a_transaction_shard_takes_in_any_records(found: list[Record]) -> None:
     shard = TransactionShard(TransactionConfig(), coordinator_epoch=1)
     for key, value in found:
         with suppress(ProtocolError):
-            shard.replay(key, value, now_ms=1_000)
+            shard.replay(key, value, now_ms=1_000, wall_ms=2_000)
     for name in list(shard.transactions):
         shard.describe(name)
-    shard.resume(now_ms=1_000)
-    for outcome in shard.tick(2**62):
+    shard.resume()
+    for outcome in shard.tick(2**62, wall_ms=2_000):
         outcome.install()
         for record in outcome.records:
             shard.replay(record.encode_key(), record.encode_value(), now_ms=2**62)

@@ -308,7 +308,13 @@ class TransactionTwins:
             self.compare()
             for markers in outcome.markers:
                 failed = [("t", 0)] if self.rng.random() < 0.2 else []
-                written = partial(TransactionShard.markers_written, markers=markers, failed=failed, now_ms=self.now_ms)
+                written = partial(
+                    TransactionShard.markers_written,
+                    markers=markers,
+                    failed=failed,
+                    now_ms=self.now_ms,
+                    wall_ms=self.now_ms,
+                )
                 self.decide(written)
         self.compare()
 
@@ -332,7 +338,7 @@ class TransactionTwins:
                         epoch if is_known else -1,
                         token,
                         new_producer_id=lambda: 1_000 + number,
-                        now_ms=self.now_ms,
+                        wall_ms=self.now_ms,
                     )
                 )
             case "add":
@@ -345,7 +351,7 @@ class TransactionTwins:
                         token,
                         lambda code: AddOffsetsToTxnResponse(error_code=code),
                         is_v2=is_v2,
-                        now_ms=self.now_ms,
+                        wall_ms=self.now_ms,
                     )
                 )
             case "end":
@@ -358,7 +364,7 @@ class TransactionTwins:
                         token,
                         is_v2=is_v2,
                         new_producer_id=lambda: 2_000 + number,
-                        now_ms=self.now_ms,
+                        wall_ms=self.now_ms,
                     )
                 )
             case "time":

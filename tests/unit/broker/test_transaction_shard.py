@@ -40,9 +40,14 @@ class Bench:
         self.log: list[tuple[bytes, bytes | None]] = []
         self.ids = count(1000)
         self.now = 1_000_000
+        self.wall_is_ahead_by = 0
         self.written: list[MarkersToWrite] = []
         self.broken: set[tuple[str, int]] = set()
         self.crashes_before_markers = False
+
+    @property
+    def wall(self) -> int:
+        return self.now + self.wall_is_ahead_by
 
     def run(self, outcome: TransactionOutcome) -> Any:
         outcome.install()
@@ -55,19 +60,19 @@ class Bench:
         for markers in outcome.markers:
             failed = [partition for partition in markers.partitions if partition in self.broken]
             self.written.append(markers)
-            self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now))
+            self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now, wall_ms=self.wall))
         return outcome.replies[0][1] if outcome.replies else None
 
     def tick(self) -> None:
-        for outcome in self.shard.tick(self.now):
+        for outcome in self.shard.tick(self.now, wall_ms=self.wall):
             self.run(outcome)
 
     def restart(self) -> None:
         self.shard = TransactionShard(self.config, coordinator_epoch=4)
         for key, value in self.log:
-            self.shard.replay(key, value, now_ms=self.now)
+            self.shard.replay(key, value, now_ms=self.now, wall_ms=self.wall)
         self.crashes_before_markers = False
-        self.run(self.shard.resume(now_ms=self.now))
+        self.run(self.shard.resume())
 
     def init(
         self, producer_id: int = -1, producer_epoch: int = -1, *, timeout_ms: int = MINUTE, name: str = "t"
@@ -80,7 +85,7 @@ class Bench:
                 producer_epoch,
                 Token("token"),
                 new_producer_id=lambda: next(self.ids),
-                now_ms=self.now,
+                wall_ms=self.wall,
             )
         )
         return ErrorCode(response.error_code), response.producer_id, response.producer_epoch
@@ -102,7 +107,7 @@ class Bench:
                 Token("token"),
                 lambda error: AddOffsetsToTxnResponse(error_code=error),
                 is_v2=is_v2,
-                now_ms=self.now,
+                wall_ms=self.wall,
             )
         )
         return ErrorCode(response.error_code)
@@ -119,7 +124,7 @@ class Bench:
                 Token("token"),
                 is_v2=is_v2,
                 new_producer_id=lambda: next(self.ids),
-                now_ms=self.now,
+                wall_ms=self.wall,
             )
         )
         if response is None:
@@ -262,6 +267,53 @@ def test_what_is_open_for_too_long_is_aborted_and_its_producer_fenced(bench: Ben
     assert bench.end(1000, 0)[0] is ErrorCode.PRODUCER_FENCED
 
 
+@pytest.mark.parametrize("jump_ms", [-10 * MINUTE, 10 * MINUTE])
+def test_a_jump_of_the_wall_clock_changes_no_timeout(bench: Bench, jump_ms: int) -> None:
+    bench.init(timeout_ms=5000)
+    began_ms = bench.wall
+    bench.add(1000, 0, A)
+    bench.wall_is_ahead_by = jump_ms
+    bench.now += 2000
+    bench.add(1000, 0, B)
+    assert bench.shard.transactions["t"].start_ms == began_ms
+    assert bench.shard.transactions["t"].updated_ms == bench.wall
+    assert bench.shard.next_deadline_ms() == bench.now + 3000
+    bench.now += 2999
+    bench.tick()
+    assert bench.is_in(State.ONGOING)
+    bench.now += 1
+    bench.tick()
+    assert bench.is_in(State.COMPLETE_ABORT)
+
+
+@pytest.mark.parametrize(
+    ("jump_ms", "remaining_ms"), [(0, 3000), (-1000, 4000), (-10 * MINUTE, 5000), (1000, 2000), (10 * MINUTE, 0)]
+)
+def test_after_a_restart_the_wall_clock_tells_what_is_left_of_a_timeout(
+    bench: Bench, jump_ms: int, remaining_ms: int
+) -> None:
+    bench.init(timeout_ms=5000)
+    bench.add(1000, 0, A)
+    bench.now += 2000
+    bench.wall_is_ahead_by = jump_ms
+    bench.restart()
+    assert bench.shard.next_deadline_ms() == bench.now + remaining_ms
+
+
+def test_the_next_transaction_has_a_timeout_of_its_own(bench: Bench) -> None:
+    bench.init(timeout_ms=5000)
+    bench.add(1000, 0, A)
+    bench.now += 4000
+    bench.end(1000, 0)
+    bench.add(1000, 0, A)
+    bench.now += 4999
+    bench.tick()
+    assert bench.is_in(State.ONGOING)
+    bench.now += 1
+    bench.tick()
+    assert bench.is_in(State.COMPLETE_ABORT)
+
+
 def test_unused_ids_are_forgotten(bench: Bench) -> None:
     bench.init()
     bench.now += 1000 * MINUTE
@@ -323,7 +375,7 @@ def test_an_abort_that_cannot_be_recorded_is_tried_again(bench: Bench) -> None:
     bench.init()
     bench.add(1000, 0, A)
     bench.now += MINUTE
-    assert [outcome.records for outcome in bench.shard.tick(bench.now)]  # and written nowhere
+    assert [outcome.records for outcome in bench.shard.tick(bench.now, wall_ms=bench.wall)]  # and written nowhere
     assert bench.shard.next_deadline_ms() == bench.now + ABORT_RETRY_MS
     bench.now += ABORT_RETRY_MS
     bench.tick()
@@ -354,8 +406,8 @@ def test_a_removal_that_cannot_be_recorded_holds_up_no_other(bench: Bench) -> No
     bench.init(name="first")
     bench.init(name="second")
     bench.now += 1000 * MINUTE
-    assert len(list(bench.shard.tick(bench.now))) == 2  # and written nowhere
-    assert list(bench.shard.tick(bench.now)) == []
+    assert len(list(bench.shard.tick(bench.now, wall_ms=bench.wall))) == 2  # and written nowhere
+    assert list(bench.shard.tick(bench.now, wall_ms=bench.wall)) == []
     bench.now += 1000 * MINUTE
     bench.tick()
     assert bench.shard.transactions == {}
@@ -368,9 +420,9 @@ def test_markers_are_tried_again_once_at_a_time_and_said_to_be_resumed(bench: Be
     bench.end(1000, 0)
     assert [markers.is_resumed for markers in bench.written] == [False]
     bench.now += MARKER_RETRY_MS
-    retried = list(bench.shard.tick(bench.now))
+    retried = list(bench.shard.tick(bench.now, wall_ms=bench.wall))
     assert [markers.is_resumed for outcome in retried for markers in outcome.markers] == [True]
-    assert list(bench.shard.tick(bench.now)) == []  # they are being written
+    assert list(bench.shard.tick(bench.now, wall_ms=bench.wall)) == []  # they are being written
 
 
 @pytest.mark.parametrize("is_v2", [False, True])
@@ -428,7 +480,7 @@ def test_transactions_can_be_described_and_listed(bench: Bench) -> None:
 
     def names(**filters: Any) -> list[str]:
         arguments: dict[str, Any] = {"states": (), "producer_ids": (), "min_duration_ms": -1, "pattern": None}
-        return [item.transactional_id for item in bench.shard.list(**{**arguments, **filters}, now_ms=bench.now + 50)]
+        return [item.transactional_id for item in bench.shard.list(**{**arguments, **filters}, wall_ms=bench.now + 50)]
 
     assert names() == ["t", "u-1"]
     assert names(states=["Empty"]) == ["u-1"]
@@ -450,11 +502,11 @@ def test_described_and_listed_transactions_show_their_producer_and_their_start(b
     assert described.transaction_start_time_ms == bench.now
     assert [(topic.topic, topic.partitions) for topic in described.topics] == [("a", [2]), ("b", [0, 1])]
     assert bench.shard.describe("nobody").transactional_id == "nobody"
-    (listed,) = bench.shard.list(["Ongoing"], [1000], 0, "t", now_ms=bench.now + 1)
+    (listed,) = bench.shard.list(["Ongoing"], [1000], 0, "t", wall_ms=bench.now + 1)
     assert (listed.transactional_id, listed.producer_id, listed.transaction_state) == ("t", 1000, "Ongoing")
-    assert bench.shard.list((), [999], -1, None, now_ms=bench.now) == []
-    assert bench.shard.list((), (), 0, None, now_ms=bench.now) == []  # open since this moment, not for longer than 0
-    assert len(bench.shard.list((), (), -1, "", now_ms=bench.now)) == 1
+    assert bench.shard.list((), [999], -1, None, wall_ms=bench.now) == []
+    assert bench.shard.list((), (), 0, None, wall_ms=bench.now) == []  # open since this moment, not for longer than 0
+    assert len(bench.shard.list((), (), -1, "", wall_ms=bench.now)) == 1
 
 
 def test_the_duration_of_a_transaction_at_time_zero_counts(bench: Bench) -> None:
@@ -462,9 +514,9 @@ def test_the_duration_of_a_transaction_at_time_zero_counts(bench: Bench) -> None
     bench.init()
     bench.init(name="idle")
     bench.add(1000, 0, A)
-    assert [item.transactional_id for item in bench.shard.list((), (), 4, None, now_ms=5)] == ["t"]
+    assert [item.transactional_id for item in bench.shard.list((), (), 4, None, wall_ms=5)] == ["t"]
     # What has no transaction has no duration, so no minimum is below it.
-    assert [item.transactional_id for item in bench.shard.list((), (), 0, None, now_ms=5)] == ["t"]
+    assert [item.transactional_id for item in bench.shard.list((), (), 0, None, wall_ms=5)] == ["t"]
 
 
 def test_a_request_over_a_connection_that_was_given_up_is_late(bench: Bench) -> None:
@@ -522,18 +574,24 @@ def test_markers_of_an_older_end_change_nothing(bench: Bench) -> None:
     bench.end(1000, 0)
     (markers,) = bench.written
     after = bench.shard.transactions["t"]
-    assert bench.shard.markers_written(markers, now_ms=bench.now).records == []
+    assert bench.shard.markers_written(markers, now_ms=bench.now, wall_ms=bench.wall).records == []
     bench.add(1000, 0, B)
-    assert bench.shard.markers_written(markers, now_ms=bench.now).records == []
+    assert bench.shard.markers_written(markers, now_ms=bench.now, wall_ms=bench.wall).records == []
     bench.crashes_before_markers = True
     bench.end(1000, 0)
     other = replace(markers, producer_epoch=1)
-    assert bench.shard.markers_written(other, failed=[A], now_ms=bench.now) == TransactionOutcome()
-    assert bench.shard.markers_written(replace(markers, producer_id=5), now_ms=bench.now) == TransactionOutcome()
-    assert bench.shard.markers_written(replace(markers, transactional_id="u"), now_ms=bench.now) == TransactionOutcome()
+    assert bench.shard.markers_written(other, failed=[A], now_ms=bench.now, wall_ms=bench.wall) == TransactionOutcome()
+    assert (
+        bench.shard.markers_written(replace(markers, producer_id=5), now_ms=bench.now, wall_ms=bench.wall)
+        == TransactionOutcome()
+    )
+    assert (
+        bench.shard.markers_written(replace(markers, transactional_id="u"), now_ms=bench.now, wall_ms=bench.wall)
+        == TransactionOutcome()
+    )
     assert after.state is State.COMPLETE_COMMIT
     assert bench.is_in(State.PREPARE_COMMIT)
-    failed = bench.shard.markers_written(markers, failed=[B, A], now_ms=bench.now)
+    failed = bench.shard.markers_written(markers, failed=[B, A], now_ms=bench.now, wall_ms=bench.wall)
     assert failed.log_events == [("transaction_markers_failed", {"transactional_id": "t", "count": 2})]
     assert failed.records == []
 
@@ -563,7 +621,7 @@ def test_an_abort_says_who_was_fenced_and_for_how_long_it_was_open(bench: Bench)
     bench.init()
     bench.add(1000, 0, A)
     outcome = bench.shard.init_producer_id(
-        "t", MINUTE, -1, -1, Token("token"), new_producer_id=lambda: next(bench.ids), now_ms=bench.now + 250
+        "t", MINUTE, -1, -1, Token("token"), new_producer_id=lambda: next(bench.ids), wall_ms=bench.wall + 250
     )
     ((name, facts),) = outcome.log_events
     assert name == "transaction_aborted"

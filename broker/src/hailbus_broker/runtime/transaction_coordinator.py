@@ -37,25 +37,29 @@ class TransactionDriver(ShardDriver[TransactionShard]):
         self._marker_sender: Final = marker_sender
 
     def now_ms(self) -> int:
-        """Transactions remember when they began beyond a restart: they go by the wall clock."""
+        """Deadlines must not depend on what people do to the clock."""
+        return self.clock.now_ms()
+
+    def wall_ms(self) -> int:
+        """Return the time that records hold, which means the same after a restart: milliseconds since 1970 UTC."""
         return self.clock.wall_ms()
 
     def tick(self) -> Iterator[TransactionOutcome]:
         """See `ShardDriver`."""
-        return self.shard.tick(self.now_ms())
+        return self.shard.tick(self.now_ms(), wall_ms=self.wall_ms())
 
     def replay_record(self, record: Record, batch: BatchView) -> None:
         """See `Replayed`."""
         del batch
         assert record.key is not None
-        self.shard.replay(record.key, record.value, now_ms=self.now_ms())
+        self.shard.replay(record.key, record.value, now_ms=self.now_ms(), wall_ms=self.wall_ms())
 
     def replay_marker(self, batch: BatchView) -> None:
         """See `Replayed`: nothing in this topic is part of a transaction."""
 
     def activated(self) -> None:
         """See `ShardDriver`."""
-        self.run(self.shard.resume(now_ms=self.now_ms()))
+        self.run(self.shard.resume())
 
     def renew(self, leader_epoch: int) -> None:
         """See `ShardDriver`."""
@@ -75,7 +79,8 @@ class TransactionDriver(ShardDriver[TransactionShard]):
 
         def written(markers: MarkersToWrite, failed: list[TopicPartition]) -> None:
             nonlocal waiting
-            self.run(self.shard.markers_written(markers, failed=failed, now_ms=self.now_ms()))
+            times = {"now_ms": self.now_ms(), "wall_ms": self.wall_ms()}
+            self.run(self.shard.markers_written(markers, failed=failed, **times))
             waiting -= 1
             if not waiting:
                 super(TransactionDriver, self)._send(outcome, None)

@@ -67,6 +67,9 @@ class TransactionShard:
     Durable: `transactions`. Not durable: the epoch before the current one, when failed markers are tried again, by
     which connection each transactional id was used last, and what follows from `transactions`: when the open ones are
     due, and the order in which those at rest expire.
+
+    Records hold times of the wall clock (`wall_ms`), as those of Apache Kafka. Deadlines go by the monotonic clock
+    (`now_ms`), so that a transaction does not stay open because somebody set the clock back.
     """
 
     def __init__(self, config: TransactionConfig, *, coordinator_epoch: int) -> None:
@@ -77,6 +80,7 @@ class TransactionShard:
         self._unwritten: dict[str, tuple[int, MarkersToWrite]] = {}  # when to try again
         self._connections: dict[str, int] = {}
         self._timers: Timers[str] = Timers()
+        self._overdue: dict[str, int] = {}  # id → when its open transaction is aborted
         self._at_rest: OrderedDict[str, int] = OrderedDict()  # id → when it came to rest, the longest ago first
         views = TransactionViews(self.transactions)
         self.describe: Final = views.describe
@@ -84,13 +88,29 @@ class TransactionShard:
 
     # ---- state
 
-    def replay(self, key: bytes, value: bytes | None, *, now_ms: int, producer_id: int = NO_PRODUCER_ID) -> None:
+    def replay(
+        self,
+        key: bytes,
+        value: bytes | None,
+        *,
+        now_ms: int,
+        wall_ms: int | None = None,
+        producer_id: int = NO_PRODUCER_ID,
+    ) -> None:
         """Apply a record of the partition.
+
+        Args:
+            key: Of the record.
+            value: Of the record.
+            now_ms: The time of the monotonic clock, by which deadlines go.
+            wall_ms: Milliseconds since 1970 UTC, to compute the age of a record of an earlier time; None for a record
+                that was written just now.
+            producer_id: Not used: the records of this partition are not part of transactions.
 
         Raises:
             ProtocolError: It says nothing that a transaction coordinator writes.
         """
-        del now_ms, producer_id  # the records hold their times, and are not part of transactions
+        del producer_id
         decoded = decode_key(key, {TransactionLogKey.__api_key__: TransactionLogKey})
         assert isinstance(decoded, TransactionLogKey)
         transactional_id = decoded.transactional_id
@@ -99,6 +119,7 @@ class TransactionShard:
             self._last_epochs.pop(transactional_id, None)
             self._connections.pop(transactional_id, None)
             self._at_rest.pop(transactional_id, None)
+            self._overdue.pop(transactional_id, None)
             return
         record = decode_value(value, TransactionLogValue)
         assert isinstance(record, TransactionLogValue)
@@ -108,19 +129,26 @@ class TransactionShard:
             changed = replace(changed, last_producer_epoch=remembered[1])
         self.transactions[transactional_id] = changed
         self._at_rest.pop(transactional_id, None)
+        overdue_ms = self._overdue.pop(transactional_id, None)
         if changed.state in AT_REST:
-            self._at_rest[transactional_id] = changed.updated_ms
+            age_ms = 0 if wall_ms is None else max(wall_ms - changed.updated_ms, 0)
+            self._at_rest[transactional_id] = now_ms - age_ms
         elif changed.state is State.ONGOING:
-            self._timers.arm(transactional_id, changed.start_ms + changed.timeout_ms)
+            if overdue_ms is None:
+                # The wall clock may be anywhere: a transaction is neither older than its timeout, nor of the future.
+                timeout_ms = max(changed.timeout_ms, 0)
+                age_ms = 0 if wall_ms is None else min(max(wall_ms - changed.start_ms, 0), timeout_ms)
+                overdue_ms = now_ms + timeout_ms - age_ms
+            self._overdue[transactional_id] = overdue_ms
+            self._timers.arm(transactional_id, overdue_ms)
 
     @staticmethod
     def waiting() -> Iterable[Token[Any]]:
         """Return the tokens of all requests that wait: none does but for its records and markers."""
         return ()
 
-    def resume(self, *, now_ms: int) -> TransactionOutcome:
+    def resume(self) -> TransactionOutcome:
         """After loading: resume the transactions that were being ended."""
-        del now_ms
         outcome = TransactionOutcome()
         for _, transaction in sorted(self.transactions.items()):
             if transaction.state in PREPARED:
@@ -157,7 +185,7 @@ class TransactionShard:
         token: Token[InitProducerIdResponse],
         *,
         new_producer_id: Callable[[], int],
-        now_ms: int,
+        wall_ms: int,
     ) -> TransactionOutcome:
         """Give a transactional id to a producer and fence the one that had it.
 
@@ -168,7 +196,7 @@ class TransactionShard:
             producer_epoch: Likewise.
             token: To be answered by an InitProducerIdResponse.
             new_producer_id: Takes one that nobody has.
-            now_ms: Milliseconds since 1970 UTC.
+            wall_ms: Milliseconds since 1970 UTC.
         """
         outcome = TransactionOutcome(request=token)
 
@@ -186,7 +214,7 @@ class TransactionShard:
                 transactional_id=transactional_id,
                 producer_id=new_producer_id(),
                 timeout_ms=timeout_ms,
-                updated_ms=now_ms,
+                updated_ms=wall_ms,
             )
         is_known = producer_id >= 0
         is_retry_of_exchange = producer_id == transaction.previous_producer_id and producer_epoch >= 2**15 - 2
@@ -203,9 +231,9 @@ class TransactionShard:
             if is_known and producer_epoch != transaction.producer_epoch:
                 return refuse(ErrorCode.PRODUCER_FENCED)
             # The old transaction ends in an abort with an epoch that nobody gets; the producer comes again for its own.
-            self._fence_and_abort(outcome, transaction, now_ms, "another producer took the transactional id")
+            self._fence_and_abort(outcome, transaction, wall_ms, "another producer took the transactional id")
             return refuse(ErrorCode.CONCURRENT_TRANSACTIONS)
-        changed = replace(transaction, timeout_ms=timeout_ms, updated_ms=now_ms).with_next_epoch(
+        changed = replace(transaction, timeout_ms=timeout_ms, updated_ms=wall_ms).with_next_epoch(
             producer_epoch if is_known else None, new_producer_id
         )
         if changed is None:
@@ -228,7 +256,7 @@ class TransactionShard:
         reply: Callable[[ErrorCode], ResponseT],
         *,
         is_v2: bool = False,
-        now_ms: int,
+        wall_ms: int,
     ) -> TransactionOutcome:
         """Make partitions part of the transaction, which begins with the first of them.
 
@@ -244,7 +272,7 @@ class TransactionShard:
             token: To be answered by what `reply` makes.
             reply: Makes the response to the token.
             is_v2: Whether the producer speaks transactions v2.
-            now_ms: Milliseconds since 1970 UTC.
+            wall_ms: Milliseconds since 1970 UTC.
         """
         outcome = TransactionOutcome(request=token)
         transaction = self.transactions.get(transactional_id)
@@ -264,8 +292,8 @@ class TransactionShard:
                             transaction,
                             state=State.ONGOING,
                             partitions=tuple(sorted(wanted)),
-                            start_ms=transaction.start_ms if is_ongoing else now_ms,
-                            updated_ms=now_ms,
+                            start_ms=transaction.start_ms if is_ongoing else wall_ms,
+                            updated_ms=wall_ms,
                             is_v2=is_v2,
                         ),
                     )
@@ -322,7 +350,7 @@ class TransactionShard:
         *,
         is_v2: bool,
         new_producer_id: Callable[[], int],
-        now_ms: int,
+        wall_ms: int,
     ) -> TransactionOutcome:
         """Commit or abort the open transaction. Asking again for what was done is fine, for the opposite is not.
 
@@ -333,7 +361,7 @@ class TransactionShard:
             is_commit: Or an abort.
             token: To be answered by an EndTxnResponse.
             new_producer_id: Takes one that nobody has.
-            now_ms: Milliseconds since 1970 UTC.
+            wall_ms: Milliseconds since 1970 UTC.
             is_v2: EndTxn v5 and newer: the answer holds the producer epoch of the next transaction.
         """
         outcome = TransactionOutcome(request=token)
@@ -378,8 +406,8 @@ class TransactionShard:
             transaction,
             state=wanted,
             partitions=() if has_nothing else transaction.partitions,
-            start_ms=now_ms if has_nothing else transaction.start_ms,
-            updated_ms=now_ms,
+            start_ms=wall_ms if has_nothing else transaction.start_ms,
+            updated_ms=wall_ms,
             is_v2=is_v2,
         )
         if is_v2:
@@ -394,7 +422,7 @@ class TransactionShard:
         return answer(ErrorCode.NONE, prepared if is_v2 else None)
 
     def markers_written(
-        self, markers: MarkersToWrite, *, failed: Collection[TopicPartition] = (), now_ms: int
+        self, markers: MarkersToWrite, *, failed: Collection[TopicPartition] = (), now_ms: int, wall_ms: int
     ) -> TransactionOutcome:
         """The markers are durable, but for some partitions, where they are tried again after a second."""
         outcome = TransactionOutcome()
@@ -421,7 +449,7 @@ class TransactionShard:
             transaction,
             state=State.COMPLETE_COMMIT if transaction.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT,
             partitions=(),
-            updated_ms=now_ms,
+            updated_ms=wall_ms,
         )
         if transaction.next_producer_id != NO_PRODUCER_ID:
             completed = replace(
@@ -434,7 +462,9 @@ class TransactionShard:
         self._write(outcome, completed)
         return outcome
 
-    def _fence_and_abort(self, outcome: TransactionOutcome, transaction: Transaction, now_ms: int, reason: str) -> None:
+    def _fence_and_abort(
+        self, outcome: TransactionOutcome, transaction: Transaction, wall_ms: int, reason: str
+    ) -> None:
         """Abort an open transaction with a higher producer epoch, so that its producer is fenced."""
         prepared = replace(
             transaction,
@@ -442,7 +472,7 @@ class TransactionShard:
             # The last epoch may be used for this. Above it there is none: then the same epoch has fenced before.
             producer_epoch=min(transaction.producer_epoch + 1, 2**15 - 1),
             last_producer_epoch=NO_EPOCH,
-            updated_ms=now_ms,
+            updated_ms=wall_ms,
         )
         self._write(outcome, prepared)
         outcome.markers.append(self._markers_of(prepared))
@@ -454,7 +484,7 @@ class TransactionShard:
                     "producer_id": transaction.producer_id,
                     "producer_epoch": transaction.producer_epoch,
                     "reason": reason,
-                    "open_for_ms": now_ms - transaction.start_ms,
+                    "open_for_ms": wall_ms - transaction.start_ms,
                 },
             )
         )
@@ -462,7 +492,10 @@ class TransactionShard:
     # ---- time
 
     def next_deadline_ms(self) -> int | None:
-        """When `tick` has something to do, None for never. The cost does not depend on how many ids there are."""
+        """Return when `tick` has something to do, by the monotonic clock; None for never.
+
+        The cost does not depend on how many ids there are.
+        """
         deadlines = [due for due, _ in self._unwritten.values()]
         due_ms = self._timers.next_ms()
         if due_ms is not None:
@@ -471,7 +504,7 @@ class TransactionShard:
             deadlines.append(next(iter(self._at_rest.values())) + self.config.id_expiration_ms)
         return min(deadlines, default=None)
 
-    def tick(self, now_ms: int) -> Iterator[TransactionOutcome]:
+    def tick(self, now_ms: int, *, wall_ms: int) -> Iterator[TransactionOutcome]:
         """Abort transactions that are open for too long, forget ids that nobody uses, try failed markers again.
 
         Each of these has an outcome of its own, to be carried out before the next one is asked for.
@@ -485,18 +518,18 @@ class TransactionShard:
             transaction = self.transactions.get(transactional_id)
             if transaction is None or transaction.state is not State.ONGOING:
                 continue
-            overdue_ms = transaction.start_ms + transaction.timeout_ms
+            overdue_ms = self._overdue[transactional_id]
             if overdue_ms > now_ms:
                 self._timers.arm(transactional_id, overdue_ms)
                 continue
             self._timers.arm(transactional_id, now_ms + ABORT_RETRY_MS)
             outcome = TransactionOutcome()
             reason = f"open for longer than its timeout of {transaction.timeout_ms} ms"
-            self._fence_and_abort(outcome, transaction, now_ms, reason)
+            self._fence_and_abort(outcome, transaction, wall_ms, reason)
             yield outcome
         expired = []
-        for transactional_id, updated_ms in self._at_rest.items():
-            if updated_ms + self.config.id_expiration_ms > now_ms:
+        for transactional_id, rest_ms in self._at_rest.items():
+            if rest_ms + self.config.id_expiration_ms > now_ms:
                 break
             expired.append(transactional_id)
         for transactional_id in expired:

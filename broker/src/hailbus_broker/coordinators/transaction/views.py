@@ -49,7 +49,7 @@ class TransactionViews:
         min_duration_ms: int,
         pattern: str | None,
         *,
-        now_ms: int,
+        wall_ms: int,
     ) -> list[ListedTransaction]:
         """Entries of a ListTransactionsResponse.
 
@@ -58,7 +58,7 @@ class TransactionViews:
             producer_ids: Empty for all.
             min_duration_ms: Only transactions that began so long ago; negative for all.
             pattern: A regular expression that the whole transactional id matches; None or empty for all.
-            now_ms: Milliseconds since 1970 UTC.
+            wall_ms: Milliseconds since 1970 UTC.
 
         Raises:
             PatternError: The pattern is no regular expression of RE2.
@@ -66,7 +66,7 @@ class TransactionViews:
         matches = whole_match(pattern) if pattern else None
         found = []
         for transactional_id, transaction in sorted(self._transactions.items()):
-            duration_ms = now_ms - transaction.start_ms if transaction.start_ms >= 0 else -1
+            duration_ms = wall_ms - transaction.start_ms if transaction.start_ms >= 0 else -1
             if (
                 (not states or transaction.state.label in states)
                 and (not producer_ids or transaction.producer_id in producer_ids)

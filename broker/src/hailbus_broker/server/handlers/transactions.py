@@ -102,7 +102,7 @@ async def init_producer_id(
             message.producer_epoch,
             Reply(request, _older(request, 4)),
             new_producer_id=node.next_producer_id,
-            now_ms=driver.now_ms(),
+            wall_ms=driver.wall_ms(),
         )
     )
     return None
@@ -203,7 +203,7 @@ def _add_partitions(
             asked,
             CodeReply(lambda code: respond(dict.fromkeys(asked, code))),
             code_response,
-            now_ms=driver.now_ms(),
+            wall_ms=driver.wall_ms(),
         )
     )
 
@@ -286,7 +286,7 @@ async def add_offsets_to_txn(
             [place],
             Reply(request, _older(request, 2)),
             code_response,
-            now_ms=driver.now_ms(),
+            wall_ms=driver.wall_ms(),
         )
     )
     return None
@@ -322,7 +322,7 @@ async def end_txn(dispatcher: Dispatcher, request: Request, message: EndTxnReque
             Reply(request, _older(request, 2)),
             is_v2=is_v2,
             new_producer_id=node.next_producer_id,
-            now_ms=driver.now_ms(),
+            wall_ms=driver.wall_ms(),
         )
     )
 
@@ -395,7 +395,7 @@ def add_then(
             CodeReply(callback),
             code_response,
             is_v2=True,
-            now_ms=driver.now_ms(),
+            wall_ms=driver.wall_ms(),
         )
     )
 
@@ -448,7 +448,7 @@ def list_transactions(dispatcher: Dispatcher, _: Request, message: ListTransacti
     if dispatcher.node.transactions.is_loading:
         response.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return response
-    now_ms = dispatcher.node.clock.wall_ms()
+    wall_ms = dispatcher.node.clock.wall_ms()
     shards: Iterable[TransactionShard] = dispatcher.node.transactions.shards()
     try:
         response.transaction_states = [
@@ -459,7 +459,7 @@ def list_transactions(dispatcher: Dispatcher, _: Request, message: ListTransacti
                 message.producer_id_filters,
                 message.duration_filter,
                 message.transactional_id_pattern,
-                now_ms=now_ms,
+                wall_ms=wall_ms,
             )
         ]
     except PatternError:
