@@ -233,7 +233,8 @@ def test_altered_bytes_in_bronze_are_named(lake: MadeLake) -> None:
         event_id = id_of(victim)
         alter(victim)
         place = f"rides.v1-{victim['partition']}: offset {victim['offset']} (id {event_id})"
-        message = f"{place} is altered: its {column} differs from the log's"
+        verb = "differ" if column == "headers" else "differs"
+        message = f"{place} is altered: its {column} {verb} from the log's"
         expected.append(("altered", column, victim["offset"], event_id, message))
     assert len(expected) == len(changes)
     lake.write("bronze.events")

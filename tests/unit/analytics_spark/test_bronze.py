@@ -248,7 +248,7 @@ def test_each_fault_of_a_record_is_named_once() -> None:
     assert found.line.verdict == "disagrees"
     assert sorted((one.kind, one.column, one.id, one.message) for one in found.line.findings) == [
         ("altered", "key and headers", "id-6", ("rides.v1-0: offset 6 (id id-6) is altered: its key and headers "
-         "differs from the log's")),
+         "differ from the log's")),
         ("altered", "value", "id-5", "rides.v1-0: offset 5 (id id-5) is altered: its value differs from the log's"),
         ("doubled", None, "id-4", "rides.v1-0: offset 4 (id id-4) is in bronze more than once"),
         ("invented", None, "id-1", "rides.v1-1: offset 1 (id id-1) is in bronze and not in the log"),

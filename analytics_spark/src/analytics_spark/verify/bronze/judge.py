@@ -154,7 +154,8 @@ def _name_records(bronze: Bronze) -> None:
         column = None
         if kind == "altered":
             column = difference(log, lake)
-            message = f"{name} is altered: its {column or 'content'} differs from the log's"
+            verb = "differs" if column in {None, "key", "value"} else "differ"
+            message = f"{name} is altered: its {column or 'content'} {verb} from the log's"
         elif kind == "missing":
             message = f"{name} is in the log and not in bronze"
         elif kind == "doubled":
