@@ -19,10 +19,11 @@ COPY demo/pyproject.toml demo/
 COPY devtools/pyproject.toml devtools/
 RUN --mount=type=cache,target=/root/.cache/uv uv lock
 
-# What a member imports comes first and is cached until a version changes; its own code comes last.
+# What a member imports is installed and compiled first, and cached until a version changes; its own code comes last.
 FROM workspace AS installed
 ARG PACKAGE
-RUN --mount=type=cache,target=/root/.cache/uv uv sync --frozen --no-dev --no-install-workspace --package "$PACKAGE"
+RUN --mount=type=cache,target=/root/.cache/uv \
+ uv sync --frozen --no-dev --no-install-workspace --compile-bytecode --package "$PACKAGE"
 COPY . .
 RUN --mount=type=cache,target=/root/.cache/uv uv sync --frozen --no-dev --no-editable --compile-bytecode --package "$PACKAGE"
 
