@@ -120,6 +120,14 @@ class Clients:
         else:
             producer.abort_transaction(30)
 
+    def wait_for_an_answer(self) -> None:
+        """Return when the recording holds the calls of all answers before.
+
+        A client has an answer before strace has seen the call return that sent it. The broker's event loop sends the
+        next answer after that, so one more answer shows that the calls before it are recorded.
+        """
+        self.admin.list_topics(timeout=30)
+
     def wait_for_line(self, event: str, count: int = 1) -> None:
         wait_for(f"{event} in the broker's log", lambda: self.broker.log().count(event) >= count)
 
@@ -139,7 +147,9 @@ def record(directory: Path, *, adapter: str = "") -> Recording:
             trace = directory / f"life-{life}.trace"
             source = OFTEN + adapter + SERVE
             broker = stack.enter_context(traced_broker(recording.directory, trace, SETTINGS, source=source))
-            work(Clients(broker, recording, life))
+            clients = Clients(broker, recording, life)
+            work(clients)
+            clients.wait_for_an_answer()
             broker.end(end)
             recording.lives.append(list(parse(trace)))
     return recording
@@ -153,6 +163,7 @@ def record_produce_only(directory: Path, *, adapter: str) -> Recording:
         clients = Clients(broker, recording, 0)
         clients.create("plain")
         clients.produce("plain", 4)
+        clients.wait_for_an_answer()
         broker.end(signal.SIGKILL)
     recording.lives.append(list(parse(trace)))
     return recording
