@@ -58,6 +58,13 @@ class File(Protocol):
         """Cut the file to a size, in bytes."""
         ...
 
+    def rewrite(self, position: int) -> None:
+        """Write the bytes from a position on again, in place, so that the next sync brings them to the disk.
+
+        After a failed sync the system may keep pages that are marked as clean and were never written.
+        """
+        ...
+
     def sync(self) -> None:
         """Return when the data (not every timestamp) of the file is on stable storage: fdatasync.
 
@@ -76,6 +83,10 @@ class DirectoryLock(Protocol):
 
 class Disk(Protocol):
     """The files and directories."""
+
+    def boot_id(self) -> str:
+        """Names what the system's page cache belongs to: it changes when the machine restarts. Empty for unknown."""
+        ...
 
     def lock(self, directory: str) -> DirectoryLock | None:
         """Take a directory for this process; None when another process has it."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
+from hailbus_broker.log.boots import Boots
 from hailbus_broker.log.errors import InvalidCheckpointError, StorageError
 from hailbus_broker.log.partition_log import PartitionLog
 from hailbus_broker.log.tail_cache import TailCache
@@ -34,6 +35,7 @@ HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANED_OFFSETS: Final = "cleaner-offset-checkpoint"
 METADATA_LOG: Final = "__cluster_metadata-0"
+BOOTS: Final = "hailbus.boots"
 
 _DELETED_DIRECTORY_SUFFIX: Final = "-delete"
 _MAX_NAME_BYTES: Final = 255
@@ -112,6 +114,11 @@ class LogDirectory:
         path: Of the directory.
         meta: The directory's owner.
         was_clean: Whether the node that used it last stopped in order.
+        rewrites_tails: Whether a process that did not stop in order has written to it since the machine started: the
+            page cache may hold what a failed sync has left, marked as written.
+        may_miss_sectors: Whether the machine has restarted since all logs were last known to be whole: any sector that
+            was not synced may be missing.
+        metadata_log: Its recovery point is checkpointed with those of the partitions; its owner sets it.
         logs: The partitions that are open.
         topic_ids: Of the partitions that are open.
         high_watermarks: As they were checkpointed.
@@ -119,11 +126,17 @@ class LogDirectory:
         cleaned_offsets: Where compaction had come to, exclusive; changed by the one who compacts.
     """
 
-    def __init__(self, disk: Disk, path: str, meta: MetaProperties, *, was_clean: bool, tail_cache: TailCache) -> None:
+    def __init__(
+        self, disk: Disk, path: str, meta: MetaProperties, *, was_clean: bool, boots: Boots, tail_cache: TailCache
+    ) -> None:
         self._disk: Final = disk
         self.path: Final = path
         self.meta: Final = meta
         self.was_clean: Final = was_clean
+        self._boots: Final = boots
+        self.rewrites_tails: Final = not was_clean and boots.is_cache_older
+        self.may_miss_sectors: Final = not was_clean and boots.has_restarted
+        self.metadata_log: PartitionLog | None = None
         self.tail_cache: Final = tail_cache
         self.logs: Final[dict[TopicPartition, PartitionLog]] = {}
         self.topic_ids: Final[dict[TopicPartition, UUID]] = {}
@@ -171,11 +184,13 @@ class LogDirectory:
                     "start with that node id or another directory",
                     path=path,
                 )
+        boots = Boots(disk, f"{path}/{BOOTS}")
+        boots.begin()
         was_clean = disk.exists(f"{path}/{CLEAN_SHUTDOWN}")
         if was_clean:
             disk.remove(f"{path}/{CLEAN_SHUTDOWN}")
             disk.sync_directory(path)
-        return cls(disk, path, meta, was_clean=was_clean, tail_cache=tail_cache or TailCache(0))
+        return cls(disk, path, meta, was_clean=was_clean, boots=boots, tail_cache=tail_cache or TailCache(0))
 
     def load(
         self,
@@ -265,16 +280,48 @@ class LogDirectory:
         self._disk.open(path, create=True).append(f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n".encode())
 
     def _open(self, where: TopicPartition, config: LogConfig, now_ms: int) -> PartitionLog:
+        recovery_point = self._recovery_points.get(where, 0)
         return PartitionLog.open(
             self._disk,
             f"{self.path}/{where}",
             config,
             now_ms=now_ms,
             clean=self.was_clean,
-            recovery_point=self._recovery_points.get(where, 0),
+            recovery_point=recovery_point,
             log_start_offset=self._log_starts.get(where, 0),
             tail_cache=self.tail_cache,
+            torn_from=recovery_point if self.may_miss_sectors else None,
+            rewrites_tail=self.rewrites_tails,
         )
+
+    def open_metadata(self, config: LogConfig, *, log_start_offset: Offset, now_ms: int) -> PartitionLog:
+        """Open the log of the cluster's metadata, all of which is checked after a crash.
+
+        Raises:
+            StorageError: The machine failed.
+            CorruptBatchError: What was synced is damaged: its records build on each other.
+        """
+        torn_from = max(self._recovery_points.get(_METADATA, 0), log_start_offset)
+        self.metadata_log = PartitionLog.open(
+            self._disk,
+            f"{self.path}/{METADATA_LOG}",
+            config,
+            now_ms=now_ms,
+            clean=self.was_clean,
+            log_start_offset=log_start_offset,
+            torn_from=torn_from if self.may_miss_sectors else None,
+            rewrites_tail=self.rewrites_tails,
+            refuses_damage=True,
+        )
+        return self.metadata_log
+
+    def finish_recovery(self) -> None:
+        """Note that all logs are repaired and synced.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        self._boots.finish()
 
     def _load(self, where: TopicPartition, config: LogConfig, now_ms: int) -> None:
         log = self._open(where, config, now_ms)
@@ -386,6 +433,8 @@ class LogDirectory:
         Call it every minute or so, and after `delete_records`, before that is answered.
         """
         self._recovery_points = {where: log.synced_end_offset for where, log in self.logs.items()}
+        if self.metadata_log is not None:
+            self._recovery_points[_METADATA] = self.metadata_log.synced_end_offset
         self.high_watermarks = {where: log.high_watermark for where, log in self.logs.items()}
         self._log_starts = {where: log.log_start_offset for where, log in self.logs.items() if log.log_start_offset}
         prepared = [log.prepare_checkpoint() for log in self.logs.values()]
@@ -419,6 +468,9 @@ class LogDirectory:
             errors.append(error)
         self.logs.clear()
         return errors
+
+
+_METADATA: Final = TopicPartition("__cluster_metadata", 0)
 
 
 def parse_partition_directory(name: str) -> TopicPartition | None:

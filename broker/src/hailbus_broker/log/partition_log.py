@@ -66,6 +66,8 @@ class PartitionLog:
         recovery_point: Offset = 0,
         log_start_offset: Offset = 0,
         tail_cache: TailCache | None = None,
+        torn_from: Offset | None = None,
+        rewrites_tail: bool = True,
         refuses_damage: bool = False,
     ) -> PartitionLog:
         """Open the log in a directory, which is made if it is missing, and repair what a crash left.
@@ -79,6 +81,9 @@ class PartitionLog:
             recovery_point: After a crash, everything below this offset is known to be synced, and is not checked.
             log_start_offset: As it was checkpointed; the first segment may begin later.
             tail_cache: The node's budget for cached batches; None caches nothing.
+            torn_from: Sectors may be missing anywhere from this offset on: the log is cut at the first one.
+            rewrites_tail: Whether what was not synced is written again after a crash, as the system may take it for
+                written although a sync has failed.
             refuses_damage: Whether damage that whole batches follow is an error, instead of a gap in the log.
 
         Returns:
@@ -96,13 +101,14 @@ class PartitionLog:
             clean=clean,
             recovery_point=recovery_point,
             log_start_offset=log_start_offset,
+            torn_from=torn_from,
             refuses_damage=refuses_damage,
         )
         log = cls(disk, directory, config, recovered, tail_cache or TailCache(0))
         if recovered.is_new:
             log._sync.sync_directories_first(directory, directory.rpartition("/")[0])
         if not clean:
-            log._sync.opened_after_crash(recovery_point)
+            log._sync.opened_after_crash(recovery_point, rewrites_tail=rewrites_tail)
         return log
 
     def close(self, *, now_ms: int) -> None:

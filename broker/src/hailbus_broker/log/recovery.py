@@ -10,7 +10,9 @@
    acknowledged, and are cut off. Bytes with a whole batch behind them are damage: what follows may have been
    acknowledged. They are set aside in a file of their own (`<segment>.log.damaged-<position>`), and the log continues
    with the batches behind them, in a segment that begins at the next whole batch; the offsets between are a gap.
-5. The producer state is the newest snapshot plus the batches after it.
+5. After a power cut any sector that was not synced may be missing, so whole batches behind the recovery point prove
+   nothing about the bytes before them: the log is cut there, too, and what is cut off is kept (`.log.torn-<position>`).
+6. The producer state is the newest snapshot plus the batches after it.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ DELETED_SUFFIX: Final = ".deleted"
 TEMPORARY_SUFFIX: Final = ".tmp"
 
 DAMAGED_INFIX: Final = ".damaged"
+TORN_INFIX: Final = ".torn"
 _SPLIT_SUFFIX: Final = ".split" + CLEANED_SUFFIX
 """Of a segment that is being copied out from behind damage; swept like every `.cleaned` file."""
 
@@ -114,6 +117,7 @@ class RecoveryReport:
         checked_batch_count: Batches whose CRC was checked.
         truncated_bytes: Cut from the end, because no whole batch stood there.
         dropped_segments: Base offsets of segments after the cut, which held no whole batch.
+        torn_paths: Files that keep what was cut from the end although whole batches were in it.
         damages: Damage that whole batches follow.
         rebuilt_indexes: Base offsets of segments whose indexes were missing.
         replayed_batch_count: Batches read for the producer state.
@@ -123,6 +127,7 @@ class RecoveryReport:
     checked_batch_count: int = 0
     truncated_bytes: int = 0
     dropped_segments: list[int] = field(default_factory=list)
+    torn_paths: list[str] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
     rebuilt_indexes: list[int] = field(default_factory=list)
     replayed_batch_count: int = 0
@@ -152,6 +157,7 @@ def recover(
     clean: bool,
     recovery_point: Offset,
     log_start_offset: Offset,
+    torn_from: Offset | None = None,
     refuses_damage: bool = False,
 ) -> RecoveredLog:
     """Open the files of a partition directory, which is made if it is missing.
@@ -164,6 +170,8 @@ def recover(
         clean: Whether the node stopped in order.
         recovery_point: Everything below this offset is known to be synced.
         log_start_offset: As it was checkpointed.
+        torn_from: Sectors may be missing anywhere from this offset on, because the machine has lost its power; None if
+            only the last write can be incomplete.
         refuses_damage: Whether damage that whole batches follow is an error instead of a gap; then nothing is changed.
 
     Raises:
@@ -198,7 +206,7 @@ def recover(
         if file_name(segment.base_offset, TRANSACTION_INDEX_SUFFIX) not in known:
             segment.transaction_index.note_missing()  # so that no reader has to look for it
     log_end_offset = _check_segments(
-        disk, directory, segments, config, epochs, report, names, clean, recovery_point, refuses_damage
+        disk, directory, segments, config, epochs, report, names, clean, recovery_point, torn_from, refuses_damage
     )
     if report.rebuilt_epochs:
         epochs.entries.clear()
@@ -300,6 +308,7 @@ def _check_segments(
     names: list[str],
     clean: bool,
     recovery_point: Offset,
+    torn_from: Offset | None,
     refuses_damage: bool,
 ) -> Offset:
     """Make the indexes of all segments usable and find the log end offset.
@@ -327,14 +336,20 @@ def _check_segments(
         is_short = next_base is not None and end_offset != next_base and not config.is_compacted
         if good_end == file_bytes and not is_short:
             if next_base is not None:
-                segment.finish_indexes()
+                indexes = segment.finish_indexes()
+                if is_synced:  # no later sync covers the indexes of a segment below the recovery point
+                    for file in indexes:
+                        file.sync()
                 segment.release()
                 # Compaction leaves gaps between segments (ours not even then, others' may).
                 end_offset = max(end_offset, next_base)
             continue
         resumed = _find_batch(segment, good_end, file_bytes, end_offset, next_base)
         following = None if resumed is not None else _first_with_a_batch(segments[number + 1 :], end_offset)
-        if resumed is None and following is None:  # a torn tail
+        is_unsynced = torn_from is not None and end_offset >= torn_from
+        if is_unsynced or (resumed is None and following is None):  # a torn tail
+            if resumed is not None or following is not None:
+                report.torn_paths += _keep_torn(disk, directory, segment, good_end, file_bytes, segments[number + 1 :])
             report.truncated_bytes += file_bytes - good_end
             segment.truncate_to_position(good_end, end_offset)
             segment.file.sync()
@@ -534,6 +549,22 @@ def _copy(disk: Disk, segment: Segment, start: int, end: int, path: str) -> None
     for position in range(start, end, _COPY_BYTES):
         target.append(segment.file.read(position, min(_COPY_BYTES, end - position)))
     target.sync()
+
+
+def _keep_torn(
+    disk: Disk, directory: str, segment: Segment, start: int, end: int, following: Sequence[Segment]
+) -> list[str]:
+    """Copy the end of a segment, and rename the segments behind it, so that nothing is destroyed that can be read."""
+    paths = []
+    if end > start:
+        paths.append(f"{segment.path}{TORN_INFIX}-{start}")
+        _copy(disk, segment, start, end, paths[0])
+    for other in following:
+        paths.append(f"{other.path}{TORN_INFIX}-0")
+        other.release()
+        disk.rename(other.path, paths[-1])
+    disk.sync_directory(directory)  # before the bytes leave their old place
+    return paths
 
 
 def _split_off(disk: Disk, directory: str, segment: Segment, start: int, end: int, base_offset: Offset) -> None:

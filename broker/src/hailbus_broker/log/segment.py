@@ -357,6 +357,14 @@ class Segment:
         self.transaction_index.keep_below(end_offset)
         self.forget_max_timestamp()
 
+    def rewrite_from(self, offset: Offset) -> None:
+        """Write the batches from an offset on again, and what the indexes have; see `File.rewrite`."""
+        found = self.find(max(offset, self.base_offset))
+        if found is not None:
+            self.file.rewrite(found.position)
+        self.offset_index.rewrite()
+        self.time_index.rewrite()
+
     def remove_files(self, *, log_last: bool = False) -> None:
         """Delete the files; readers that hold one keep it.
 

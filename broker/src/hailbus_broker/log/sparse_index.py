@@ -242,6 +242,11 @@ class SparseIndex:
         if self._disk.exists(self.path) and self._disk.size(self.path) % self._layout.size:
             self.keep_count(self.written_count)
 
+    def rewrite(self) -> None:
+        """Write the file again, so that its next sync covers all of it."""
+        if self.written_count:
+            self._open().rewrite(0)
+
     def moved(self, path: str) -> None:
         """The file was renamed."""
         self.path = path

@@ -109,19 +109,30 @@ class LogSync:
         self._snapshot_bytes = 0
         self._checkpoint_bytes = 0
 
-    def opened_after_crash(self, recovery_point: Offset) -> None:
+    def opened_after_crash(self, recovery_point: Offset, *, rewrites_tail: bool) -> None:
         """Take what recovery has read as not synced.
 
         After SIGKILL the data is in the page cache, and not necessarily on the disk. The first sync writes it, and only
-        then may anything be acknowledged that depends on it.
+        then may anything be acknowledged that depends on it. If a sync has failed before, that sync would skip the
+        pages that it could not write: they count as clean. Written again, they are dirty again.
+
+        Raises:
+            StorageError: The machine failed.
         """
         state = self._state
         self.sync_directories_first(state.directory)
         self.synced_end_offset = min(recovery_point, state.log_end_offset)
         state.appended_bytes = state.active.size_bytes  # so that the next checkpoint saves what was read now
         if self.synced_end_offset < state.log_end_offset:
-            self.dirty_files.update((segment.file, None) for segment in state.segments_from(self.synced_end_offset))
+            behind = state.segments_from(self.synced_end_offset)
+            self.dirty_files.update((segment.file, None) for segment in behind)
             self.is_directory_dirty = True
+            for segment in behind:
+                if rewrites_tail:
+                    segment.rewrite_from(self.synced_end_offset)
+                if segment is not state.active:  # whose indexes are checked at the next start, until it is closed
+                    self.dirty_files.update(dict.fromkeys(segment.finish_indexes()))
+                    segment.release()
 
     def sync_directories_first(self, *directories: str) -> None:
         """Let the next sync include directories."""

@@ -74,8 +74,14 @@ class TransactionIndex:
         return self._file
 
     def keep_below(self, offset: Offset) -> None:
-        """Drop the entries whose marker is at or after an offset."""
-        kept = [entry for entry in self.entries if entry.last_offset < offset]
+        """Drop the entries whose marker is at or after an offset, and what a crash has left behind them."""
+        kept: list[AbortedTransaction] = []
+        for entry in self.entries:
+            # Entries below the offset were synced. A later sector may hold zeros, or anything.
+            last_offset = kept[-1].last_offset if kept else -1
+            if not last_offset < entry.last_offset < offset or not 0 <= entry.first_offset < entry.last_offset:
+                break
+            kept.append(entry)
         if self._disk.exists(self.path):
             self._file = self._disk.open(self.path, create=True)
             self._file.truncate(len(kept) * _ENTRY.size)

@@ -111,15 +111,7 @@ class DataDirectory:
             StartError: It is damaged, begins after the snapshot ends, or is missing in a directory that had one.
         """
         try:
-            found = PartitionLog.open(
-                self.disk,
-                self.metadata_path,
-                config,
-                now_ms=now_ms,
-                clean=self.logs.was_clean,
-                log_start_offset=log_start_offset,
-                refuses_damage=True,
-            )
+            found = self.logs.open_metadata(config, log_start_offset=log_start_offset, now_ms=now_ms)
             if not found.log_end_offset:
                 self._check_is_new()
             found.sync()
@@ -155,6 +147,7 @@ class DataDirectory:
             self.logs.load(config_of, now_ms=now_ms, for_each=threads.map)
             if not self.logs.was_clean:
                 list(threads.map(PartitionLog.sync, self.logs.logs.values()))
+            self.logs.finish_recovery()
             for where, found in self.logs.logs.items():
                 found.advance_high_watermark(found.log_end_offset)
                 _tell_recovery(str(where), found)
@@ -292,7 +285,9 @@ def _tell_recovery(partition: str, found: PartitionLog) -> None:
             advice="the records between these offsets are lost, all others are served: check the disk",
         )
     if report.truncated_bytes:
-        log.warning("torn_tail_cut", partition=partition, truncated_bytes=report.truncated_bytes)
+        log.warning(
+            "torn_tail_cut", partition=partition, truncated_bytes=report.truncated_bytes, set_aside=report.torn_paths
+        )
     if report.rebuilt_epochs:
         log.error("leader_epochs_rebuilt", partition=partition, error=report.rebuilt_epochs)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _IOV_MAX: Final = 1024
 _NO_WAIT: Final = getattr(os, "RWF_NOWAIT", None)
+_COPY_BYTES: Final = 1024 * 1024
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _SAMPLE_BYTES: Final = 64 * 1024
 """One byte in so many is looked for: the system reads ahead, and forgets, in larger pieces."""
 
@@ -127,6 +129,17 @@ class RealFile:
         except OSError as error:
             raise _storage_error("cannot truncate", self.path, error) from error
 
+    def rewrite(self, position: int) -> None:
+        """Write the bytes from a position on again."""
+        with _failing("cannot write", self.path):
+            # The file's own descriptor appends, wherever it is told to write.
+            target = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                while data := os.pread(self._descriptor, _COPY_BYTES, position):
+                    position += os.pwrite(target, data, position)
+            finally:
+                os.close(target)
+
     def sync(self) -> None:
         """fdatasync: the data and, when it has grown, the size."""
         try:
@@ -199,6 +212,14 @@ class RealDisk:
     def __init__(self, *, reserved_descriptors: int = 0) -> None:
         if reserved_descriptors:
             self._reserve = _Reserve(reserved_descriptors)
+
+    def boot_id(self) -> str:
+        """Linux names each of its starts; other systems do not."""
+        try:
+            with open(_BOOT_ID, encoding="ascii") as file:
+                return file.read().strip()
+        except OSError:
+            return ""
 
     def lock(self, directory: str) -> RealLock | None:
         """Lock the directory's `.lock` file."""

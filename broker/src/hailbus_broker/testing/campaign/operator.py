@@ -190,9 +190,8 @@ class Operator:
         await asyncio.sleep(fault.duration_s + 0.5)
         disk.capacity_bytes = UNLIMITED
         disk.faults.clear()
-        # The broker writes again after its next start only. After a failed sync the whole machine has to start: until
-        # then its page cache shows as written what never reached the disk.
-        self._broker.kill(power_cut=fault.is_power_cut or fault.kind == "failing sync")
+        # The broker writes again after its next start only.
+        self._broker.kill(power_cut=fault.is_power_cut)
         self._look_at_disk()
         await self.start()
 
@@ -225,7 +224,7 @@ class Operator:
             broker.process.host.clock.drift(1.0)
             if broker.process.is_alive and self._is_serving() and broker.node.failure is None:
                 return
-            broker.kill(power_cut=broker.server is not None and broker.node.failure is not None)
+            broker.kill()
             await self.start()
 
     async def cut_power(self) -> None:

@@ -150,8 +150,6 @@ class Campaign:
         self._broker: Final = SimulatedBroker(
             world, {**SETTINGS, "log.segment.bytes": str(scenario.segment_bytes)}, name="broker"
         )
-        # With more, recovery takes a torn tail for damage, and leaves coordinators to a person: see docs/testing.md.
-        self._broker.disk.torn_sectors = 1
         self._stop: Final = Stop()
         self._planned: Final = {client.name: client for client in scenario.clients}
         self._processes: Final[dict[str, SimulatedProcess]] = {}

@@ -1,8 +1,10 @@
 """A disk in memory that forgets what was not synced, tears what was being written, and fails on request.
 
 What it assumes of a real one: data lasts after `File.sync`, names after `Disk.sync_directory`, those of directories
-too; of what was not synced any prefix may have arrived, and the last sectors of it may hold anything; changes of names
-in one directory arrive in order. A directory directly below the root lasts at once: the operator made it.
+too; of what was not synced any prefix may have arrived, with any of its sectors missing, and one of them may hold
+anything; after a failed sync the data stays readable, counts as written, and is lost with the power unless it is
+written again; changes of names in one directory arrive in order. A directory directly below the root lasts at once: the
+operator made it.
 """
 
 from __future__ import annotations
@@ -26,30 +28,60 @@ UNLIMITED: Final = 2**62
 
 
 class _Inode:
-    """The content of a file, and what of it is on stable storage: `data[:kept]`, then `lost`."""
+    """The content of a file, and what of it is on stable storage: `data[:kept]` without its holes, then `lost`.
 
-    __slots__ = ("data", "has_failed", "kept", "lost", "modified_ms")
+    Attributes:
+        holes: Ranges that the system takes for written although a sync has failed to write them.
+        rewritten: Ranges that were holes, and that the next sync writes.
+    """
+
+    __slots__ = ("data", "holes", "kept", "lost", "modified_ms", "rewritten")
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.kept = 0
         self.lost = b""
         self.modified_ms = 0
-        self.has_failed = False
+        self.holes: list[tuple[int, int]] = []
+        self.rewritten: list[tuple[int, int]] = []
+
+    def without_holes(self, end: int) -> bytearray:
+        """The bytes below an end as they are on the disk."""
+        found = self.data[:end]
+        for start, hole_end in (*self.holes, *self.rewritten):
+            found[start:hole_end] = bytes(len(found[start:hole_end]))
+        return found
 
     @property
     def synced(self) -> bytes:
-        return bytes(memoryview(self.data)[: self.kept]) + self.lost
+        return bytes(self.without_holes(self.kept)) + self.lost
 
     def sync(self) -> None:
-        # A system forgets that a page is dirty when it fails to write it: a second sync reports success for nothing.
-        if not self.has_failed:
-            self.kept, self.lost = len(self.data), b""
+        self.kept, self.lost = len(self.data), b""
+        self.rewritten.clear()
+
+    def fail_sync(self) -> None:
+        """Forget that anything has to be written, as Linux does: a second sync reports success and writes nothing."""
+        self.holes += self.rewritten
+        self.rewritten.clear()
+        covered = max([self.kept, *(end for _, end in self.holes)])
+        if covered < len(self.data):
+            self.holes.append((covered, len(self.data)))
+
+    def rewrite(self, position: int) -> None:
+        before, self.holes = self.holes, []
+        for start, end in before:
+            if start < position:
+                self.holes.append((start, min(end, position)))
+            if end > position:
+                self.rewritten.append((max(start, position), end))
 
     def truncate(self, size: int) -> None:
         if size < self.kept:
-            self.lost = bytes(memoryview(self.data)[size : self.kept]) + self.lost
+            self.lost = self.synced[size:]
             self.kept = size
+        for ranges in (self.holes, self.rewritten):
+            ranges[:] = [(start, min(end, size)) for start, end in ranges if start < size]
         del self.data[size:]
         self.data.extend(bytes(size - len(self.data)))
 
@@ -113,12 +145,17 @@ class SimulatedFile:
         self._disk.step(self.path, "truncate")
         self._inode.truncate(size)
 
+    def rewrite(self, position: int) -> None:
+        """From now on the bytes behind a position are dirty."""
+        self._disk.step(self.path, "rewrite")
+        self._inode.rewrite(position)
+
     def sync(self) -> None:
         """From now on the data lasts."""
         try:
             self._disk.step(self.path, "sync")
         except StorageError:
-            self._inode.has_failed = True
+            self._inode.fail_sync()
             self._disk.note("failed sync")
             raise
         self._inode.sync()
@@ -149,7 +186,6 @@ class SimulatedDisk:
         failing: Called with path and operation before each; may raise a StorageError.
         capacity_bytes: Writing beyond it fails with ENOSPC.
         is_cold: Whether the system has nothing in memory.
-        torn_sectors: Of the last so many sectors that arrive, one may hold anything.
         now_ms: What files say they were modified at.
     """
 
@@ -160,7 +196,6 @@ class SimulatedDisk:
         self.failing: Callable[[str, str], None] | None = None
         self.capacity_bytes = UNLIMITED
         self.is_cold = False
-        self.torn_sectors = 5
         self.now_ms = 0
         self.has_crashed = False
         self._names: dict[str, _Inode] = {}
@@ -168,6 +203,7 @@ class SimulatedDisk:
         self._durable_names: dict[str, _Inode] = {}
         self._pending_names: dict[str, list[Callable[[dict[str, _Inode]], None]]] = {}
         self._locks: dict[str, SimulatedLock] = {}
+        self._boot_count = 1
 
     # ---- what a world adds
 
@@ -230,14 +266,21 @@ class SimulatedDisk:
             self.note("lost directory entry")
         for inode in dict.fromkeys([*self._names.values(), *names.values()]):  # in one order in every run
             inode.data = self._after_power_cut(inode)
-            inode.has_failed = False
+            inode.holes.clear()
             inode.sync()
         self._names = names
         self._durable_names = dict(names)
+        self._boot_count += 1
         self.kill_process()
 
     def _after_power_cut(self, inode: _Inode) -> bytearray:
-        current, synced, common = inode.data, inode.synced, inode.kept
+        for start, end in inode.rewritten:
+            if self.chance.random() < 0.5:
+                inode.holes.append((start, end))
+        inode.rewritten.clear()
+        if inode.holes:
+            self.note("lost page of a failed sync")
+        current, synced, common = inode.without_holes(len(inode.data)), inode.synced, inode.kept
         if current == synced:
             return current
         if self.chance.random() < 0.3:
@@ -247,22 +290,23 @@ class SimulatedDisk:
             return bytearray(current if self.chance.random() < 0.5 else synced)
         self.note("torn write")
         left = bytearray(current[: self.chance.randint(common, len(current))])
-        sector = (
-            max(len(left) - 1 - self.chance.randint(0, (self.torn_sectors - 1) * SECTOR_BYTES), common)
-            // SECTOR_BYTES
-            * SECTOR_BYTES
-        )
-        start, end = max(sector, common), min(sector + SECTOR_BYTES, len(left))
-        match self.chance.randint(0, 2):
-            case 0 if end > start:
+        sectors = range(common // SECTOR_BYTES, -(-len(left) // SECTOR_BYTES))
+        lost = [sector for sector in sectors if self.chance.random() < 0.25] if self.chance.random() < 0.5 else []
+        torn = self.chance.choice(sectors) if sectors and self.chance.random() < 0.5 else None
+        for sector in sectors:
+            start, end = max(sector * SECTOR_BYTES, common), min((sector + 1) * SECTOR_BYTES, len(left))
+            if sector in lost:
                 left[start:end] = bytes(end - start)  # allocated, never written
-            case 1 if end > start:
+                self.note("lost sector" if sector == sectors[-1] else "lost sector before others")
+            elif sector == torn:
                 left[start:end] = self.chance.randbytes(end - start)
-            case _:
-                pass
         return left
 
     # ---- the port
+
+    def boot_id(self) -> str:
+        """How often the machine has started."""
+        return f"boot-{self._boot_count}"
 
     def lock(self, directory: str) -> SimulatedLock | None:
         """Take a directory; the lock ends with the process, like that of the system."""
