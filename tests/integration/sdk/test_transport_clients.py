@@ -12,6 +12,7 @@ import pytest
 from hailbus import ClusterAdmin, DeliveryError, KafkaBus, ProducerFencedError, RecordTooLargeError, Topic
 from hailbus._transport import Consumer, Outgoing, Producer, Received, TopicPartition
 from hailbus._transport.cluster import ClientName
+from hailbus._transport.record import Record
 
 Until = Callable[..., Awaitable[None]]
 
@@ -122,6 +123,24 @@ async def test_a_record_comes_back_as_it_was_written(cluster: Cluster, client: C
         (here.topic, 0, offset, 0) for offset in range(4)
     ]
     assert all(record.timestamp > 1_600_000_000_000 for record in found)
+    assert {type(record) for record in found} == {Record}
+
+
+@pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
+async def test_a_seek_into_a_compressed_batch_reads_on_from_that_record(
+    cluster: Cluster, client: ClientName, compression: str
+) -> None:
+    records: list[Outgoing] = [(b"k", b"%d" % number + b"v" * 500, [("n", b"%d" % number)]) for number in range(100)]
+    async with around(cluster, client, compression=compression) as here:
+        await (await here.producer()).send(here.topic, 0, records)
+        consumer = await here.consumer()
+        assert [record.offset for record in await read(consumer, 100)] == list(range(100))
+        await consumer.seek({here.at(0): 77})
+        found = await read(consumer, 23)
+        assert (await consumer.positions())[here.at(0)] == 100
+    assert [(r.offset, r.key, r.value, list(r.headers)) for r in found] == [
+        (offset, *records[offset]) for offset in range(77, 100)
+    ]
 
 
 async def test_each_record_has_an_outcome_of_its_own(cluster: Cluster, client: ClientName) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import hailbus
 import pytest
+from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.producer.sender import Sender
 from hailbus import ConfigurationError, KafkaBus, PublisherSettings, SubscriberSettings
 from hailbus._transport import aiokafka_private, cluster, record_bytes
@@ -37,7 +38,7 @@ def test_an_attribute_that_was_renamed_is_named_in_a_sentence() -> None:
 def test_private_attributes_of_the_client_library_are_used_in_one_module() -> None:
     private = re.compile(
         r"(?<!self)\.(_sender|_coordinator|_coordination_task|_conns|_wait_on_metadata|_get_cluster_metadata"
-        r"|_send_request_to_node|force_metadata_update|_client\._client)\b"
+        r"|_send_request_to_node|force_metadata_update|_client\._client|_fetcher|_partition_records)\b"
     )
     found = {
         path.name
@@ -51,6 +52,15 @@ def test_every_listed_attribute_is_used_in_the_module() -> None:
     functions = Path(aiokafka_private.__file__).read_text().partition("def sender_ended")[2]
     unused = [name for _, name, _ in aiokafka_private.PRIVATE if not re.search(rf"[.\"]{name}\b", functions)]
     assert unused == []
+
+
+async def test_without_the_attributes_of_the_fetcher_the_consumer_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renamed = (Fetcher, "_renamed", "to read fetched batches into records of hailbus")
+    monkeypatch.setattr(aiokafka_private, "_FETCHING", [renamed])
+    untouched: Any = object()  # Any: any use of its attributes would raise
+    aiokafka_private.read_into_records(untouched)
 
 
 SERVER = {"bootstrap_servers": "127.0.0.1:9092"}

@@ -105,6 +105,7 @@ class AiokafkaConsumer:
     async def start(self) -> None:
         async def begin(client: aiokafka.AIOKafkaConsumer) -> None:
             await client.start()
+            aiokafka_private.read_into_records(client)
             if self._options.group is not None:
                 self._started = client  # the listener may use this consumer before `start` returns
                 listener = self._options.listener

@@ -5,7 +5,8 @@ aiokafka may rename these attributes in any release. `missing` says which ones i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,9 +14,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import create_conn
+from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.errors import CorruptRecordException
 from aiokafka.producer.sender import Sender
 from aiokafka.protocol.metadata import MetadataRequest
+
+from hailbus._transport.record import Record, new_record
 
 __all__ = [
     "PRIVATE",
@@ -27,12 +32,29 @@ __all__ = [
     "membership_ended",
     "missing",
     "partitions_when_known",
+    "read_into_records",
     "request_metadata",
     "send_to_node",
     "sender_ended",
     "try_connection",
 ]
 
+_FETCHED = "to read fetched batches into records of hailbus"
+_FETCHING: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
+    (AIOKafkaConsumer, "_fetcher", _FETCHED),
+    (Fetcher, "_records", _FETCHED),
+    (FetchResult, "_partition_records", _FETCHED),
+    (PartitionRecords, "_aborted_producers", _FETCHED),
+    (PartitionRecords, "_check_crcs", _FETCHED),
+    (PartitionRecords, "_consume_aborted_up_to", _FETCHED),
+    (PartitionRecords, "_contains_abort_marker", _FETCHED),
+    (PartitionRecords, "_isolation_level", _FETCHED),
+    (PartitionRecords, "_records", _FETCHED),
+    (PartitionRecords, "_records_iterator", _FETCHED),
+    (PartitionRecords, "_tp", _FETCHED),
+    (PartitionRecords, "_unpack_records", _FETCHED),
+    (PartitionRecords, "next_fetch_offset", _FETCHED),
+)
 PRIVATE: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
     (AIOKafkaProducer, "client", "to close a producer's connections"),
     (AIOKafkaProducer, "_sender", "to see whether a producer still sends"),
@@ -48,6 +70,7 @@ PRIVATE: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
     (AIOKafkaClient, "_wait_on_metadata", "to wait for a topic's partitions"),
     (AIOKafkaClient, "close", "to close connections"),
     (AIOKafkaClient, "force_metadata_update", "to ask for metadata that was lost with a broker"),
+    *_FETCHING,
 )
 
 
@@ -136,3 +159,85 @@ def has_connections(client: AIOKafkaProducer | AIOKafkaConsumer) -> bool:
 def is_connected(client: AIOKafkaProducer | AIOKafkaConsumer) -> bool:
     """Whether a client is connected to at least one broker."""
     return any(connection.connected() for connection in _connections(client))
+
+
+# ------------------------------------------------------------------------------------------------ fetched records
+
+
+def read_into_records(consumer: AIOKafkaConsumer) -> None:
+    """Let a started consumer hand over `Record` where aiokafka makes a `ConsumerRecord`, which costs a dataclass each.
+
+    With an aiokafka whose fetcher has other attributes the consumer keeps handing over `ConsumerRecord`, which has the
+    same fields.
+    """
+    if not missing(_FETCHING):
+        fetcher = consumer._fetcher
+        fetched = _Fetched()
+        for partition, result in fetcher._records.items():
+            fetched[partition] = result
+        fetcher._records = fetched
+
+
+class _Fetched(OrderedDict[Any, Any]):  # Any: as above
+    """The results that a fetcher keeps until they are read, each with a `_Batches` in place of aiokafka's reader."""
+
+    def __setitem__(self, partition: Any, result: Any) -> None:  # Any: as above
+        if type(result) is FetchResult:
+            result._partition_records = _Batches(result._partition_records)
+        super().__setitem__(partition, result)
+
+
+class _Batches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
+    """Reads the batches of one fetched partition, by the same rules as its base class.
+
+    Control batches and the batches of aborted transactions are passed over, and `next_fetch_offset` moves past them.
+
+    Args:
+        fetched: What has been fetched; nothing of it has been read.
+    """
+
+    def __init__(self, fetched: PartitionRecords) -> None:
+        self.__dict__.update(vars(fetched))
+        self.next_fetch_offset: int = fetched.next_fetch_offset
+        self._records_iterator: Iterator[Record] | None = self._unpack_records()
+
+    def __iter__(self) -> Iterator[Record]:
+        # The generator itself: calling `__next__` of this object would cost more than a record.
+        return iter(self._records_iterator or ())
+
+    def _unpack_records(self) -> Iterator[Record]:
+        topic, partition = self._tp
+        batches, is_committed = self._records, self._isolation_level == READ_COMMITTED
+        while batches.has_next():
+            batch = batches.next_batch()
+            if self._check_crcs and not batch.validate_crc():
+                # Nothing behind it is read. What was read before is fetched again, as the position has not moved.
+                raise CorruptRecordException(f"Invalid CRC - {self._tp}")
+            is_aborted = False
+            producer_id = batch.producer_id
+            if is_committed and producer_id is not None:
+                self._consume_aborted_up_to(batch.base_offset)
+                if batch.is_control_batch and self._contains_abort_marker(batch):
+                    self._aborted_producers.discard(producer_id)
+                is_aborted = batch.is_transactional and producer_id in self._aborted_producers
+            if not is_aborted and not batch.is_control_batch:
+                for record in batch:
+                    offset = record.offset
+                    if offset < self.next_fetch_offset:
+                        continue  # a seek into the middle of the batch
+                    self.next_fetch_offset = offset + 1
+                    yield new_record(
+                        Record,
+                        (
+                            topic,
+                            partition,
+                            offset,
+                            record.timestamp,
+                            record.timestamp_type,
+                            record.key,
+                            record.value,
+                            record.headers,
+                        ),
+                    )
+            # Past what compaction has taken from the end of the batch.
+            self.next_fetch_offset = batch.next_offset

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as LibraryTopicPartition
@@ -22,6 +22,7 @@ from hailbus._transport import Received, TopicPartition, TransportBrokenError, c
 from hailbus._transport.aiokafka_client import tls_context
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings, ConsumerOptions
 from hailbus._transport.librdkafka_client import Config, Connection, connect, in_thread, kafka_error, partition_counts
+from hailbus._transport.record import Record, new_record
 from hailbus.errors import TopicMissingError
 
 __all__ = ["LibrdkafkaConsumer"]
@@ -36,22 +37,6 @@ CALL_TIMEOUT_S = 10.0
 SEEK_ATTEMPTS = 20
 QUEUED_KBYTES = 16_384
 EOF = KafkaError._PARTITION_EOF
-
-
-class Record(NamedTuple):
-    """See `Received`."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    timestamp_type: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
-
-
-_new = tuple.__new__
 Read = dict[TopicPartition, list[Received]]
 _Command = tuple[Callable[[], object], "Future[object]"]
 
@@ -506,7 +491,7 @@ class LibrdkafkaConsumer:
 def _record(message: Message[bytes, bytes]) -> Record:
     kind, timestamp = message.timestamp()
     headers = message.headers()
-    return _new(  # a named tuple made as a tuple: twice as fast
+    return new_record(
         Record,
         (
             message.topic(),
