@@ -31,7 +31,7 @@ class Context:
 
     __slots__ = ("_envelope", "attempt", "group", "record", "tx")
 
-    def __init__(self, record: Received, *, attempt: int = 1, group: str | None = None) -> None:
+    def __init__(self, record: Received, attempt: int = 1, group: str | None = None) -> None:
         self.record = record
         self.attempt = attempt
         self.group = group

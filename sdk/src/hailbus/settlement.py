@@ -115,14 +115,15 @@ class Lanes(Generic[ItemT]):
 
     `take` hands a lane to one runner, who gives it back by `release` or `delay`: that is why handlers of one key never
     overlap. A record whose name nobody uses needs no lane: its runner writes the name down with None in `names`, and
-    ends by `leave`. Records of that name which come meanwhile wait in a lane, which `leave` makes ready.
+    takes it out when it ends. Records of that name which come meanwhile wait in a lane, which `follow` makes ready.
     """
 
-    __slots__ = ("_names", "_ready", "held", "item_count", "running_count")
+    __slots__ = ("_names", "held", "item_count", "ready", "running_count")
 
     def __init__(self) -> None:
         self._names: dict[TopicPartition, Names[ItemT]] = {}
-        self._ready: deque[Lane[ItemT]] = deque()
+        self.ready: deque[Lane[ItemT]] = deque()
+        """Lanes that could run now, unless their partition is held. Others may look whether there are some."""
         self.held: dict[TopicPartition, list[Lane[ItemT]]] = {}
         """Ready lanes of partitions that are held."""
         self.item_count = 0
@@ -143,18 +144,13 @@ class Lanes(Generic[ItemT]):
             is_busy = name in names
             lane = names[name] = Lane(partition, name)
             if not is_busy:
-                self._ready.append(lane)
+                self.ready.append(lane)
         lane.items.append(item)
         self.item_count += 1
 
-    @property
-    def ready_count(self) -> int:
-        """Lanes that could run now."""
-        return len(self._ready)
-
     def take(self) -> Lane[ItemT] | None:
         """A lane to run, never empty; None when none is ready."""
-        ready = self._ready
+        ready = self.ready
         while ready:
             lane = ready.popleft()
             if lane.dropped:
@@ -172,18 +168,16 @@ class Lanes(Generic[ItemT]):
 
     def unhold(self, partition: TopicPartition) -> None:
         """Hand out the lanes of a partition again."""
-        self._ready.extend(self.held.pop(partition, ()))
+        self.ready.extend(self.held.pop(partition, ()))
 
     def is_held(self, partition: TopicPartition) -> bool:
         """Whether the lanes of a partition are held."""
         return partition in self.held
 
-    def leave(self, names: Names[ItemT], name: object) -> None:
-        """End a run without a lane: what came meanwhile may run."""
-        lane = names.pop(name, None)
-        if lane is not None:
-            names[name] = lane
-            self._ready.append(lane)
+    def follow(self, names: Names[ItemT], lane: Lane[ItemT]) -> None:
+        """Let the records run that came while one of their name ran without a lane; its name is no longer in use."""
+        names[lane.name] = lane
+        self.ready.append(lane)
 
     def adopt(self, partition: TopicPartition, names: Names[ItemT], name: object, item: ItemT) -> Lane[ItemT]:
         """Turn a run without a lane into a running lane with its record at the front."""
@@ -212,7 +206,7 @@ class Lanes(Generic[ItemT]):
         if lane.dropped:
             return
         if lane.items:
-            self._ready.append(lane)
+            self.ready.append(lane)
         else:
             del self._names[lane.partition][lane.name]
 
@@ -225,7 +219,7 @@ class Lanes(Generic[ItemT]):
         """The delay is over."""
         if lane.waiting and not lane.dropped:
             lane.waiting = False
-            self._ready.append(lane)
+            self.ready.append(lane)
 
     def drop(self, partition: TopicPartition) -> list[Lane[ItemT]]:
         """Forget all lanes of a partition; returns them. Running ones are marked, so that they settle nothing."""

@@ -107,7 +107,9 @@ class LanesMachine(RuleBasedStateMachine):
             if is_current:
                 self.waiting_items.setdefault((tp, key), []).insert(0, item)
             return
-        self.lanes.leave(names, key)
+        behind = names.pop(key, None)
+        if behind is not None:
+            self.lanes.follow(names, behind)
         if is_current:
             assert item > max(self.finished.get((tp, key), [-1]))
             self.finished.setdefault((tp, key), []).append(item)

@@ -157,7 +157,7 @@ class LaneRunner:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._chunks) or self._lanes.ready_count > 0
+        return bool(self._chunks or self._lanes.ready)
 
     def wake(self) -> None:
         """Let a worker look for work, if there is any."""
@@ -286,9 +286,10 @@ class LaneRunner:
         spans = None if self._caller.tracing is None else self._caller.tracing.calls()
         now = self._loop.time
         began_s = 0.0
-        stats, group, usual, places = self._stats, self._group, router.usual, self._places
+        stats, group, places = self._stats, self._group, self._places
+        usual_kind, usual_schema, usual_route = router.usual
         deadlines = self._caller.deadlines
-        held = lanes.held
+        held, ready, chunks = lanes.held, lanes.ready, self._chunks
         self._running[task] = partition
         try:
             while records:
@@ -298,22 +299,22 @@ class LaneRunner:
                 headers = record.headers
                 if (
                     len(headers) > 6
-                    and headers[5] == usual.schema
-                    and headers[3] == usual.kind
+                    and headers[5] == usual_schema
+                    and headers[3] == usual_kind
                     and headers[6] == JSON_HEADER
                 ):
-                    route = usual.route
+                    route = usual_route
                 else:
                     try:
                         route = router.route_of(record)
                     except StopReading as order:
                         self._fail(order.error)
                         break
-                    usual = router.usual
+                    usual_kind, usual_schema, usual_route = router.usual
                 value = record.value
                 if not route.is_direct or not is_plain or value is None or places:
                     self.dispatch(chunk, record, route)
-                    if lanes.ready_count:
+                    if ready:
                         break
                     continue
                 name = record.key if route.order == "key" else _lane_name(route, record)
@@ -330,9 +331,9 @@ class LaneRunner:
                     self.dispatch(chunk, record, route)  # to be set aside in its turn
                     break
                 names[name] = None
-                if not self._worker_pending and (records or lanes.ready_count or len(self._chunks) > 1):
+                if not self._worker_pending and (records or ready or len(chunks) > 1):
                     self._wake_worker()
-                ctx = Context(record, group=group)
+                ctx = Context(record, 1, group)  # by position: names would cost half as much again
                 deadline_s = route.deadline_s
                 if succeeded is not None or deadline_s is not None:
                     began_s = now()
@@ -365,7 +366,9 @@ class LaneRunner:
                     if spans is not None:
                         spans.end()
                     if verdict is None:
-                        lanes.leave(names, name)
+                        behind = names.pop(name, None)
+                        if behind is not None:
+                            lanes.follow(names, behind)
                         if not prefix.closed:
                             prefix.settled(record.offset)
                             stats.settled += 1
@@ -377,7 +380,7 @@ class LaneRunner:
                         lane = lanes.adopt(partition, names, name, item)
                         await self._end_run(lane, item, self._path.judged(item, verdict))
                 self._streak += 1
-                if lanes.ready_count or (self._streak % LOOK_EVERY == 0 and self._turn_is_over()):
+                if ready or (self._streak % LOOK_EVERY == 0 and self._turn_is_over()):
                     break
         finally:
             if spans is not None:
