@@ -110,12 +110,12 @@ async def test_a_crash_between_the_steps_loses_nothing(
 async def test_the_log_is_cut_when_it_is_larger_than_its_limit(tmp_path: Path) -> None:
     settings = {"metadata.log.max.record.bytes.between.snapshots": "2000"}
     async with running_broker(settings, data_dir=str(tmp_path)) as broker:
-        broker.node.catch_up()
         assert files(tmp_path, "*.checkpoint") == []
         while broker.node.metadata.replica.log.size_bytes() <= 2000:
             await broker.node.write_metadata(broker.node.controller.allocate_producer_ids()[1])
-        broker.node.catch_up()
-        broker.node.catch_up()  # while the first is at work
+        await broker.node.write_metadata(
+            broker.node.controller.allocate_producer_ids()[1]
+        )  # while the first is written
         async with asyncio.timeout(20):
             while (  # noqa: ASYNC110 waits for what happens in a thread
                 broker.node.metadata.replica.log.size_bytes() > 2000 or len(files(tmp_path, "*.log")) > 1

@@ -387,6 +387,13 @@ BROKER_OPTIONS: Final = _table(
         0,
         is_dynamic=True,
     ),
+    Option(
+        "log.flush.offset.checkpoint.interval.ms",
+        _I,
+        "60000",
+        "How often the broker writes down up to where logs are synced: a start after a crash reads them from there.",
+        1,
+    ),
     Option("log.index.interval.bytes", _I, "4096", "Default of index.interval.bytes.", 0, is_dynamic=True),
     Option("log.index.size.max.bytes", _I, "10485760", "Default of segment.index.bytes.", 4, is_dynamic=True),
     Option(

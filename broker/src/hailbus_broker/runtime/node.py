@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 log: Any = get_logger()
 
 TAIL_CACHE_BYTES: Final = 32 * 1024 * 1024
-CHECKPOINT_INTERVAL_MS: Final = 60_000
 RETRY_OFFLINE_MS: Final = 1_000
 WORK_THREADS: Final = 6
 """For what waits for the disk and is not a sync: reads of cold segments, checkpoints, compaction, removals."""
@@ -122,8 +121,7 @@ class Node:
         self.spawn(self.publisher.run(), "metadata-publisher")
         self.every(self.config["offsets.retention.check.interval.ms"], self.groups.expire_offsets)
         self.every(RETRY_OFFLINE_MS, self._retry_offline)
-        self.every(CHECKPOINT_INTERVAL_MS, self._checkpoint)
-        self.every(CHECKPOINT_INTERVAL_MS, self._maybe_snapshot_metadata)
+        self.every(self.config["log.flush.offset.checkpoint.interval.ms"], self._checkpoint)
         self.every(self.config["log.retention.check.interval.ms"], self._apply_retention)
         if self.config["log.cleaner.enable"]:
             cleaner = Cleaner(
@@ -343,9 +341,10 @@ class Node:
         return self.metadata.write(records)
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Act on changed settings of brokers; see `metadata_publisher.Subscriber`."""
+        """Act on changed settings of brokers, and on a log that has grown; see `metadata_publisher.Subscriber`."""
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self._refresh_config(image)
+        self._maybe_snapshot_metadata()
 
     def _refresh_config(self, image: MetadataImage) -> None:
         cluster_wide = image.configs(ResourceType.BROKER, "")
@@ -396,7 +395,6 @@ class Node:
         self.groups.run_due()
         self.transactions.run_due()
         self._apply_retention()
-        self._maybe_snapshot_metadata()
 
     async def checkpoint(self) -> None:
         """Write down how far the logs have come.

@@ -24,14 +24,11 @@ SETTINGS: Final = {
     "transaction.state.log.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
     "log.cleaner.backoff.ms": "50",
+    "log.flush.offset.checkpoint.interval.ms": "250",
     "log.retention.check.interval.ms": "200",
     "log.segment.bytes": "4096",
     "metadata.log.max.record.bytes.between.snapshots": "3000",
 }
-OFTEN: Final = """
-import hailbus_broker.runtime.node as node
-node.CHECKPOINT_INTERVAL_MS = 250
-"""
 SERVE: Final = "from hailbus_broker.cli import main; main()"
 
 
@@ -145,7 +142,7 @@ def record(directory: Path, *, adapter: str = "") -> Recording:
             [(first_life, signal.SIGKILL), (second_life, signal.SIGTERM), (third_life, signal.SIGKILL)]
         ):
             trace = directory / f"life-{life}.trace"
-            source = OFTEN + adapter + SERVE
+            source = adapter + SERVE
             broker = stack.enter_context(traced_broker(recording.directory, trace, SETTINGS, source=source))
             clients = Clients(broker, recording, life)
             work(clients)
@@ -159,7 +156,7 @@ def record_produce_only(directory: Path, *, adapter: str) -> Recording:
     """Record one topic and a few records, on a disk adapter that was changed."""
     recording = Recording(directory=directory / "data")
     trace = directory / "life.trace"
-    with traced_broker(recording.directory, trace, SETTINGS, source=OFTEN + adapter + SERVE) as broker:
+    with traced_broker(recording.directory, trace, SETTINGS, source=adapter + SERVE) as broker:
         clients = Clients(broker, recording, 0)
         clients.create("plain")
         clients.produce("plain", 4)

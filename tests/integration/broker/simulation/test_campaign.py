@@ -41,6 +41,22 @@ def test_shrinking_removes_what_the_failure_does_not_need() -> None:
     assert smallest.duration_s <= scenario.duration_s
 
 
+def test_shrinking_tries_other_seeds() -> None:
+    scenario = draw(4)
+    needed = scenario.clients[3].name
+    seeds: set[int] = set()
+
+    def fails(candidate: Scenario) -> bool:
+        seeds.add(candidate.seed // 1_000_000 % 5)
+        is_right = candidate.seed // 1_000_000 % 5 == (len(candidate.clients) + len(candidate.faults)) % 5
+        return is_right and needed in {client.name for client in candidate.clients}
+
+    smallest = shrink(scenario, fails, max_runs=2_000)
+    assert [client.name for client in smallest.clients] == [needed]
+    assert smallest.faults == ()
+    assert len(seeds) == 5
+
+
 def test_a_client_that_comes_to_an_error_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = replace(draw(0), faults=())
 

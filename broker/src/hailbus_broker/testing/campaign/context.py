@@ -14,7 +14,6 @@ from hailbus_broker.protocol.definitions.list_offsets_request import (
     ListOffsetsTopic,
 )
 from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.records import BatchView, ControlType, iterate_batches, iterate_records, read_control_type
 from hailbus_broker.records.errors import RecordsError
 from hailbus_broker.testing.campaign.wire import Client, RefusedError, UnreachableError, accept
 from hailbus_broker.testing.history import Watermark
@@ -196,8 +195,7 @@ class TopicReader:
         open_aborted: set[int] = set()
         assert data.records is not None
         try:
-            for batch in iterate_batches(data.records, whole=False):
-                batch.check_crc()
+            for batch in self._context.recorder.batches.of(data.records):
                 header = batch.header
                 if header.last_offset < position:
                     continue
@@ -209,21 +207,17 @@ class TopicReader:
                     open_aborted.add(aborted.pop().producer_id)
                 self.positions[partition] = header.next_offset
                 if header.is_control:
-                    if read_control_type(batch) is ControlType.ABORT:
+                    if batch.is_abort:
                         open_aborted.discard(header.producer_id)
                     continue
                 if self._is_committed and header.is_transactional and header.producer_id in open_aborted:
                     continue
-                yield from self._records_in(batch, partition, position)
+                for record in batch.records:
+                    if record.offset >= position:
+                        yield Found(partition, record.offset, record.key, record.value)
         except RecordsError as error:
             self._context.recorder.fail(f"{self._topic}-{partition}, read from {position}: {error}")
             raise UnreachableError("damaged bytes were read") from error
-
-    @staticmethod
-    def _records_in(batch: BatchView, partition: int, position: int) -> Iterable[Found]:
-        for record in iterate_records(batch):
-            if record.offset >= position:
-                yield Found(partition, record.offset, record.key, record.value)
 
 
 async def list_offsets(

@@ -81,7 +81,7 @@ class ListReader:
                 listed = Listed(process=f"{context.name}.{context.life}", partition=partition, values=tuple(values))
                 context.recorder.lists.append(listed)
                 context.succeeded()
-            await asyncio.sleep(context.rng.uniform(1, 3) / context.rate)
+            await asyncio.sleep(context.rng.uniform(2, 6) / context.rate)
 
 
 class TableReader:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.testing.campaign.batches import Batches
 from hailbus_broker.testing.history import (
     Attempted,
     Committed,
@@ -122,6 +123,7 @@ class Recorder:
         self.key_reads: Final[defaultdict[str, list[KeyRead]]] = defaultdict(list)
         self.key_positions: Final[dict[str, dict[int, int]]] = {}
         self.trimmed: Final[list[TrimmedOp]] = []
+        self.batches: Final = Batches()
 
     def event(self) -> int:
         """Number an event: one with a higher number happened later."""

@@ -60,11 +60,12 @@ SETTINGS: Final = {
     "log.cleaner.backoff.ms": "400",
     "log.cleaner.min.cleanable.ratio": "0.1",
     "log.cleaner.delete.retention.ms": "7200000",  # longer than any clock jumps
+    "log.flush.offset.checkpoint.interval.ms": "3000",
     "log.index.interval.bytes": "256",
     "log.retention.check.interval.ms": "1500",
     "log.retention.ms": "-1",
     "log.message.timestamp.after.max.ms": "9223372036854775807",
-    "metadata.log.max.record.bytes.between.snapshots": "2000",
+    "metadata.log.max.record.bytes.between.snapshots": "800",
     "offsets.topic.segment.bytes": "4096",
 }
 

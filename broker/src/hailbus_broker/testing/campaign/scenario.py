@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 ClientKind: TypeAlias = Literal[
@@ -117,8 +117,11 @@ CRASH_PATHS: Final = (
     "",
     "",
     ".swap",
+    ".swap",
     ".cleaned",
     ".snapshot",
+    ".snapshot",
+    ".checkpoint",
     ".checkpoint",
     ".txnindex",
     ".timeindex",
@@ -167,18 +170,6 @@ class Scenario:
         lines.append(f"    checks_every_s={self.checks_every_s},\n)")
         return "\n".join(lines)
 
-    def without_client(self, name: str) -> Scenario:
-        """Return the scenario without a client and the faults that hit it."""
-        return replace(
-            self,
-            clients=tuple(client for client in self.clients if client.name != name),
-            faults=tuple(fault for fault in self.faults if fault.client != name),
-        )
-
-    def without_fault(self, fault: PlannedFault) -> Scenario:
-        """Return the scenario without a fault."""
-        return replace(self, faults=tuple(other for other in self.faults if other is not fault))
-
 
 _ALWAYS: Final[tuple[ClientKind, ...]] = (
     "idempotent producer",
@@ -216,9 +207,7 @@ _TOGETHER: Final[tuple[tuple[ClientKind, ClientKind], ...]] = (
 def draw(seed: int) -> Scenario:
     """Draw a scenario."""
     rng = random.Random(f"scenario/{seed}")
-    is_long = rng.random() < 0.15  # metadata snapshots and checkpoints come once a minute
-    duration_s = round(rng.uniform(65, 90) if is_long else rng.uniform(8, 20), 1)
-    rate = 0.6 if is_long else 2.5
+    duration_s = round(rng.uniform(6, 14), 1)
     kinds: list[ClientKind] = list(_ALWAYS)
     for pair in rng.sample(_TOGETHER, 2):
         kinds += pair
@@ -227,18 +216,12 @@ def draw(seed: int) -> Scenario:
     for kind in kinds:
         number = sum(client.kind == kind for client in clients) + 1
         clients.append(
-            PlannedClient(
-                name=f"{kind.replace(' ', '-')}-{number}", kind=kind, rate=round(rate * rng.uniform(0.5, 2), 2)
-            )
+            PlannedClient(name=f"{kind.replace(' ', '-')}-{number}", kind=kind, rate=round(rng.uniform(1.2, 5), 2))
         )
     faults: list[PlannedFault] = []
     if rng.random() < 0.95:  # sometimes nothing goes wrong at all
         drawn = [*rng.choices(BROKER_FAULTS, k=rng.randint(1, 3)), *rng.choices(OTHER_FAULTS, k=rng.randint(1, 5))]
         faults = [_draw_fault(rng, kind, duration_s, clients) for kind in drawn]
-    if is_long and random.Random(f"snapshot/{seed}").random() < 0.4:
-        # The broker writes a snapshot of its metadata when it has lived for a minute.
-        faults = [fault for fault in faults if fault.kind not in BROKER_FAULTS]
-        faults.append(PlannedFault(at_s=58.0, kind="crash in a write", path=".checkpoint"))
     return Scenario(
         seed=seed,
         duration_s=duration_s,
