@@ -316,7 +316,7 @@ BROKER_OPTIONS: Final = _table(
     Option("listeners", _S, "PLAINTEXT://127.0.0.1:9092", "Where to listen: NAME://HOST:PORT, comma-separated."),
     Option("listener.security.protocol.map", _S, None, "Protocol of each listener, NAME:PLAINTEXT, comma-separated."),
     Option("log.cleaner.backoff.ms", _L, "15000", "Pause between looks for something to compact.", 0),
-    Option("log.cleaner.dedupe.buffer.size", _L, "16777216", "Bytes for the map of keys during compaction.", 65536),
+    Option("log.cleaner.dedupe.buffer.size", _L, "16777216", "Bytes for the map of keys during compaction.", 1000),
     Option("log.cleaner.enable", _B, "true", "Whether topics with cleanup.policy=compact are compacted."),
     Option("log.dirs", _S, "hailbus-data", "Folder of all data."),
     Option("log.retention.check.interval.ms", _L, "300000", "How often old segments are looked for.", 1),

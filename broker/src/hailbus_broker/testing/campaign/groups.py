@@ -92,8 +92,16 @@ async def commit_offsets(
             accept(part.error_code, "OffsetCommit")
 
 
-async def committed_offsets(client: Client, group: str, partitions: Iterable[int]) -> dict[int, int]:
-    """Return the committed offsets of the main topic; -1 for none. Offsets of an open transaction are waited for.
+async def committed_offsets(
+    client: Client, group: str, partitions: Iterable[int], *, is_stable: bool = True
+) -> dict[int, int]:
+    """Return the committed offsets of the main topic; -1 for none.
+
+    Args:
+        client: Asks.
+        group: Whose offsets.
+        partitions: Of the main topic.
+        is_stable: Whether offsets that an open transaction changes are refused.
 
     Raises:
         UnreachableError: No response came.
@@ -102,7 +110,7 @@ async def committed_offsets(client: Client, group: str, partitions: Iterable[int
     request = OffsetFetchRequest(
         group_id=group,
         topics=[OffsetFetchRequestTopic(name=MAIN, partition_indexes=list(partitions))],
-        require_stable=True,
+        require_stable=is_stable,
     )
     response = await client.ask(ApiKey.OFFSET_FETCH, 7, request)
     accept(response.error_code, "OffsetFetch")
@@ -206,9 +214,18 @@ class Membership:
         if now_s < self._heartbeat_due_s:
             return
         self._heartbeat_due_s = now_s + HEARTBEAT_S
+        self._check(await self.heartbeat(), "Heartbeat")
+
+    async def heartbeat(self) -> int:
+        """Send a heartbeat, and return the error code of the response.
+
+        Raises:
+            UnreachableError: No response came.
+        """
         request = HeartbeatRequest(group_id=self.group, generation_id=self.generation, member_id=self.member_id)
         response = await self._client.ask(ApiKey.HEARTBEAT, 3, request)
-        self._check(response.error_code, "Heartbeat")
+        code: int = response.error_code
+        return code
 
     async def leave(self) -> None:
         """Leave the group."""

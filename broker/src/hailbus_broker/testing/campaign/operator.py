@@ -70,6 +70,17 @@ class Operator:
                     await self._end(fault)
                     await asyncio.sleep(fault.duration_s)
                     await self.start()
+                    await asyncio.sleep(0.5)
+                    self._broker.disk.sync_s = SYNC_S
+            case "kill and power cut":
+                async with self._lifecycle:
+                    await self._end(fault)
+                    await self.start()
+                    await asyncio.sleep(fault.duration_s)
+                    self._broker.kill(power_cut=True)
+                    self._broker.disk.sync_s = SYNC_S
+                    self._look_at_disk()
+                    await self.start()
             case "crash in a write":
                 async with self._lifecycle:
                     await self._crash_in_write(fault)
@@ -136,12 +147,12 @@ class Operator:
         if fault.kind == "stop in order":
             await self._broker.stop()
             return
-        if fault.kind == "power cut":
-            # Most acknowledgements of this moment wait for a sync: one that did not would be seen to be lost.
+        if fault.kind in ("power cut", "kill and power cut"):
+            # Most acknowledgements of this moment wait for a sync: one that did not would be seen to be lost. The disk
+            # stays slow for the start, so that clients see the state between recovery and its first syncs.
             self._broker.disk.sync_s = SLOW_SYNC_S
             await asyncio.sleep(0.5)
         self._broker.kill(power_cut=fault.kind == "power cut")
-        self._broker.disk.sync_s = SYNC_S
         self._look_at_disk()
         if fault.kind == "flipped bit":
             self._broker.disk.flip_bit(".snapshot")  # of a producer state: it has a CRC, and only saves work

@@ -18,6 +18,7 @@ from hailbus_broker.records import iterate_batches
 from hailbus_broker.testing.campaign.context import EARLIEST, LATEST, Context, Stop, TopicReader, list_offsets
 from hailbus_broker.testing.campaign.groups import AutoCommitMember, Copier, OffsetCommitter
 from hailbus_broker.testing.campaign.operator import Operator
+from hailbus_broker.testing.campaign.probes import Prober
 from hailbus_broker.testing.campaign.producers import (
     Abandoner,
     IdempotentProducer,
@@ -56,8 +57,10 @@ PRODUCERS_EVERY: Final = 8
 
 SETTINGS: Final = {
     "auto.create.topics.enable": "false",
+    "group.initial.rebalance.delay.ms": "500",
     "group.min.session.timeout.ms": "500",
     "log.cleaner.backoff.ms": "400",
+    "log.cleaner.dedupe.buffer.size": "1000",  # so few keys that compaction takes several rounds
     "log.cleaner.min.cleanable.ratio": "0.1",
     "log.cleaner.delete.retention.ms": "7200000",  # longer than any clock jumps
     "log.flush.offset.checkpoint.interval.ms": "3000",
@@ -132,6 +135,8 @@ def client_of(planned: PlannedClient, context: Context) -> RunningClient:
             return TopicMaker(context)
         case "time lister":
             return TimeLister(context)
+        case "prober":
+            return Prober(context)
         case _:
             assert_never(planned.kind)
 

@@ -25,11 +25,13 @@ ClientKind: TypeAlias = Literal[
     "trimmer",
     "topic maker",
     "time lister",
+    "prober",
 ]
 
 FaultKind: TypeAlias = Literal[
     "kill",
     "power cut",
+    "kill and power cut",
     "crash in a write",
     "crash in recovery",
     "stop in order",
@@ -55,6 +57,8 @@ BROKER_FAULTS: Final[tuple[FaultKind, ...]] = (
     "power cut",
     "power cut",
     "power cut",
+    "kill and power cut",
+    "crash in a write",
     "crash in a write",
     "crash in a write",
     "crash in a write",
@@ -116,6 +120,7 @@ class PlannedFault:
 CRASH_PATHS: Final = (
     "",
     "",
+    ".swap",
     ".swap",
     ".swap",
     ".cleaned",
@@ -203,6 +208,16 @@ _TOGETHER: Final[tuple[tuple[ClientKind, ClientKind], ...]] = (
     ("transactional table writer", "table reader"),
 )
 
+_WRITERS: Final[dict[str, ClientKind]] = {
+    ".swap": "table writer",
+    ".cleaned": "table writer",
+    ".checkpoint": "topic maker",
+    "__consumer_offsets": "offset committer",
+    "accounts": "table writer",
+    "trimmed": "trimmer",
+}
+"""Who causes writes to a path: a crash there needs that client."""
+
 
 def draw(seed: int) -> Scenario:
     """Draw a scenario."""
@@ -212,16 +227,18 @@ def draw(seed: int) -> Scenario:
     for pair in rng.sample(_TOGETHER, 2):
         kinds += pair
     kinds += rng.sample(_SOMETIMES, 3)
+    if rng.random() < 0.4:
+        kinds.append("prober")
     clients: list[PlannedClient] = []
     for kind in kinds:
-        number = sum(client.kind == kind for client in clients) + 1
-        clients.append(
-            PlannedClient(name=f"{kind.replace(' ', '-')}-{number}", kind=kind, rate=round(rng.uniform(1.2, 5), 2))
-        )
+        _add_client(rng, clients, kind)
     faults: list[PlannedFault] = []
     if rng.random() < 0.95:  # sometimes nothing goes wrong at all
         drawn = [*rng.choices(BROKER_FAULTS, k=rng.randint(1, 3)), *rng.choices(OTHER_FAULTS, k=rng.randint(1, 5))]
         faults = [_draw_fault(rng, kind, duration_s, clients) for kind in drawn]
+    for writer in sorted({_WRITERS[fault.path] for fault in faults if fault.path in _WRITERS}):
+        if all(client.kind != writer for client in clients):
+            _add_client(rng, clients, writer)
     return Scenario(
         seed=seed,
         duration_s=duration_s,
@@ -230,6 +247,12 @@ def draw(seed: int) -> Scenario:
         partition_count=rng.randint(1, 3),
         segment_bytes=rng.choice((2_048, 4_096, 16_384)),
     )
+
+
+def _add_client(rng: random.Random, clients: list[PlannedClient], kind: ClientKind) -> None:
+    number = sum(client.kind == kind for client in clients) + 1
+    name = f"{kind.replace(' ', '-')}-{number}"
+    clients.append(PlannedClient(name=name, kind=kind, rate=round(rng.uniform(1.2, 5), 2)))
 
 
 def _draw_fault(rng: random.Random, kind: FaultKind, duration_s: float, clients: list[PlannedClient]) -> PlannedFault:

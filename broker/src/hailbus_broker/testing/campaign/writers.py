@@ -120,7 +120,7 @@ class TableWriter:
         context = self._context
         while not context.stop.is_set:
             op = draw_key_op(context)
-            value = None if op.value is None else b"%d" % op.value
+            value = encode_value(op)
             offset = await self._producer.produce(partition_of(context, op.key), op.key.encode(), value)
             op.outcome = "ok"
             op.offset = offset if offset >= 0 else None
@@ -135,6 +135,11 @@ def draw_key_op(context: Context, transaction: int | None = None) -> KeyOp:
     op = KeyOp(key=key, value=value, transaction=transaction)
     context.recorder.key_ops.append(op)
     return op
+
+
+def encode_value(op: KeyOp) -> bytes | None:
+    """Return the bytes of a value: so many that a few of them fill a segment, and compaction has work."""
+    return None if op.value is None else b"%0150d" % op.value
 
 
 def partition_of(context: Context, key: str) -> int:
@@ -158,10 +163,11 @@ class TransactionalTableWriter:
             try:
                 for _ in range(context.rng.randint(1, 3)):
                     op = draw_key_op(context, transaction.number)
-                    value = None if op.value is None else b"%d" % op.value
-                    records = records_of(context, [value], op.key.encode())
+                    records = records_of(context, [encode_value(op)], op.key.encode())
                     op.offset = await session.produce(TABLE, partition_of(context, op.key), records)
                     op.outcome = "ok"
+                if context.rng.random() < 0.25:  # others fill segments behind it, and compaction must leave them alone
+                    await asyncio.sleep(context.rng.uniform(1, 3))
                 if context.rng.random() < 1 / 3:
                     await session.end(is_commit=False)
                 else:
@@ -239,6 +245,8 @@ class TopicMaker:
     def __init__(self, context: Context) -> None:
         self._context: Final = context
         self._client: Final = context.client()
+        self._watcher: Final = context.client()
+        self._listed = ""  # the topic that the metadata has listed, and that nobody has deleted since
         self._is_certain = True
 
     async def run(self) -> None:
@@ -271,8 +279,9 @@ class TopicMaker:
         while not context.stop.is_set:
             try:
                 if is_there:
-                    await create_topic(self._client, name, 1, {})
+                    await self._create(name)
                 else:
+                    self._listed = ""
                     request = DeleteTopicsRequest(topic_names=[name], timeout_ms=10_000)
                     response = await self._client.ask(ApiKey.DELETE_TOPICS, 4, request)
                     accept(response.responses[0].error_code, "DeleteTopics")
@@ -296,6 +305,23 @@ class TopicMaker:
                 return True
             await context.back_off()
         return False
+
+    async def _create(self, name: str) -> None:
+        """Create a topic, and look at the metadata meanwhile: a topic that they list has to last."""
+        creating = asyncio.ensure_future(create_topic(self._client, name, 1, {}))
+        try:
+            was_listed = self._listed == name
+            while not creating.done():
+                await asyncio.wait([creating], timeout=0.02)
+                if name in await topic_names(self._watcher):
+                    self._listed = name
+        except UnreachableError:
+            self._watcher.close()
+        finally:
+            await asyncio.wait([creating])
+        await creating
+        if was_listed:
+            self._context.recorder.fail(f"{name} was listed, and then created once more")
 
     async def _read_back(self, name: str, written: list[int], *, identity: str) -> None:
         context = self._context
