@@ -5,9 +5,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.needs import need
 from tests.servers import FOLDER_VARIABLE, Keeper
+
+# No test bounds wall time: on a loaded machine any example may take long.
+settings.register_profile("check", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("check")
 
 KEEPER = pytest.StashKey[Keeper]()
 """Stops the run's servers; the first process of the run has it, since it outlives all others."""

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.servers import APACHE_PROPERTIES, Started, run_servers, start_apache_kafka
+from tests.servers import APACHE_PROPERTIES, Started, free_apache_port, run_servers, start_apache_kafka
 from tests.support import free_port
 
 USER, PASSWORD = "shop", 'right, and "quoted"'
@@ -101,7 +101,7 @@ def _start(folder: Path) -> Started:
     with_password, encrypted_key = ours.issue("client-with-password", password=KEY_PASSWORD)
     store = folder / "broker-store.pem"
     store.write_bytes(broker_key.read_bytes() + broker.read_bytes())
-    port = free_port()
+    port = free_apache_port()
     names = {
         "SSL": "SSL",
         "MUTUAL": "SSL",

@@ -131,6 +131,11 @@ def run_servers() -> SharedServers:
     return SharedServers(Path(os.environ[FOLDER_VARIABLE]))
 
 
+def free_apache_port() -> int:
+    """Return a free port for a node of Apache Kafka: the start script gives its controller the tenth port above."""
+    return free_port(also=10)
+
+
 def start_apache_kafka(directory: Path, properties: Mapping[str, str], *, port: int | None = None) -> Started:
     """Start one node of Apache Kafka on loopback, anew on its data if it ran before; skip the test if it cannot be had.
 
@@ -144,7 +149,7 @@ def start_apache_kafka(directory: Path, properties: Mapping[str, str], *, port: 
     file = directory / "more.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     subprocess.run([script, "fetch"], check=True, capture_output=True)
-    port, data = port or free_port(), str(directory / "data")
+    port, data = port or free_apache_port(), str(directory / "data")
     done = subprocess.run(
         [script, "start", "--port", str(port), "--dir", data, "--properties", str(file)],
         capture_output=True,

@@ -7,15 +7,20 @@ import time
 from collections.abc import Callable
 
 
-def free_port() -> int:
+def free_port(*, also: int = 0) -> int:
     """Return a port of loopback that nobody listens on.
 
     It lies below the range from which the system takes the ports of outgoing connections: a client that reconnects to a
     server which is being restarted could otherwise be given that very port, connect to itself and keep the server out.
+
+    Args:
+        also: How far above it another port must be free.
     """
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with socket.socket() as listener, contextlib.suppress(OSError):
+        with socket.socket() as listener, socket.socket() as other, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))
+            if also:
+                other.bind(("127.0.0.1", port + also))
             return port
     raise OSError("no port of loopback is free between 20,000 and 32,000")
 

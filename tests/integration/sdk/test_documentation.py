@@ -12,6 +12,7 @@ from typing import Protocol
 
 import httpx
 import pytest
+from opentelemetry import trace
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -173,6 +174,8 @@ async def test_example_of_a_guide_runs(
     guide: str, example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # A provider can be set once in a process, and would count for all tests after this one.
+    monkeypatch.setattr(trace, "set_tracer_provider", lambda provider: None)
     names = {"__name__": f"example_of_{re.sub(r'[^a-z]', '_', guide.lower())}"}
     for part in (SHOP, BEFORE.get(guide, ""), example):
         # Examples await at their top level, as in a notebook.
