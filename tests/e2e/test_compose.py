@@ -174,6 +174,10 @@ def lake_report(system: System) -> str:
 
     def is_complete() -> bool:
         nonlocal text, errors
+        # The sink's own progress costs less to ask for than a proof, and does not count as one.
+        code, progress = container.exec_run(["cat", "/var/lib/hailbus/lake/progress.json"])
+        if code or json.loads(progress)["lag_records"]:
+            return False
         command = ["lake", "verify", "--full", "--bootstrap", "broker:29092", "--json"]
         code, (output, error) = container.exec_run(command, demux=True)
         text, errors = (output or b"").decode(), (error or b"").decode()

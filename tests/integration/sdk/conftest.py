@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -14,10 +15,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
 from aiokafka.conn import AIOKafkaConnection
 
-from tests.servers import APACHE_PROPERTIES, shared_apache_kafka, start_apache_kafka
+from tests.servers import APACHE_PROPERTIES, free_apache_port, shared_apache_kafka, start_apache_kafka
 from tests.support import free_port
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_are_built_once() -> Iterator[None]:
+    """Keep what Typer builds of an application: it builds all commands anew for each call, in 50 ms of CPU time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 def _answers(port: int) -> bool:
@@ -40,7 +50,7 @@ class ApacheKafka:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port = free_port()
+        self._port = free_apache_port()
         self.bootstrap = f"127.0.0.1:{self._port}"
         self.start()
 

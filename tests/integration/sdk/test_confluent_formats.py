@@ -65,11 +65,12 @@ def bus() -> MemoryBus:
     return MemoryBus()
 
 
-@pytest.fixture
-def url(cluster: Cluster, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def server(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [str(Path(sys.executable).with_name("hailbus-registry")), "serve", "--listen"]
     topic = f"_schemas-{uuid4().hex}"
-    with (tmp_path / "registry.log").open("w") as log:
+    errors = tmp_path_factory.mktemp("registry") / "registry.log"
+    with errors.open("w") as log:
         process = subprocess.Popen(
             [
                 *command,
@@ -85,10 +86,21 @@ def url(cluster: Cluster, tmp_path: Path) -> Iterator[str]:
         )
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line.startswith("listening="), (tmp_path / "registry.log").read_text()
+    assert line.startswith("listening="), errors.read_text()
     yield "http://" + line.strip().removeprefix("listening=")
     process.terminate()
     process.communicate(timeout=30)
+
+
+@pytest.fixture
+def url(server: str) -> Iterator[str]:
+    """A registry that other tests of this file use, too, and that is empty."""
+    yield server
+    client = SchemaRegistryClient({"url": server})
+    for subject in client.get_subjects():
+        client.delete_subject(subject)
+        client.delete_subject(subject, permanent=True)
+    assert client.get_subjects(deleted=True) == []
 
 
 def message_class() -> Any:
