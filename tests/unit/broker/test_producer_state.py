@@ -268,6 +268,17 @@ def test_the_last_stable_offset_of_an_aborted_transaction_is_where_the_next_one_
     assert state.last_stable_offset_without(alone) == 11
 
 
+def test_markers_that_are_left_after_a_truncation_hold_the_last_stable_offset_back() -> None:
+    before, after = ProducerState(), ProducerState()
+    for producer, offset in ((1, 10), (2, 20)):
+        note(before, producer, 0, offset, transactional=True)
+        end(before, producer, offset + 1)
+    after.keep_unreplicated_of(before, 21)  # the second marker is cut off
+    assert after.first_unstable_offset() == 10
+    after.high_watermark_moved(12)
+    assert after.first_unstable_offset() is None
+
+
 def test_an_open_transaction_belongs_to_its_epoch() -> None:
     state = ProducerState()
     assert not state.has_open_transaction(1, 0)

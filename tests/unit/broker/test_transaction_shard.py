@@ -18,6 +18,7 @@ from hailbus_broker.coordinators.transaction.shard import (
 )
 from hailbus_broker.coordinators.transaction.state import TRANSITIONS, State, Transaction
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
+from hailbus_broker.protocol.definitions.transaction_log_key import TransactionLogKey
 from hailbus_broker.protocol.definitions.transaction_log_value import TransactionLogValue
 from hailbus_broker.protocol.errors import ErrorCode, ProtocolError
 
@@ -411,6 +412,39 @@ def test_a_removal_that_cannot_be_recorded_holds_up_no_other(bench: Bench) -> No
     bench.now += 1000 * MINUTE
     bench.tick()
     assert bench.shard.transactions == {}
+
+
+def test_an_id_whose_removal_is_refused_waits_behind_those_that_expire_later(bench: Bench) -> None:
+    bench.init(name="first")
+    bench.now += 10
+    bench.init(name="second")
+
+    def removed() -> list[str]:
+        outcomes = bench.shard.tick(bench.now, wall_ms=bench.wall)  # and written nowhere
+        keys = [record.key for outcome in outcomes for record in outcome.records]
+        return [key.transactional_id for key in keys if isinstance(key, TransactionLogKey)]
+
+    bench.now += 1000 * MINUTE - 10
+    assert removed() == ["first"]
+    bench.now += 10
+    assert removed() == ["second"]
+
+
+def test_an_end_that_cannot_be_recorded_is_tried_again_after_a_while_without_its_markers(bench: Bench) -> None:
+    bench.init()
+    bench.add(1000, 0, A)
+    bench.crashes_before_markers = True
+    bench.end(1000, 0)
+    markers = bench.shard.resume().markers[0]
+    refused = bench.shard.markers_written(markers, now_ms=bench.now, wall_ms=bench.wall)
+    assert refused.on_refused is not None
+    refused.on_refused(ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert bench.shard.next_deadline_ms() == bench.now + MARKER_RETRY_MS
+    bench.now += MARKER_RETRY_MS - 1
+    assert list(bench.shard.tick(bench.now, wall_ms=bench.wall)) == []
+    bench.now += 1
+    (again,) = bench.shard.tick(bench.now, wall_ms=bench.wall)
+    assert [(one.partitions, one.is_commit) for one in again.markers] == [((), True)]
 
 
 def test_markers_are_tried_again_once_at_a_time_and_said_to_be_resumed(bench: Bench) -> None:
