@@ -20,7 +20,7 @@ DEFINITIONS: Final = (
     Path(__file__).resolve().parents[3] / "broker" / "src" / "hailbus_broker" / "protocol" / "definitions"
 )
 
-# What the broker serves or keeps. Broker-to-broker messages of a Kafka cluster are not here: they are ours to choose.
+# What the broker serves or keeps.
 REQUESTS: Final = [
     "Produce",
     "Fetch",
@@ -67,9 +67,34 @@ REQUESTS: Final = [
     "ListConfigResources",
     "DescribeTopicPartitions",
     "DescribeClientQuotas",
+    # Between the nodes of a cluster.
+    "Vote",
+    "BeginQuorumEpoch",
+    "EndQuorumEpoch",
+    "AlterPartition",
+    "Envelope",
+    "FetchSnapshot",
+    "BrokerRegistration",
+    "BrokerHeartbeat",
+    "UnregisterBroker",
+    "AllocateProducerIds",
+    "ControllerRegistration",
+    "AssignReplicasToDirs",
+    "AddRaftVoter",
+    "RemoveRaftVoter",
+    "UpdateRaftVoter",
 ]
 HEADERS: Final = ("RequestHeader", "ResponseHeader")
-CLIENT_DATA: Final = ("ConsumerProtocolSubscription", "ConsumerProtocolAssignment")
+DATA: Final = (
+    "ConsumerProtocolSubscription",
+    "ConsumerProtocolAssignment",
+    "DefaultPrincipalData",
+    "LeaderChangeMessage",
+    "SnapshotHeaderRecord",
+    "SnapshotFooterRecord",
+    "KRaftVersionRecord",
+    "VotersRecord",
+)
 RECORDS: Final = {
     "kafka-group-coordinator": [
         "OffsetCommitKey",
@@ -103,6 +128,19 @@ RECORDS: Final = {
         "FenceBrokerRecord",
         "UnfenceBrokerRecord",
         "BrokerRegistrationChangeRecord",
+        "RegisterControllerRecord",
+        "DelegationTokenRecord",
+        "RemoveDelegationTokenRecord",
+        "UserScramCredentialRecord",
+        "RemoveUserScramCredentialRecord",
+        "ClientQuotaRecord",
+        "AccessControlEntryRecord",
+        "RemoveAccessControlEntryRecord",
+        "ZkMigrationStateRecord",
+        "BeginTransactionRecord",
+        "EndTransactionRecord",
+        "AbortTransactionRecord",
+        "ClearElrRecord",
         "NoOpRecord",
     ],
 }
@@ -145,14 +183,15 @@ def derive(libs: Path, out: Path) -> None:
         request, response = specifications[f"{name}Request"], specifications[f"{name}Response"]
         wanted += [(f"{name}Request", request), (f"{name}Response", response)]
         apis.append((request["apiKey"], name, request["validVersions"], request["flexibleVersions"]))
-    wanted += [(name, specifications[name]) for name in (*HEADERS, *CLIENT_DATA)]
+    wanted += [(name, specifications[name]) for name in (*HEADERS, *DATA)]
     for jar, names in RECORDS.items():
         of_jar = read_jar(libs, jar)
         wanted += [(name, of_jar[name]) for name in names]
     for name, specification in wanted:
         (out / f"{snake(name)}.py").write_text(module(name, specification), encoding="utf-8")
     (out / "__init__.py").write_text(table(sorted(apis)), encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(out)], check=True)
+    for command in (["check", "-q", "--select", "I", "--fix"], ["format", "-q"]):
+        subprocess.run([sys.executable, "-m", "ruff", *command, str(out)], check=True)
 
 
 def read_jar(libs: Path, name: str) -> dict[str, dict[str, Any]]:
