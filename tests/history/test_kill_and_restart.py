@@ -421,10 +421,15 @@ class Workload:
             for records in consumer.poll(timeout_ms=200, max_records=300).values()
             for record in records
         ]
+        # Now, not when the offsets are sent: a member whose session ends meanwhile forgets its generation, and offsets
+        # without one are accepted from anybody.
+        member = consumer.group_metadata()
         with self.lock:
             self.polled.extend(got)
         if not got:
             return False
+        if member.generation_id < 0:
+            raise kafka.errors.IllegalGenerationError("the group has let go of this member since the poll")
         producer.begin_transaction()
         for poll in got:
             producer.send(COPY, str(poll.value).encode(), partition=poll.partition)
@@ -434,7 +439,7 @@ class Workload:
         }
         producer.flush(10)
         manager = producer._transaction_manager
-        self.finish(producer, manager.send_offsets_to_transaction(ends, consumer.group_metadata()))
+        self.finish(producer, manager.send_offsets_to_transaction(ends, member))
         if not crashes:
             self.finish(producer, manager.begin_commit())
         return True

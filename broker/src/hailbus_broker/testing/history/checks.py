@@ -250,7 +250,8 @@ def inexact_copies(history: History) -> Iterator[str]:
                 (i for i, (got, want) in enumerate(zip(values, source[partition], strict=False)) if got != want),
                 len(source[partition]),
             )
-            yield f"partition {partition}: copy {wrong} of {len(values)} is {values[wrong]}"
+            expected = source[partition][wrong] if wrong < len(source[partition]) else "the end"
+            yield f"partition {partition}: copy {wrong} of {len(values)} is {values[wrong]}, expected {expected}"
 
 
 def broken_sequences(history: History) -> Iterator[str]:
