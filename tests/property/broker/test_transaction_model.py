@@ -50,6 +50,10 @@ class World:
         self.clients: list[Client] = []
         self.crash_in: int | None = None
 
+    @property
+    def wall(self) -> int:
+        return 1_700_000_000_000 + self.now
+
     def crash_point(self) -> bool:
         if self.crash_in is None:
             return False
@@ -66,7 +70,7 @@ class World:
             raise Crash
         for markers in outcome.markers:
             self.write(markers)
-            self.run(self.shard.markers_written(markers, now_ms=self.now))
+            self.run(self.shard.markers_written(markers, now_ms=self.now, wall_ms=self.wall))
         return outcome.replies[0][1] if outcome.replies else None
 
     def write(self, markers: MarkersToWrite) -> None:
@@ -89,14 +93,14 @@ class World:
         self.crash_in = None
         self.shard = TransactionShard(TransactionConfig(), coordinator_epoch=0)
         for key, value in self.records:
-            self.shard.replay(key, value, now_ms=self.now)
-        self.run(self.shard.resume(now_ms=self.now))
+            self.shard.replay(key, value, now_ms=self.now, wall_ms=self.wall)
+        self.run(self.shard.resume())
 
     def init(self, *, is_v2: bool) -> None:
         for _ in range(2):
             response = self.run(
                 self.shard.init_producer_id(
-                    "x", 1000, -1, -1, Token.new(), new_producer_id=lambda: next(self.ids), now_ms=self.now
+                    "x", 1000, -1, -1, Token.new(), new_producer_id=lambda: next(self.ids), wall_ms=self.wall
                 )
             )
             if response.error_code == ErrorCode.NONE:
@@ -118,7 +122,7 @@ class World:
                     Token.new(),
                     lambda error: AddOffsetsToTxnResponse(error_code=error),
                     is_v2=client.is_v2,
-                    now_ms=self.now,
+                    wall_ms=self.wall,
                 )
             )
             if response.error_code:
@@ -150,7 +154,7 @@ class World:
                 Token.new(),
                 is_v2=client.is_v2,
                 new_producer_id=lambda: next(self.ids),
-                now_ms=self.now,
+                wall_ms=self.wall,
             )
         )
         if response.error_code == ErrorCode.NONE:
@@ -232,7 +236,7 @@ def test_committed_is_seen_and_nothing_else(data: st.DataObject, seed: int, is_v
                     world.init(is_v2=is_v2)
                 case "timeout":
                     world.now += 2000
-                    for outcome in world.shard.tick(world.now):
+                    for outcome in world.shard.tick(world.now, wall_ms=world.wall):
                         world.run(outcome)
         except Crash:
             if name == "commit":
