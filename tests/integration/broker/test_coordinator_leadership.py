@@ -14,6 +14,7 @@ from hailbus_broker.protocol.definitions.add_partitions_to_txn_request import (
     AddPartitionsToTxnTopic,
 )
 from hailbus_broker.protocol.definitions.end_txn_request import EndTxnRequest
+from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
 from hailbus_broker.protocol.definitions.heartbeat_request import HeartbeatRequest
 from hailbus_broker.protocol.definitions.init_producer_id_request import InitProducerIdRequest
 from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest, JoinGroupRequestProtocol
@@ -22,6 +23,7 @@ from hailbus_broker.protocol.definitions.partition_change_record import Partitio
 from hailbus_broker.protocol.definitions.produce_request import PartitionProduceData, ProduceRequest, TopicProduceData
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch
+from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.markers import Marker, append_marker
 from hailbus_broker.runtime.replay import SLICE_MS, replay_coordinator
@@ -380,4 +382,27 @@ async def test_a_load_leaves_the_event_loop_to_others_in_between(tmp_path: Path)
         assert counted.record_count >= 5_000
         steps = [after - before for before, after in zip(counted.turns, counted.turns[1:], strict=False)]
         assert max(steps) <= 32 * SLICE_MS, "one turn of the loop replayed too much"
+        wire.close()
+
+
+async def test_find_coordinator_names_the_leader_of_the_keys_partition(tmp_path: Path) -> None:
+    async with server_on(RealDisk(), str(tmp_path), **{"offsets.topic.num.partitions": "2"}) as server:
+        wire = await Wire.to(server.bootstrap)
+        keys = ["a", "b", "c"]
+        by_partition = {key: partition_for(key, 2) for key in keys}
+        assert set(by_partition.values()) == {0, 1}
+        request = FindCoordinatorRequest(key_type=0, coordinator_keys=keys)
+        found = (await wire.ask(ApiKey.FIND_COORDINATOR, 4, request)).coordinators
+        assert [(part.key, part.error_code, part.node_id) for part in found] == [
+            (key, ErrorCode.NONE, server.node.node_id) for key in keys
+        ]
+        await elect(server.node, GROUP_METADATA_TOPIC, ANOTHER_BROKER)  # of partition 0
+        found = (await wire.ask(ApiKey.FIND_COORDINATOR, 4, request)).coordinators
+        for part in found:
+            is_elsewhere = by_partition[part.key] == 0
+            assert part.error_code == (ErrorCode.COORDINATOR_NOT_AVAILABLE if is_elsewhere else ErrorCode.NONE)
+            assert part.node_id == (-1 if is_elsewhere else server.node.node_id)
+        elsewhere = next(key for key in keys if by_partition[key] == 0)
+        single = await wire.ask(ApiKey.FIND_COORDINATOR, 2, FindCoordinatorRequest(key_type=0, key=elsewhere))
+        assert (single.error_code, single.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
         wire.close()

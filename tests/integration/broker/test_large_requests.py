@@ -1,20 +1,49 @@
-"""A request about many topics leaves the event loop to others in between."""
+"""A request about many topics or partitions leaves the event loop to others in between."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import pytest
+from hailbus_broker.cluster.options import TOPIC_OPTIONS
+from hailbus_broker.coordinators.group import group_expiry
+from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.create_topics_request import CreatableTopic, CreateTopicsRequest
+from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
+from hailbus_broker.protocol.definitions.describe_configs_request import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
 from hailbus_broker.protocol.definitions.list_offsets_request import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
+from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
+from hailbus_broker.protocol.definitions.offset_commit_request import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from hailbus_broker.protocol.definitions.offset_fetch_request import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
 from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.runtime import descriptors
+from hailbus_broker.runtime.coordinator import Coordinator
+from hailbus_broker.server.dispatch import DECODED_IN_LOOP_BYTES
+from hailbus_broker.server.handlers import configs, offsets
 from hailbus_broker.server.handlers.log_offsets import SLICE
+from hailbus_broker.server.request import MANY_ENTRIES, has_many_entries
 from hailbus_broker.testing.broker import UnsyncedDisk
 
 from tests.integration.broker.wire import Wire, server_on
@@ -106,3 +135,191 @@ async def test_the_offsets_of_many_partitions_are_listed_in_several_turns(tmp_pa
         ]
         assert max(asked.count(turn) for turn in asked) == SLICE
         wire.close()
+
+
+async def test_many_topics_are_described_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        assert await wire.create("rides") == ErrorCode.NONE
+        described: list[int] = []
+        of_topic = configs.TopicConfigs.of
+        with counted_turns() as turns:
+
+            def noting(table: configs.TopicConfigs, overrides: dict[str, str]) -> object:
+                described.append(turns.count)
+                return of_topic(table, overrides)
+
+            monkeypatch.setattr(configs.TopicConfigs, "of", noting)
+            asked = [
+                DescribeConfigsResource(resource_type=2, resource_name="rides", configuration_keys=None)
+                for _ in range(4 * configs.SLICE)
+            ]
+            response = await wire.ask(ApiKey.DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=asked))
+        assert [result.error_code for result in response.results] == [ErrorCode.NONE] * len(asked)
+        assert {tuple(entry.name for entry in result.configs) for result in response.results} == {
+            tuple(sorted(TOPIC_OPTIONS))
+        }
+        assert max(described.count(turn) for turn in described) <= configs.SLICE
+        wire.close()
+
+
+async def test_a_large_request_is_decoded_and_a_large_answer_encoded_by_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        names = [f"topic-{number:04d}-{'x' * 20}" for number in range(MANY_ENTRIES + 1)]
+        creation = CreateTopicsRequest(
+            topics=[CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names],
+            timeout_ms=60_000,
+        )
+        assert len(codec.encode(creation, 5)) > DECODED_IN_LOOP_BYTES
+        done_in: dict[str, set[int]] = {"decode": set(), "encode": set()}
+        decode, encode = codec.decode, codec.encode
+
+        def decoding(kind: type, *arguments: object, **options: object) -> object:
+            if kind is CreateTopicsRequest:
+                done_in["decode"].add(threading.get_ident())
+            return decode(kind, *arguments, **options)  # type: ignore[arg-type]  # passed on
+
+        def encoding(message: object, *arguments: object) -> object:
+            if type(message).__name__ in {"CreateTopicsResponse", "MetadataResponse"}:
+                done_in["encode"].add(threading.get_ident())
+            return encode(message, *arguments)  # type: ignore[arg-type]  # passed on
+
+        monkeypatch.setattr(codec, "decode", decoding)
+        monkeypatch.setattr(codec, "encode", encoding)
+        created = await wire.ask(ApiKey.CREATE_TOPICS, 5, creation)
+        everything = await wire.ask(ApiKey.METADATA, 9, MetadataRequest(topics=None))
+        again = await wire.ask(ApiKey.METADATA, 9, MetadataRequest(topics=None))
+        monkeypatch.undo()
+        assert [topic.name for topic in created.topics] == names
+        assert [topic.name for topic in everything.topics] == names
+        assert again == everything
+        assert done_in["decode"]
+        assert done_in["encode"]
+        assert threading.get_ident() not in done_in["decode"] | done_in["encode"]
+        wire.close()
+
+
+def test_entries_are_counted_on_both_levels() -> None:
+    def request(topics: int, partitions: int) -> ListOffsetsRequest:
+        return ListOffsetsRequest(
+            topics=[
+                ListOffsetsTopic(name="t", partitions=[ListOffsetsPartition() for _ in range(partitions)])
+                for _ in range(topics)
+            ]
+        )
+
+    assert not has_many_entries(request(1, MANY_ENTRIES - 1))
+    assert has_many_entries(request(1, MANY_ENTRIES))
+    assert has_many_entries(request(MANY_ENTRIES + 1, 0))
+    assert not has_many_entries(request(0, 0))
+
+
+async def with_committed_offsets(wire: Wire, count: int) -> None:
+    """Commit offset 7 of each partition of the topic `wide`, for a group without members."""
+    assert await wire.create("wide", count) == ErrorCode.NONE
+    asked = FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
+    assert (await wire.ask(ApiKey.FIND_COORDINATOR, 4, asked)).coordinators[0].error_code == ErrorCode.NONE
+    partitions = [
+        OffsetCommitRequestPartition(partition_index=index, committed_offset=7, committed_metadata="")
+        for index in range(count)
+    ]
+    request = OffsetCommitRequest(
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=[OffsetCommitRequestTopic(name="wide", partitions=partitions)],
+    )
+    async with asyncio.timeout(30):
+        while True:
+            answer = await wire.ask(ApiKey.OFFSET_COMMIT, 9, request)
+            codes = {part.error_code for topic in answer.topics for part in topic.partitions}
+            if codes == {ErrorCode.NONE}:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_many_committed_offsets_are_answered_for_in_slices_and_are_of_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "SLICE", 40)
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        await with_committed_offsets(wire, 200)
+        shard = next(shard for shard in server.node.groups.shards() if "g" in shard.group_ids())
+        looked_up: list[int] = []
+        lookup = shard.committed
+        request = OffsetFetchRequest(
+            groups=[
+                OffsetFetchRequestGroup(
+                    group_id="g", topics=[OffsetFetchRequestTopics(name="wide", partition_indexes=list(range(200)))]
+                )
+            ]
+        )
+        with counted_turns() as turns:
+
+            def noting(group_id: str, topic: str, partition: int) -> object:
+                looked_up.append(turns.count)
+                return lookup(group_id, topic, partition)
+
+            shard.committed = noting  # type: ignore[assignment,misc]
+            answer = await wire.ask(ApiKey.OFFSET_FETCH, 9, request)
+            assert turns.count >= looked_up[0] + 200 // 40, "the answers are made in slices"
+        assert len(set(looked_up)) == 1, "the offsets are of one moment"
+        parts = answer.groups[0].topics[0].partitions
+        assert [(part.partition_index, part.committed_offset) for part in parts] == [(n, 7) for n in range(200)]
+        wire.close()
+
+
+async def test_the_offsets_of_a_deleted_topic_are_removed_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_expiry, "FORGOTTEN_AT_ONCE", 30)
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        await with_committed_offsets(wire, 100)
+        driver = next(driver for driver in server.node.groups.active() if "g" in driver.shard.group_ids())
+        decided: list[tuple[int, int]] = []
+        run = driver.run
+        with counted_turns() as turns:
+
+            def noting(outcome: object) -> object:
+                decided.append((turns.count, len(outcome.records)))  # type: ignore[attr-defined]
+                return run(outcome)  # type: ignore[arg-type]
+
+            driver.run = noting  # type: ignore[method-assign,assignment]
+            deletion = DeleteTopicsRequest(topic_names=["wide"], timeout_ms=10_000)
+            response = await wire.ask(ApiKey.DELETE_TOPICS, 5, deletion)
+        assert response.responses[0].error_code == ErrorCode.NONE
+        assert [count for _, count in decided] == [30, 30, 30, 10]
+        assert all(after > before for (before, _), (after, _) in pairwise(decided)), "one decision in a turn"
+        assert not driver.shard.all_committed("g")
+        wire.close()
+
+
+async def test_coordinators_look_at_their_partitions_only_when_these_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        followed: list[object] = []
+        follow = Coordinator._follow
+
+        def noting(coordinator: object, image: object) -> object:
+            followed.append(coordinator)
+            return follow(coordinator, image)  # type: ignore[arg-type]  # passed on
+
+        monkeypatch.setattr(Coordinator, "_follow", noting)
+        for number in range(5):
+            assert await wire.create(f"topic-{number}") == ErrorCode.NONE
+        assert followed == []
+        await wire.ask(ApiKey.FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]))
+        assert followed == [server.node.groups]
+        wire.close()
+
+
+def test_the_number_of_open_files_is_that_of_a_listing() -> None:
+    listed = len(os.listdir("/dev/fd"))  # noqa: PTH208 - one is that of the listing itself
+    assert listed - 1 <= descriptors._open_count() <= listed

@@ -76,7 +76,8 @@ class Coordinator(Generic[DriverT]):
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """See `metadata_publisher.Subscriber`. The replica manager has acted on the change already."""
         del delta
-        self._follow(image)
+        if self._topic in self._replicas.touched_topics:
+            self._follow(image)
 
     def _follow(self, image: MetadataImage) -> list[asyncio.Task[None]]:
         topic = image.topics.get(self._topic)

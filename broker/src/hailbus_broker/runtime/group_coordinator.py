@@ -70,21 +70,25 @@ class GroupDriver(ShardDriver[GroupShard]):
         """See `ShardDriver`."""
         self.shard.extend_sessions(self.now_ms() - self._load_started_ms)
         for topic in self._deleted_topics:
-            self.forget_topic(topic)
+            for _ in self.forget_topic(topic):
+                pass
 
     def close(self) -> None:
         """See `ShardDriver`."""
         super().close()
         self.partition.on_marker = None
 
-    def forget_topic(self, topic: str) -> None:
-        """Remove the offsets of a topic that was deleted."""
+    def forget_topic(self, topic: str) -> Iterator[None]:
+        """Remove the offsets of a topic that was deleted; it yields where other work may have its turn."""
         if self.state is DriverState.LOADING:
             self._deleted_topics.append(topic)
             return
-        outcome = self.shard.forget_topic(topic)
-        if outcome.records:
-            self.run(outcome)
+        for outcome in self.shard.forget_topic(topic):
+            if outcome.records:
+                self.run(outcome)
+            yield
+            if self.refusal:
+                return
 
 
 class GroupCoordinator(Coordinator[GroupDriver]):
@@ -136,9 +140,10 @@ class GroupCoordinator(Coordinator[GroupDriver]):
         """See `Coordinator`; the offsets of deleted topics are removed, too."""
         await super().apply(delta, image)
         for removed in delta.removed_topics:
-            for driver in self.drivers.values():
+            for driver in list(self.drivers.values()):
                 if not driver.refusal or driver.state is DriverState.LOADING:
-                    driver.forget_topic(removed.name)
+                    for _ in driver.forget_topic(removed.name):
+                        await asyncio.sleep(0)
 
     def refusal_of(self, code: ErrorCode) -> ErrorCode:
         """Return the code for a question about a group that has no driver here, for which `driver` gave this code.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -54,6 +55,8 @@ class ReplicaManager:
     Attributes:
         topics: The replicas of each topic, by the index of their partitions.
         topics_by_id: The same, by the topic's id.
+        touched_topics: Those of which the last change made, changed or removed a replica.
+        count: How many replicas there are.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class ReplicaManager:
         self._remove_later: Final = remove_later
         self.topics: Final[dict[str, list[Replica]]] = {}
         self.topics_by_id: Final[dict[Uuid, list[Replica]]] = {}
+        self.touched_topics: Final[dict[str, None]] = {}
+        self.count = 0
         self._offline: Final[dict[tuple[Uuid, int], None]] = {}
 
     # ------------------------------------------------------------------ look-ups
@@ -108,10 +113,6 @@ class ReplicaManager:
                 return replica.error
         return None
 
-    def count(self) -> int:
-        """How many replicas there are."""
-        return sum(map(len, self.topics.values()))
-
     def check_room(self, new_count: int) -> None:
         """Refuse partitions for which there are not enough file descriptors.
 
@@ -120,7 +121,7 @@ class ReplicaManager:
         """
         if not new_count:
             return
-        hosted_count = self.count()
+        hosted_count = self.count
         descriptors = self._machine.descriptors
         if new_count <= descriptors.room_for_partitions(hosted_count):
             return
@@ -149,6 +150,7 @@ class ReplicaManager:
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Act on committed changes, one delta after another."""
+        self.touched_topics.clear()
         for topic in delta.removed_topics:
             await self._remove(topic)
         for topic_id, indexes in delta.new_partitions.items():
@@ -175,9 +177,10 @@ class ReplicaManager:
 
     async def _retry_offline(self, image: MetadataImage) -> None:
         for topic_id, index in list(self._offline)[:SLICE]:
-            del self._offline[topic_id, index]
             topic = image.topics_by_id.get(topic_id)
-            if topic is not None:
+            if topic is None:
+                del self._offline[topic_id, index]
+            else:
                 await self._make(topic, [topic.partitions[index]], image)
 
     async def _make(self, topic: TopicState, states: Sequence[PartitionState], image: MetadataImage) -> None:
@@ -208,8 +211,10 @@ class ReplicaManager:
         replicas = self.topics_by_id.get(topic.topic_id)
         if replicas is None:
             replicas = self.topics[topic.name] = self.topics_by_id[topic.topic_id] = []
+        self.touched_topics[topic.name] = None
         for state, made in zip(states, logs, strict=True):
             replica: Replica
+            self._offline.pop((topic.topic_id, state.index), None)
             if isinstance(made, StorageError):
                 replica = OfflineReplica(topic=topic.name, topic_id=topic.topic_id, index=state.index, error=made)
                 if made.is_out_of_descriptors:
@@ -222,6 +227,7 @@ class ReplicaManager:
             else:
                 assert state.index == len(replicas), (topic.name, state.index, len(replicas))
                 replicas.append(replica)
+                self.count += 1
 
     def _replica(
         self, topic: TopicState, state: PartitionState, partition_log: PartitionLog, settings: _TopicSettings
@@ -251,6 +257,7 @@ class ReplicaManager:
     def _change(self, topic: TopicState, state: PartitionState, settings: _TopicSettings) -> None:
         replicas = self.topics_by_id[topic.topic_id]
         before = replicas[state.index]
+        self.touched_topics[topic.name] = None
         if isinstance(before, OfflineReplica):
             return
         if isinstance(before, LeaderReplica):
@@ -276,17 +283,32 @@ class ReplicaManager:
         if replicas is None:
             return
         del self.topics[topic.name]
-        hosted = [replica.index for replica in replicas if not isinstance(replica, OfflineReplica)]
-        for replica in replicas:
-            if isinstance(replica, LeaderReplica):
-                replica.delete()
-        for index in hosted:
-            self._data.take_out(topic.name, index)
-        for start in range(0, len(hosted), SLICE):
-            rename = self._data.prepare_removal(topic.name, hosted[start : start + SLICE])
+        self.touched_topics[topic.name] = None
+        self.count -= len(replicas)
+        for start in range(0, len(replicas), SLICE):
+            self._take_out(topic, replicas[start : start + SLICE])
+            await asyncio.sleep(0)
+        while replicas:
+            part, replicas[:SLICE] = replicas[:SLICE], []
+            indexes = [replica.index for replica in part if not isinstance(replica, OfflineReplica)]
+            rename = self._data.prepare_removal(topic.name, indexes)
             try:
-                folders = await self._threads.run(rename)
+                folders = await self._threads.run(partial(_rename_and_close, rename, part))
             except StorageError as error:
                 self._report(error)
                 return
             self._remove_later(folders)
+
+    def _take_out(self, topic: TopicState, replicas: Sequence[Replica]) -> None:
+        for replica in replicas:
+            if isinstance(replica, LeaderReplica):
+                replica.delete()
+            if not isinstance(replica, OfflineReplica):
+                self._data.take_out(topic.name, replica.index)
+
+
+def _rename_and_close(rename: Callable[[], list[str]], replicas: list[Replica]) -> list[str]:
+    """Rename directories, then let go of their replicas: closing files that are deleted may wait for the disk."""
+    folders = rename()
+    replicas.clear()
+    return folders

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from errno import EIO
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from hailbus_broker.log import StorageError
 from hailbus_broker.logging import get_logger
@@ -17,10 +17,14 @@ from hailbus_broker.server.pipeline import Pipeline
 from hailbus_broker.server.request import Request
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hailbus_broker.runtime.node import Listener, Node
     from hailbus_broker.server.request import Part
 
 log: Any = get_logger()
+
+T = TypeVar("T")
 
 RECEIVE_BYTES: Final = 256 * 1024
 JOINED_BYTES: Final = 16 * 1024
@@ -294,6 +298,10 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_idle and self._pipeline.is_idle:
             self.close()
         self.is_idle = True
+
+    def in_thread(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:
+        """See `Peer`."""
+        self.dispatcher.node.threads.submit(work, done)
 
     def abort(self, sentence: str) -> None:
         """Close the connection because of what came over it, with one line in the log."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from struct import Struct
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from hailbus_broker.log import FileSlice
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import APIS, request_class
+from hailbus_broker.protocol.schema import Struct as Described
 from hailbus_broker.server.error_responses import error_response
 
 if TYPE_CHECKING:
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 Part = bytes | bytearray | memoryview | FileSlice
 
 HEAD: Final = Struct(">ii")
+
+MANY_ENTRIES: Final = 500
+"""A message with more than so many entries in its lists takes milliseconds to be encoded."""
+
+T = TypeVar("T")
 
 
 class Peer(Protocol):
@@ -43,6 +50,10 @@ class Peer(Protocol):
 
     def answered(self) -> None:
         """A request has its answer."""
+        ...
+
+    def in_thread(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:
+        """Run `work` in a thread, then `done` in the loop; see `Threads.submit`."""
         ...
 
     def abort(self, sentence: str) -> None:
@@ -128,10 +139,26 @@ class Request:
         return out
 
     def respond(self, message: Message, *, version: int | None = None) -> None:
-        """Send a message."""
-        out = self.response_head()
-        codec.encode(message, self.version if version is None else version, out)
-        self.respond_encoded(out)
+        """Send a message; a thread encodes one with very many entries, which nobody changes any more."""
+        version = self.version if version is None else version
+        if not has_many_entries(message):
+            out = self.response_head()
+            codec.encode(message, version, out)
+            self.respond_encoded(out)
+            return
+
+        def done(out: bytearray | None, error: BaseException | None) -> None:
+            if out is None:
+                self.connection.close()
+                raise error or AssertionError("nothing was encoded")
+            self.respond_encoded(out)
+
+        def encode() -> bytearray:
+            out = self.response_head()
+            codec.encode(message, version, out)
+            return out
+
+        self.connection.in_thread(encode, done)
 
     def respond_parts(self, head: bytearray, parts: list[Part], size: int) -> None:
         """Send what was encoded already.
@@ -171,3 +198,27 @@ class Request:
         if self.on_answer is not None:
             self.on_answer(self)
         self.connection.answered()
+
+
+def has_many_entries(message: Message) -> bool:
+    """Whether a message has more than `MANY_ENTRIES` entries in its lists, and in the lists of their entries."""
+    lists = _lists_of(type(message))
+    if not lists:
+        return False
+    count = 0
+    for name in lists:
+        entries = getattr(message, name)
+        if not entries:
+            continue
+        count += len(entries)
+        if count > MANY_ENTRIES:
+            return True
+        if isinstance(entries[0], Described):
+            for inner in _lists_of(type(entries[0])):
+                count += sum([len(getattr(entry, inner) or ()) for entry in entries])
+    return count > MANY_ENTRIES
+
+
+@cache
+def _lists_of(kind: type[Described]) -> tuple[str, ...]:
+    return tuple(field.name for field in kind.__fields__ if field.kind == "array")

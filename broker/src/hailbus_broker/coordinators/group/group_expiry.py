@@ -14,10 +14,16 @@ from hailbus_broker.protocol.definitions.offset_commit_key import OffsetCommitKe
 from hailbus_broker.protocol.errors import ApiError, ErrorCode, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hailbus_broker.coordinators.group.offsets import CommittedOffsets
     from hailbus_broker.coordinators.group.state import GroupState
+
+FORGOTTEN_AT_ONCE: Final = 200
+"""So many offsets of a deleted topic are removed by one decision."""
+
+GROUPS_AT_ONCE: Final = 200
+"""So many groups are searched for a deleted topic before other work has its turn."""
 
 
 class GroupExpiry:
@@ -147,16 +153,23 @@ class GroupExpiry:
             out.records.append(removal_record(group_id))
         return out
 
-    def forget_topic(self, topic: str) -> Outcome:
-        """A topic was deleted: its offsets go, or a topic of the same name would inherit them."""
-        out = Outcome()
-        for group_id in sorted(self._offsets.by_group):
-            out.records += [
-                CoordinatorRecord(OffsetCommitKey(group=group_id, topic=name, partition=partition), None)
-                for name, partition in sorted(self._offsets.by_group[group_id])
-                if name == topic
-            ]
-        return out
+    def forget_topic(self, topic: str) -> Iterator[Outcome]:
+        """A topic was deleted: its offsets go, or a topic of the same name would inherit them.
+
+        Yields:
+            One outcome after another, to be carried out before the next; an empty one between many groups.
+        """
+        for number, group_id in enumerate(sorted(self._offsets.by_group), 1):
+            places = sorted(place for place in self._offsets.by_group.get(group_id, ()) if place[0] == topic)
+            for start in range(0, len(places), FORGOTTEN_AT_ONCE):
+                out = Outcome()
+                out.records += [
+                    CoordinatorRecord(OffsetCommitKey(group=group_id, topic=name, partition=partition), None)
+                    for name, partition in places[start : start + FORGOTTEN_AT_ONCE]
+                ]
+                yield out
+            if number % GROUPS_AT_ONCE == 0:
+                yield Outcome()
 
 
 def subscription_topics(metadata: bytes) -> list[str]:

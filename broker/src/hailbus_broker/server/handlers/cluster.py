@@ -29,6 +29,8 @@ from hailbus_broker.protocol.definitions.metadata_response import (
 )
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
+from hailbus_broker.runtime.coordinator import partition_for
+from hailbus_broker.server.request import has_many_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,6 +48,8 @@ METADATA_CACHE_BYTES: Final = 16 * 1024 * 1024
 """Of questions and answers together; a single one takes at most a sixteenth."""
 FIRST_VERSION_BY_ID: Final = 12
 """Versions 10 and 11 have a field for the topic's id, but ask by name only: they have no answer without a name."""
+SLICE: Final = 250
+"""So many topics or keys are answered for in one turn of the loop."""
 GROUP_KEY: Final = 0
 TRANSACTION_KEY: Final = 1
 
@@ -108,15 +112,38 @@ def metadata(dispatcher: Dispatcher, request: Request, _: Any) -> Any:
         request.message = message
         creations: list[asyncio.Future[None]] = []
         response, is_final = _metadata(dispatcher, request, message, creations)
+        if has_many_entries(response):
+            return _respond_from_thread(dispatcher, request, response, creations, question if is_final else None)
         body = bytes(codec.encode(response, request.version))
         if creations:
             return _respond_after(creations, request, body)
-        size = len(question[2]) + len(body)
-        if is_final and size <= min(METADATA_CACHE_BYTES // 16, METADATA_CACHE_BYTES - dispatcher.metadata_cache_bytes):
-            dispatcher.metadata_cache[question] = body
-            dispatcher.metadata_cache_bytes += size
+        if is_final:
+            _keep(dispatcher, question, body)
     request.respond_parts(request.response_head(), [body], len(body))
     return None
+
+
+def _keep(dispatcher: Dispatcher, question: tuple[str, int, bytes], body: bytes) -> None:
+    """Keep an answer for those who ask the same, as long as the metadata stays as it is."""
+    size = len(question[2]) + len(body)
+    if size <= min(METADATA_CACHE_BYTES // 16, METADATA_CACHE_BYTES - dispatcher.metadata_cache_bytes):
+        dispatcher.metadata_cache[question] = body
+        dispatcher.metadata_cache_bytes += size
+
+
+async def _respond_from_thread(
+    dispatcher: Dispatcher,
+    request: Request,
+    response: MetadataResponse,
+    creations: Iterable[asyncio.Future[None]],
+    question: tuple[str, int, bytes] | None,
+) -> None:
+    """Let a thread encode an answer about many topics."""
+    version = dispatcher.node.image.version
+    body = await dispatcher.node.threads.run(lambda: bytes(codec.encode(response, request.version)))
+    if question is not None and version == dispatcher.node.image.version == dispatcher.metadata_cache_version:
+        _keep(dispatcher, question, body)
+    await _respond_after(creations, request, body)
 
 
 async def _respond_after(creations: Iterable[asyncio.Future[None]], request: Request, body: bytes) -> None:
@@ -328,17 +355,30 @@ async def find_coordinator(
                 await done
         except (StorageError, ApiError) as error:
             code, text = ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)
-    is_found = code is ErrorCode.NONE
-    node_id = node.node_id if is_found else -1
-    host = listener.advertised_host if is_found else ""
-    port = listener.advertised_port if is_found else -1
-    if request.version < 4:
-        return FindCoordinatorResponse(
-            error_code=code, error_message=text or None, node_id=node_id, host=host, port=port
-        )
+    keys = [message.key] if request.version < 4 else message.coordinator_keys
+    state = node.image.topics.get(topic or "")
+    coordinators = []
+    for number, key in enumerate(keys, 1):
+        found = Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=text)
+        coordinators.append(found)
+        if state is not None and not code:
+            leader = state.partitions[partition_for(key, len(state.partitions))].leader
+            if leader == node.node_id:
+                found.node_id, found.host, found.port = leader, listener.advertised_host, listener.advertised_port
+            else:
+                found.error_code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+                found.error_message = (
+                    f"Broker {leader} leads the coordinator's partition, and its address is not known."
+                )
+        if number % SLICE == 0:
+            await asyncio.sleep(0)
+    if request.version >= 4:
+        return FindCoordinatorResponse(coordinators=coordinators)
+    only = coordinators[0]
     return FindCoordinatorResponse(
-        coordinators=[
-            Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=text)
-            for key in message.coordinator_keys
-        ]
+        error_code=only.error_code,
+        error_message=only.error_message or None,
+        node_id=only.node_id,
+        host=only.host,
+        port=only.port,
     )

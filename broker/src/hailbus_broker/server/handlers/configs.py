@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.metadata.image import ResourceType
 from hailbus_broker.cluster.options import BROKER_OPTIONS, GROUP_OPTIONS, TOPIC_OPTIONS, Option, OptionType, to_text
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.node import Node
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
+
+
+SLICE: Final = 25
+"""So many resources are described in one turn of the loop: one has 26 settings and more."""
 
 
 class Source(IntEnum):
@@ -75,22 +80,30 @@ def _describe(
     )
 
 
-def topic_configs(node: Node, overrides: Mapping[str, str]) -> list[DescribeConfigsResourceResult]:
-    """All of a topic's settings with their sources."""
-    results = []
-    for name, option in sorted(TOPIC_OPTIONS.items()):
-        assert option.broker_name is not None
-        broker_option = BROKER_OPTIONS[option.broker_name]
-        synonyms = _broker_synonyms(node, broker_option)
-        value = node.config.text(option.broker_name)
-        if synonyms == [] or synonyms[0].source == Source.DEFAULT:
-            # log.retention.hours and the like stand for log.retention.ms.
-            synonyms = [DescribeConfigsSynonym(name=option.broker_name, value=value, source=Source.DEFAULT)]
-        if name in overrides:
-            value = to_text(option.parse(overrides[name]))
-            synonyms.insert(0, DescribeConfigsSynonym(name=name, value=value, source=Source.TOPIC))
-        results.append(_describe(option, synonyms, value, read_only=False))
-    return results
+class TopicConfigs:
+    """All settings of topics with their sources. What the broker says of them is looked up once, for many topics."""
+
+    def __init__(self, node: Node) -> None:
+        self._broker: Final[dict[str, tuple[Option, list[DescribeConfigsSynonym], str | None]]] = {}
+        for name, option in sorted(TOPIC_OPTIONS.items()):
+            assert option.broker_name is not None
+            synonyms = _broker_synonyms(node, BROKER_OPTIONS[option.broker_name])
+            value = node.config.text(option.broker_name)
+            if synonyms == [] or synonyms[0].source == Source.DEFAULT:
+                # log.retention.hours and the like stand for log.retention.ms.
+                synonyms = [DescribeConfigsSynonym(name=option.broker_name, value=value, source=Source.DEFAULT)]
+            self._broker[name] = option, synonyms, value
+
+    def of(self, overrides: Mapping[str, str]) -> list[DescribeConfigsResourceResult]:
+        """The settings of a topic with these overrides."""
+        results = []
+        for name, (option, broker_synonyms, broker_value) in self._broker.items():
+            synonyms, value = broker_synonyms, broker_value
+            if name in overrides:
+                value = to_text(option.parse(overrides[name]))
+                synonyms = [DescribeConfigsSynonym(name=name, value=value, source=Source.TOPIC), *synonyms]
+            results.append(_describe(option, synonyms, value, read_only=False))
+        return results
 
 
 def _broker_configs(node: Node) -> list[DescribeConfigsResourceResult]:
@@ -114,11 +127,16 @@ def _group_configs(node: Node, group: str) -> list[DescribeConfigsResourceResult
     return results
 
 
-def describe_configs(dispatcher: Dispatcher, _: Request, message: DescribeConfigsRequest) -> DescribeConfigsResponse:
+async def describe_configs(
+    dispatcher: Dispatcher, _: Request, message: DescribeConfigsRequest
+) -> DescribeConfigsResponse:
     """DescribeConfigs v1-4 for topics, the broker and groups, with sources, types and synonyms."""
     node = dispatcher.node
     results = []
-    for resource in message.resources:
+    of_topics = TopicConfigs(node)
+    for number, resource in enumerate(message.resources, 1):
+        if number % SLICE == 0:
+            await asyncio.sleep(0)
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
         )
@@ -128,7 +146,7 @@ def describe_configs(dispatcher: Dispatcher, _: Request, message: DescribeConfig
                 case ResourceType.TOPIC:
                     if resource.resource_name not in node.image.topics:
                         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "")
-                    entries = topic_configs(node, node.image.configs(ResourceType.TOPIC, resource.resource_name))
+                    entries = of_topics.of(node.image.configs(ResourceType.TOPIC, resource.resource_name))
                 case ResourceType.BROKER:
                     if resource.resource_name == "":
                         overrides = node.image.configs(ResourceType.BROKER, "")

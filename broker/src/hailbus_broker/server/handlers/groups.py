@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+import asyncio
+from typing import TYPE_CHECKING, Final, TypedDict
 from uuid import UUID
 
 from hailbus_broker.cluster.features import GROUP_VERSION
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.definitions.sync_group_request import SyncGroupRequest
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
+
+
+SLICE: Final = 50
+"""So many groups are described in one turn of the loop, or one with as many members."""
 
 
 class Times(TypedDict):
@@ -135,7 +140,7 @@ def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: 
     )
 
 
-def consumer_group_describe(
+async def consumer_group_describe(
     dispatcher: Dispatcher, _: Request, message: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     """ConsumerGroupDescribe v0-1."""
@@ -156,10 +161,14 @@ def consumer_group_describe(
                 error_message=f"Group {group_id} is not a consumer group.",
             )
         response.groups.append(found)
+        if len(found.members) + len(response.groups) % SLICE >= SLICE - 1:
+            await asyncio.sleep(0)
     return response
 
 
-def describe_groups(dispatcher: Dispatcher, request: Request, message: DescribeGroupsRequest) -> DescribeGroupsResponse:
+async def describe_groups(
+    dispatcher: Dispatcher, request: Request, message: DescribeGroupsRequest
+) -> DescribeGroupsResponse:
     """DescribeGroups v0-6."""
     from hailbus_broker.protocol.definitions.describe_groups_response import (
         DescribedGroup,
@@ -179,10 +188,12 @@ def describe_groups(dispatcher: Dispatcher, request: Request, message: DescribeG
                 found.error_code = ErrorCode.GROUP_ID_NOT_FOUND
                 found.error_message = f"Group {group_id} not found."
         response.groups.append(found)
+        if len(found.members) + len(response.groups) % SLICE >= SLICE - 1:
+            await asyncio.sleep(0)
     return response
 
 
-def list_groups(dispatcher: Dispatcher, _: Request, message: ListGroupsRequest) -> ListGroupsResponse:
+async def list_groups(dispatcher: Dispatcher, _: Request, message: ListGroupsRequest) -> ListGroupsResponse:
     """ListGroups v0-5, by state and type."""
     from hailbus_broker.protocol.definitions.list_groups_response import ListGroupsResponse
 
@@ -190,7 +201,10 @@ def list_groups(dispatcher: Dispatcher, _: Request, message: ListGroupsRequest) 
         return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     states = {state.lower() for state in message.states_filter}
     types = {kind.lower() for kind in message.types_filter}
-    groups = [group for shard in dispatcher.node.groups.shards() for group in shard.list_groups()]
+    groups = []
+    for shard in list(dispatcher.node.groups.shards()):
+        groups += shard.list_groups()
+        await asyncio.sleep(0)
     return ListGroupsResponse(
         groups=[
             group

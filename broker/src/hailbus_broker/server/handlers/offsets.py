@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from hailbus_broker.server.request import Request
 
 UNKNOWN_OFFSET: Final = -1
+
+SLICE: Final = 500
+"""So many offsets are answered for in one turn of the loop."""
 
 
 def offset_commit(dispatcher: Dispatcher, request: Request, message: OffsetCommitRequest) -> None:
@@ -75,7 +79,7 @@ def offset_commit(dispatcher: Dispatcher, request: Request, message: OffsetCommi
         request.respond_error(refusal)
 
 
-def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchRequest) -> None:
+async def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchRequest) -> None:
     """OffsetFetch v1-10; v8 asks for many groups at once, v10 names topics by id."""
     from hailbus_broker.protocol.definitions.offset_fetch_request import (
         OffsetFetchRequestGroup,
@@ -101,7 +105,7 @@ def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchR
         uses_ids = request.version >= 10
         is_stable = message.require_stable
         answers.append(
-            _committed_offsets(dispatcher.node.image, driver, group, uses_ids=uses_ids, require_stable=is_stable)
+            await _committed_offsets(dispatcher.node.image, driver, group, uses_ids=uses_ids, require_stable=is_stable)
         )
     if not is_single:
         _respond_when_durable(drivers, request, OffsetFetchResponse(groups=answers))
@@ -111,7 +115,7 @@ def offset_fetch(dispatcher: Dispatcher, request: Request, message: OffsetFetchR
         _respond_when_durable(drivers, request, _single_group_response(answers[0]))
 
 
-def _committed_offsets(
+async def _committed_offsets(
     image: MetadataImage,
     driver: GroupDriver | ErrorCode,
     group: OffsetFetchRequestGroup,
@@ -148,6 +152,7 @@ def _committed_offsets(
         ]
     else:
         wanted = [(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics]
+    rows = []
     for name, topic_id, indexes in wanted:
         part = OffsetFetchResponseTopics(name=name, topic_id=topic_id)
         answer.topics.append(part)
@@ -163,18 +168,23 @@ def _committed_offsets(
             own_code = code
             if not code and require_stable and shard.is_unstable(group.group_id, name, index):
                 found, own_code = None, ErrorCode.UNSTABLE_OFFSET_COMMIT
-            part.partitions.append(
-                OffsetFetchResponsePartitions(
-                    partition_index=index, committed_offset=UNKNOWN_OFFSET, metadata="", error_code=own_code
-                )
-                if found is None
-                else OffsetFetchResponsePartitions(
-                    partition_index=index,
-                    committed_offset=found.offset,
-                    committed_leader_epoch=found.leader_epoch,
-                    metadata=found.metadata,
-                )
+            rows.append((part.partitions, index, found, own_code))
+    # All offsets are of one moment. Only their answers are made in slices.
+    for number, (partitions, index, found, own_code) in enumerate(rows, 1):
+        partitions.append(
+            OffsetFetchResponsePartitions(
+                partition_index=index, committed_offset=UNKNOWN_OFFSET, metadata="", error_code=own_code
             )
+            if found is None
+            else OffsetFetchResponsePartitions(
+                partition_index=index,
+                committed_offset=found.offset,
+                committed_leader_epoch=found.leader_epoch,
+                metadata=found.metadata,
+            )
+        )
+        if number % SLICE == 0:
+            await asyncio.sleep(0)
     return answer
 
 

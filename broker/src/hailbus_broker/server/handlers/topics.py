@@ -19,7 +19,7 @@ from hailbus_broker.protocol.definitions.create_topics_response import (
 from hailbus_broker.protocol.definitions.delete_topics_response import DeletableTopicResult, DeleteTopicsResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
-from hailbus_broker.server.handlers.configs import topic_configs
+from hailbus_broker.server.handlers.configs import TopicConfigs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,11 +43,14 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
         or (node.config["num.partitions"] if topic.num_partitions == -1 else topic.num_partitions)
         for topic in message.topics
     )
+    of_topics = TopicConfigs(node)
+    repeated: set[str] = set()
     for topic in message.topics:
         result = CreatableTopicResult(name=topic.name, error_message=None)
         if names[topic.name] > 1:
-            if any(other.name == topic.name for other in results):
+            if topic.name in repeated:
                 continue
+            repeated.add(topic.name)
             result.error_code = ErrorCode.INVALID_REQUEST
             result.error_message = "Duplicate topic name."
             results.append(result)
@@ -74,7 +77,7 @@ async def create_topics(dispatcher: Dispatcher, _: Request, message: CreateTopic
         result.replication_factor = new.replication_factor
         result.configs = [
             CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.config_source)
-            for entry in topic_configs(node, new.configs)
+            for entry in of_topics.of(new.configs)
         ]
         await asyncio.sleep(0)  # a request may create thousands of topics: others have their turn in between
     # What was refused may have been refused because of a decision that is not committed yet.
@@ -151,6 +154,7 @@ async def delete_topics(dispatcher: Dispatcher, request: Request, message: Delet
             continue
         result.name, result.topic_id = topic.name, topic.topic_id
         pending.append(node.write_metadata(records))
+        await asyncio.sleep(0)
     # What was refused may have been refused because of a decision that is not committed yet.
     for done in (*pending, node.metadata.write([])):
         await done
@@ -176,6 +180,7 @@ async def create_partitions(
             records = node.controller.create_partitions(topic.name, topic.count, assignments=assignments)
             if not message.validate_only:
                 pending.append(node.write_metadata(records))
+                await asyncio.sleep(0)
         except ApiError as error:
             result.error_code = error.code
             result.error_message = error.message
