@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hailbus_broker.log import CleanupPolicy
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.list_offsets_request import (
     ListOffsetsPartition,
@@ -15,12 +17,15 @@ from hailbus_broker.protocol.definitions.list_offsets_request import (
 from hailbus_broker.protocol.definitions.produce_request import PartitionProduceData, ProduceRequest, TopicProduceData
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch
+from hailbus_broker.runtime.cleaner import Cleaner
 from hailbus_broker.runtime.disk import RealDisk, RealFile
 
-from tests.integration.broker.wire import Wire, led, server_on, values_of
+from tests.integration.broker.wire import Wire, led, server_on, until, values_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hailbus_broker.runtime.node import Node
 
 COUNT = 40
 FIRST_TIMESTAMP = 1_000
@@ -158,3 +163,59 @@ async def test_a_fetch_of_many_cold_partitions_reads_them_together(tmp_path: Pat
         assert disk.waits == []
         disk.is_watched = False
         wire.close()
+
+
+def segment_count(node: Node) -> int:
+    return len(led(node, "cold").log._state.segments)
+
+
+async def test_retention_reads_no_index_in_the_event_loop(tmp_path: Path) -> None:
+    async with server_on(RealDisk(), str(tmp_path), **SETTINGS) as server:
+        wire = await Wire.to(server.bootstrap)
+        await fill(wire, "cold")
+        wire.close()
+    disk = ColdDisk()
+    async with server_on(disk, str(tmp_path), **SETTINGS) as server:
+        node = server.node
+        log = led(node, "cold").log
+        data = build_batch([RecordToWrite(key=None, value=b"young", timestamp=node.clock.wall_ms())])
+        log.append(data, now_ms=node.clock.wall_ms())
+        log.advance_high_watermark(log.sync())
+        count = segment_count(node)
+        assert count > 3
+        log.config = replace(log.config, retention_ms=3_600_000)
+        disk.is_watched = True
+        node._apply_retention()
+        await until(lambda: segment_count(node) == 1, "the removal of all old segments")
+        disk.is_watched = False
+        assert disk.read_count >= count - 1, "an index of each old segment was read"
+        assert disk.waits == []
+
+
+async def test_compaction_opens_no_file_in_the_event_loop(tmp_path: Path) -> None:
+    async with server_on(RealDisk(), str(tmp_path), **SETTINGS) as server:
+        wire = await Wire.to(server.bootstrap)
+        await fill(wire, "cold")
+        wire.close()
+    disk = ColdDisk()
+    async with server_on(disk, str(tmp_path), **SETTINGS, **{"log.cleaner.enable": "false"}) as server:
+        node = server.node
+        log = led(node, "cold").log
+        size_bytes = log.size_bytes()
+        # the lag has the newest timestamp of each segment looked up
+        log.config = replace(
+            log.config, cleanup_policy=frozenset({CleanupPolicy.COMPACT}), min_compaction_lag_ms=3_600_000
+        )
+        cleaner = Cleaner(
+            node.data.logs,
+            threads=node.threads,
+            wall_ms=node.clock.wall_ms,
+            dedupe_buffer_bytes=1 << 20,
+            names=node.data.names,
+            report=node.take_offline,
+        )
+        disk.is_watched = True
+        assert await cleaner.clean_one()
+        disk.is_watched = False
+        assert log.size_bytes() < size_bytes / 2
+        assert disk.waits == []

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.config import MAX_LONG
 from hailbus_broker.log.errors import StorageError
+from hailbus_broker.log.lookup import WAITING, DiskReadNeededError
 from hailbus_broker.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, finish_swap, read_marker
 from hailbus_broker.log.segment import MAX_RELATIVE_OFFSET, ScannedBatch, Segment
 from hailbus_broker.records import NO_TIMESTAMP, BatchHeader, BatchView, ControlType, iterate_records, rebuild_batch
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from hailbus_broker.log.config import LogConfig
     from hailbus_broker.log.disk import Disk
     from hailbus_broker.log.log_state import LogState
+    from hailbus_broker.log.lookup import Reads
     from hailbus_broker.log.reader import Reader
     from hailbus_broker.log.results import AbortedTransaction
     from hailbus_broker.log.sync import LogSync
@@ -61,7 +63,13 @@ class LogCompaction:
         self._reader: Final = reader
 
     def start(
-        self, *, now_ms: int, first_dirty_offset: Offset, max_keys: int = DEFAULT_MAX_KEYS, is_forced: bool = False
+        self,
+        *,
+        now_ms: int,
+        first_dirty_offset: Offset,
+        max_keys: int = DEFAULT_MAX_KEYS,
+        is_forced: bool = False,
+        reads: Reads = WAITING,
     ) -> CompactionTask | None:
         """Begin a round of compaction, if there is enough to do.
 
@@ -70,12 +78,16 @@ class LogCompaction:
             first_dirty_offset: Where the last round ended (`LogDirectory.cleaned_offsets`), 0 for none.
             max_keys: How many keys one round may remember.
             is_forced: Whether to do it however little has changed.
+            reads: How the indexes are read.
 
         Returns:
             The round: drive its `steps` in any thread, then call `finish_compaction`, or `begin_swap` and `end_swap`
             around a `swap_in` in any thread. One at a time for a log. None when the topic is not compacted, nothing is
             closed, or the dirty part is smaller than `min_cleanable_dirty_ratio` and no older than
             `max_compaction_lag_ms`.
+
+        Raises:
+            DiskReadNeededError: The lookup has something to read first.
         """
         state = self._state
         config = state.config
@@ -85,7 +97,8 @@ class LogCompaction:
         closed: list[Segment] = []
         for segment, following in pairwise(state.segments):
             is_too_young = (
-                config.min_compaction_lag_ms > 0 and segment.max_timestamp > now_ms - config.min_compaction_lag_ms
+                config.min_compaction_lag_ms > 0
+                and segment.newest_timestamp(reads) > now_ms - config.min_compaction_lag_ms
             )
             if following.base_offset > stable or (is_too_young and following.base_offset > first_dirty_offset):
                 break
@@ -104,7 +117,7 @@ class LogCompaction:
         )
         is_overdue = (
             config.max_compaction_lag_ms < MAX_LONG
-            and 0 <= oldest_dirty.max_timestamp < now_ms - config.max_compaction_lag_ms
+            and 0 <= oldest_dirty.newest_timestamp(reads) < now_ms - config.max_compaction_lag_ms
         )
         if ratio <= config.min_cleanable_dirty_ratio and not is_overdue and not is_forced:
             return None
@@ -114,7 +127,7 @@ class LogCompaction:
             config,
             segments=closed,
             first_dirty_offset=first_dirty_offset,
-            aborted=self._reader.aborted_transactions(closed[0].base_offset, end_offset),
+            aborted=self._reader.aborted_transactions(closed[0].base_offset, end_offset, reads),
             last_data_offsets=state.producers.last_data_offsets(),
             now_ms=now_ms,
             max_keys=max_keys,
@@ -148,17 +161,26 @@ class LogCompaction:
         present = set(map(id, state.segments))
         return all(id(segment) in present for segment in task.sources)
 
-    def begin_swap(self, task: CompactionTask) -> bool:
+    def begin_swap(self, task: CompactionTask, reads: Reads = WAITING) -> bool:
         """Prepare for `task.swap_in`, which may run in another thread: until `end_swap` no file is opened by its name.
 
         Returns:
             Whether it may run; not when the log lost one of the old segments meanwhile, or takes no appends.
+
+        Raises:
+            DiskReadNeededError: The lookup has files to open first.
         """
         state = self._state
         if state.failure is not None or not self.has_sources_of(task):
             return False
+        is_cold = False
         for segment in task.sources:
-            segment.hold()
+            try:
+                segment.hold(reads)
+            except DiskReadNeededError:
+                is_cold = True  # and collect what the other segments lack
+        if is_cold:
+            raise DiskReadNeededError
         state.is_swapping = True
         return True
 

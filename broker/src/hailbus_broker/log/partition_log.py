@@ -309,9 +309,9 @@ class PartitionLog:
         """See `Retention.apply`."""
         return self._retention.apply(now_ms=now_ms)
 
-    def start_retention(self, *, now_ms: int) -> PendingRemoval | None:
+    def start_retention(self, *, now_ms: int, reads: Reads = WAITING) -> PendingRemoval | None:
         """See `Retention.start`."""
-        return self._retention.start(now_ms=now_ms)
+        return self._retention.start(now_ms=now_ms, reads=reads)
 
     def truncate_to(self, offset: Offset) -> None:
         """Drop every batch that has a record at or after an offset; for followers. See `LogDirectory.truncate`.
@@ -328,11 +328,17 @@ class PartitionLog:
     # ---- compaction
 
     def start_compaction(
-        self, *, now_ms: int, first_dirty_offset: Offset, max_keys: int = DEFAULT_MAX_KEYS, is_forced: bool = False
+        self,
+        *,
+        now_ms: int,
+        first_dirty_offset: Offset,
+        max_keys: int = DEFAULT_MAX_KEYS,
+        is_forced: bool = False,
+        reads: Reads = WAITING,
     ) -> CompactionTask | None:
         """See `LogCompaction.start`."""
         return self._compaction.start(
-            now_ms=now_ms, first_dirty_offset=first_dirty_offset, max_keys=max_keys, is_forced=is_forced
+            now_ms=now_ms, first_dirty_offset=first_dirty_offset, max_keys=max_keys, is_forced=is_forced, reads=reads
         )
 
     def finish_compaction(self, task: CompactionTask) -> bool:
@@ -343,9 +349,9 @@ class PartitionLog:
         """See `LogCompaction.has_sources_of`."""
         return self._compaction.has_sources_of(task)
 
-    def begin_swap(self, task: CompactionTask) -> bool:
+    def begin_swap(self, task: CompactionTask, reads: Reads = WAITING) -> bool:
         """See `LogCompaction.begin_swap`."""
-        return self._compaction.begin_swap(task)
+        return self._compaction.begin_swap(task, reads)
 
     def end_swap(self, task: CompactionTask, error: StorageError | None = None) -> None:
         """See `LogCompaction.end_swap`."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.config import UNLIMITED
 from hailbus_broker.log.errors import OffsetOutOfRangeError
+from hailbus_broker.log.lookup import WAITING
 from hailbus_broker.log.producer_state import SNAPSHOT_SUFFIX
 from hailbus_broker.log.segment import SEGMENT_SUFFIXES
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from hailbus_broker.log.config import LogConfig
     from hailbus_broker.log.disk import Disk
     from hailbus_broker.log.log_state import LogState
+    from hailbus_broker.log.lookup import Reads
     from hailbus_broker.log.segment import Segment
     from hailbus_broker.log.sync import LogSync
     from hailbus_broker.records import Offset
@@ -87,13 +89,14 @@ class Retention:
         removal.run()
         return removal.segment_count
 
-    def start(self, *, now_ms: int) -> PendingRemoval | None:
+    def start(self, *, now_ms: int, reads: Reads = WAITING) -> PendingRemoval | None:
         """Let go of the segments that are too old, too many, or below the log start.
 
         Returns:
             Their files, still to be removed; None if there are none.
 
         Raises:
+            DiskReadNeededError: The lookup has something to read first; nothing has changed.
             StorageError: The machine failed.
         """
         state = self._state
@@ -106,6 +109,7 @@ class Retention:
             log_start_offset=state.log_start_offset,
             high_watermark=state.high_watermark,
             log_end_offset=state.log_end_offset,
+            reads=reads,
         )
         if count == 0:
             return None
@@ -133,6 +137,7 @@ def count_deletable(
     log_start_offset: Offset,
     high_watermark: Offset,
     log_end_offset: Offset,
+    reads: Reads = WAITING,
 ) -> int:
     """How many of the oldest segments may go: always a prefix, so that the log has no hole.
 
@@ -151,7 +156,9 @@ def count_deletable(
         is_below_start = not is_last and end_offset <= log_start_offset
         is_too_old = is_surplus = False
         if config.is_deleted:
-            newest = segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms
+            newest = segment.newest_timestamp(reads)
+            if newest < 0:
+                newest = segment.read_created_ms(reads)
             is_too_old = config.retention_ms != UNLIMITED and now_ms - newest > config.retention_ms
             is_surplus = config.retention_bytes != UNLIMITED and surplus_bytes >= segment.size_bytes
         if not (is_below_start or is_too_old or is_surplus):

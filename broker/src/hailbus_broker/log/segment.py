@@ -135,8 +135,12 @@ class Segment:
     @property
     def created_ms(self) -> int:
         """When the segment was begun, or at least when it was last written; for records that have no timestamps."""
+        return self.read_created_ms(WAITING)
+
+    def read_created_ms(self, reads: Reads) -> int:
+        """See `created_ms`."""
         if self._created_ms is None:
-            self._created_ms = self._disk.modified_ms(self.path)
+            self._created_ms = reads.get((self, "created"), lambda: self._disk.modified_ms(self.path))
         return self._created_ms
 
     @property
@@ -232,13 +236,13 @@ class Segment:
         files = [self.offset_index.flush(), self.time_index.flush()]
         return [file for file in files if file is not None]
 
-    def hold(self) -> None:
+    def hold(self, reads: Reads = WAITING) -> None:
         """Open all that reading may need, so that reading continues while the files are renamed."""
-        self.offset_index.open_file()
-        self.time_index.open_file()
-        assert self.file is not None
-        assert self.max_timestamp is not None
-        assert self.transaction_index.entries is not None
+        self.offset_index.open_file(reads)
+        self.time_index.open_file(reads)
+        self.opened(reads)
+        self.newest_timestamp(reads)
+        self.transaction_index.read_entries(reads)
 
     def release(self) -> None:
         """Let go of the descriptors; they are opened again when they are needed."""

@@ -134,10 +134,10 @@ class SparseIndex:
             self.tail.clear()
         return self._file
 
-    def open_file(self) -> None:
+    def open_file(self, reads: Reads = WAITING) -> None:
         """Open the file, and make it if it is missing: a segment without any entry has an empty one."""
-        self._open()
-        self._written_count = self.written_count
+        self._opened(reads)
+        self._count_entries(reads)
 
     def floor(self, target: int, reads: Reads = WAITING) -> tuple[int, int] | None:
         """The last entry whose first number is at most `target`."""

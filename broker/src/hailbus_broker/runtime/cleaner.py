@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.log import StorageError
 from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
+from hailbus_broker.runtime.lookups import answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hailbus_broker.log import CompactionTask, LogDirectory, PartitionLog, TopicPartition
+    from hailbus_broker.log.lookup import Reads
     from hailbus_broker.runtime.threads import Threads
 
 log: Any = get_logger()
@@ -27,6 +30,10 @@ BYTES_PER_KEY: Final = 200
 
 BUSY_SHARE: Final = 0.5
 """At most this share of the time is worked: the thread shares the interpreter with the requests."""
+
+
+SLICE: Final = 200
+"""So many logs are looked at in one turn of the loop."""
 
 
 class Cleaner:
@@ -75,7 +82,7 @@ class Cleaner:
         Returns:
             Whether there was one.
         """
-        where, task = self._choose()
+        where, task = await self._choose()
         if where is None or task is None:
             return False
         partition_log = self._logs.logs[where]
@@ -83,7 +90,7 @@ class Cleaner:
             await self._work(task)
             if not self._is_of(where, partition_log, task):
                 with suppress(StorageError):  # gone with its topic
-                    task.discard()
+                    await self._threads.run(task.discard)
                 return False
             swap = asyncio.ensure_future(self._swap(where, partition_log, task))
             try:
@@ -124,8 +131,8 @@ class Cleaner:
 
     async def _swap(self, where: TopicPartition, partition_log: PartitionLog, task: CompactionTask) -> bool:
         """Put the new files in the place of the old ones, in a thread; False when there is no place any more."""
-        if not partition_log.begin_swap(task):
-            task.discard()
+        if not await answer(self._threads, partial(partition_log.begin_swap, task)):
+            await self._threads.run(task.discard)
             return False
 
         def swap_in() -> StorageError | None:
@@ -144,20 +151,28 @@ class Cleaner:
         partition_log.end_swap(task, error)
         return True
 
-    def _choose(self) -> tuple[TopicPartition | None, CompactionTask | None]:
+    async def _choose(self) -> tuple[TopicPartition | None, CompactionTask | None]:
         best: tuple[TopicPartition | None, CompactionTask | None] = (None, None)
         best_ratio = -1.0
-        for where, partition_log in self._logs.logs.items():
+        for number, (where, partition_log) in enumerate(list(self._logs.logs.items()), 1):
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
             if not partition_log.config.is_compacted or where in self._uncleanable:
                 continue
-            task = partition_log.start_compaction(
-                now_ms=self._wall_ms(),
-                first_dirty_offset=self._logs.cleaned_offsets.get(where, 0),
-                max_keys=self._max_keys,
-            )
+            task = await answer(self._threads, partial(self._start, where, partition_log))
+            if self._logs.logs.get(where) is not partition_log:
+                continue  # deleted meanwhile
             if task is not None and task.dirty_ratio > best_ratio:
                 best, best_ratio = (where, task), task.dirty_ratio
         return best
+
+    def _start(self, where: TopicPartition, partition_log: PartitionLog, reads: Reads) -> CompactionTask | None:
+        return partition_log.start_compaction(
+            now_ms=self._wall_ms(),
+            first_dirty_offset=self._logs.cleaned_offsets.get(where, 0),
+            max_keys=self._max_keys,
+            reads=reads,
+        )
 
     async def _work(self, task: CompactionTask) -> None:
         """Drive a task, a step at a time, with pauses in between."""

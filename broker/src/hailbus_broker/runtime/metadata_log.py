@@ -12,6 +12,7 @@ from hailbus_broker.log import Origin
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
 from hailbus_broker.records import RecordToWrite, build_batch
+from hailbus_broker.runtime.lookups import answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,10 +114,10 @@ class MetadataLog:
         partition_log.roll(now_ms=now_ms)
         # With this record the new segment and all that the snapshot covers are safe, before the old segments go.
         await self.write([NoOpRecord()])
-        data = encode_snapshot(records, timestamp=now_ms)
+        data = await self._threads.run(partial(encode_snapshot, records, timestamp=now_ms))
         await self._threads.run(partial(self._snapshots.write, covered, data))
         partition_log.delete_records(covered.end_offset)
-        removal = partition_log.start_retention(now_ms=now_ms)
+        removal = await answer(self._threads, lambda reads: partition_log.start_retention(now_ms=now_ms, reads=reads))
         if removal is not None:
             await self._threads.run(removal.run)
         log.info("metadata_snapshot_written", end_offset=covered.end_offset, records=len(records), bytes=len(data))

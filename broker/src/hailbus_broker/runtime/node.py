@@ -15,7 +15,7 @@ from hailbus_broker.cluster.metadata.image import (
     ResourceType,
 )
 from hailbus_broker.cluster.metadata.records import decode_record
-from hailbus_broker.log import LogConfig, Origin, StorageError, TailCache
+from hailbus_broker.log import DiskReadNeededError, LogConfig, Lookup, Origin, StorageError, TailCache
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.errors import ApiError
@@ -27,6 +27,7 @@ from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.group_coordinator import GroupCoordinator
 from hailbus_broker.runtime.group_sync import LANES, GroupSync
 from hailbus_broker.runtime.log_settings import log_config
+from hailbus_broker.runtime.lookups import answer
 from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.markers import LocalMarkers
 from hailbus_broker.runtime.metadata_log import MetadataLog, build_records
@@ -38,11 +39,12 @@ from hailbus_broker.runtime.replica_manager import ReplicaManager
 from hailbus_broker.runtime.transaction_coordinator import TransactionCoordinator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hailbus_broker.cluster.metadata.image import MetadataDelta
     from hailbus_broker.cluster.options import BrokerConfig
     from hailbus_broker.log import PartitionLog, PendingRemoval
+    from hailbus_broker.log.lookup import Reads
     from hailbus_broker.protocol.schema import Message
 
 log: Any = get_logger()
@@ -53,6 +55,8 @@ WORK_THREADS: Final = 6
 """For what waits for the disk and is not a sync: reads of cold segments, checkpoints, compaction, removals."""
 LOADING_THREADS: Final = 16
 WARNING_INTERVAL_MS: Final = 10_000
+RETENTION_SLICE: Final = 200
+"""So many logs are looked at in one turn of the loop."""
 RECORDS_PER_BATCH: Final = 5_000
 """Of metadata that a start writes: a batch of so many is far below the largest that a log takes."""
 
@@ -394,7 +398,8 @@ class Node:
         self.groups.expire_offsets()
         self.groups.run_due()
         self.transactions.run_due()
-        self._apply_retention()
+        for _ in self._retention():
+            pass
 
     async def checkpoint(self) -> None:
         """Write down how far the logs have come.
@@ -428,20 +433,49 @@ class Node:
             self.take_offline(error)
 
     def _apply_retention(self) -> None:
-        now_ms = self.clock.wall_ms()
-        for partition in list(self.replicas.leaders()):
+        if not any(task.get_name() == "retention" for task in self._background):
+            self.spawn(self._retain_in_slices(), "retention")
+
+    async def _retain_in_slices(self) -> None:
+        for _ in self._retention():
+            await asyncio.sleep(0)
+
+    def _retention(self) -> Iterator[None]:
+        """Let go of what is too old or too much; it yields where other work may have its turn."""
+        for number, partition in enumerate(list(self.replicas.leaders()), 1):
+            if number % RETENTION_SLICE == 0:
+                yield
             if partition.error is not None:
                 continue
-            partition.log.expire_producers(now_ms=now_ms)
-            # on a compacted topic, too: deleted records leave segments below the log start
+            partition.log.expire_producers(now_ms=self.clock.wall_ms())
             try:
-                removal = partition.log.start_retention(now_ms=now_ms)
+                # on a compacted topic, too: deleted records leave segments below the log start
+                removal = partition.log.start_retention(now_ms=self.clock.wall_ms(), reads=Lookup())
+            except DiskReadNeededError:
+                self.spawn(self._retain_cold(partition), "cold-retention")
             except StorageError as error:
                 self.take_offline(error)
                 return
-            if removal is not None:
-                log.info("segments_deleted", partition=partition.name, segments=removal.segment_count)
-                self.spawn(self._remove(removal), "removal")
+            else:
+                self._remove_later(partition, removal)
+
+    async def _retain_cold(self, partition: LeaderReplica) -> None:
+        """Apply retention to a log whose indexes a thread has to read."""
+
+        def start(reads: Reads) -> PendingRemoval | None:
+            if partition.error is not None:
+                return None
+            return partition.log.start_retention(now_ms=self.clock.wall_ms(), reads=reads)
+
+        try:
+            self._remove_later(partition, await answer(self.threads, start))
+        except StorageError as error:
+            self.take_offline(error)
+
+    def _remove_later(self, partition: LeaderReplica, removal: PendingRemoval | None) -> None:
+        if removal is not None:
+            log.info("segments_deleted", partition=partition.name, segments=removal.segment_count)
+            self.spawn(self._remove(removal), "removal")
 
     async def _remove(self, removal: PendingRemoval) -> None:
         try:
