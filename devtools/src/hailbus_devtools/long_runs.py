@@ -1,11 +1,13 @@
 """Run every suite that the check leaves out, one after another, and write docs/long-runs.md.
 
-Each suite runs to its end whatever the others do. The page says when, on which commit and on which machine each ran,
-with which command, and how it ended.
+Each suite runs to its end whatever the others do. The page says when, on which commit and on which machine each ran
+last, with which command, and how it ended.
 """
 
 import argparse
+import dataclasses
 import datetime as dt
+import json
 import os
 import platform
 import shlex
@@ -91,63 +93,78 @@ RUNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a suite ended."""
+    """How a suite ended.
 
-    run: LongRun
-    exit_code: int
+    Attributes:
+        day: When, as an ISO date.
+        commit: Of the work tree, marked where the tree differed from it.
+        ended: One sentence: the counts, or that pytest wrote no report.
+    """
+
+    name: str
+    day: str
+    commit: str
+    has_passed: bool
+    ended: str
     took_s: float
-    outcome: Outcome | None
+    failed: Sequence[str] = ()
 
-    @property
-    def has_passed(self) -> bool:
-        """Tell whether tests ran and none failed."""
-        return self.exit_code == 0 and self.outcome is not None and self.outcome.ran > 0
+    @classmethod
+    def of(
+        cls, name: str, outcome: Outcome | None, *, exit_code: int, took_s: float, day: dt.date, commit: str
+    ) -> "Result":
+        """Judge a run: it has passed if tests ran and none failed."""
+        has_passed = exit_code == 0 and outcome is not None and outcome.ran > 0
+        counts = "pytest wrote no report" if outcome is None else outcome.summary()
+        return cls(
+            name=name,
+            day=day.isoformat(),
+            commit=commit,
+            has_passed=has_passed,
+            ended=f"{'passed' if has_passed else f'**failed** (exit code {exit_code})'}: {counts}",
+            took_s=took_s,
+            failed=sorted(outcome.failed) if outcome is not None else (),
+        )
 
-    @property
-    def ended(self) -> str:
-        """Return one sentence: the counts, or that pytest wrote no report."""
-        counts = "pytest wrote no report" if self.outcome is None else self.outcome.summary()
-        return f"{'passed' if self.has_passed else f'**failed** (exit code {self.exit_code})'}: {counts}"
 
-
-def page(results: Sequence[Result], *, day: dt.date, commit: str, machine: str) -> str:
-    """Return the page about these results."""
-    rows = [
-        f"| {result.run.name} | {result.run.shows} | {result.ended} | {result.took_s / 60:.0f} min |"
-        for result in results
-    ]
-    commands = [f"{result.run.typed}" for result in results]
-    failed = [
-        f"- {result.run.name}: `{test}`"
-        for result in results
-        if result.outcome is not None
-        for test in sorted(result.outcome.failed)
-    ]
+def page(results: Mapping[str, Result], runs: Sequence[LongRun] = RUNS, *, machine: str) -> str:
+    """Return the page about the last result of each suite."""
+    rows = []
+    for one in runs:
+        result = results.get(one.name)
+        ended = (
+            "not run yet | | |"
+            if result is None
+            else f"{result.ended} | {result.took_s / 60:.0f} min | {result.day}, `{result.commit}` |"
+        )
+        rows.append(f"| {one.name} | {one.shows} | {ended}")
+    failed = [f"- {name}: `{test}`" for name, result in results.items() for test in result.failed]
     return "\n".join(
         [
             "# Long runs",
             "",
-            "`uv run just long` runs the suites that are too long for every change, and writes this page.",
+            "`uv run just long` runs the suites that are too long for every change, and writes this page;",
+            "`uv run just long --only NAME` runs one of them.",
             "",
-            f"Run on {day.isoformat()} at commit `{commit}`, on {machine}.",
+            f"Run on {machine}.",
             "",
-            "| Suite | What it shows | Result | Took |",
-            "|---|---|---|---|",
+            "| Suite | What it shows | Result | Took | Run |",
+            "|---|---|---|---|---|",
             *rows,
             "",
             *(["Failed tests:", "", *failed, ""] if failed else []),
             "The commands:",
             "",
             "```",
-            *commands,
+            *(one.typed for one in runs),
             "```",
             "",
         ]
     )
 
 
-def run(one: LongRun) -> Result:
-    """Run a suite to its end."""
+def run(one: LongRun, *, commit: str) -> Result:
+    """Run a suite to its end, and keep its result beside those of the others."""
     report = REPORTS / f"{one.name}.xml"
     report.unlink(missing_ok=True)
     began = time.monotonic()
@@ -158,12 +175,20 @@ def run(one: LongRun) -> Result:
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    return Result(
-        run=one,
+    result = Result.of(
+        one.name,
+        read_outcome(report) if report.exists() else None,
         exit_code=done.returncode,
         took_s=time.monotonic() - began,
-        outcome=read_outcome(report) if report.exists() else None,
+        day=dt.datetime.now(tz=dt.UTC).date(),  # noqa: TID251 the page is dated
+        commit=commit,
     )
+    _kept(one).write_text(json.dumps(dataclasses.asdict(result)), encoding="utf-8")
+    return result
+
+
+def _kept(one: LongRun) -> Path:
+    return REPORTS / f"{one.name}.json"
 
 
 def _commit() -> str:
@@ -184,14 +209,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     REPORTS.mkdir(parents=True, exist_ok=True)
     commit = _commit()
-    results = []
+    results: dict[str, Result] = {}
+    has_passed = True
     for one in RUNS:
         if options.only is None or one.name in options.only:
             print(f"long-runs: {one.typed}", flush=True)
-            results.append(run(one))
-            print(f"long-runs: {one.name} {results[-1].ended}", flush=True)
+            results[one.name] = run(one, commit=commit)
+            has_passed &= results[one.name].has_passed
+            print(f"long-runs: {one.name} {results[one.name].ended}", flush=True)
+        elif _kept(one).exists():
+            results[one.name] = Result(**json.loads(_kept(one).read_text(encoding="utf-8")))
     machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()} unless named otherwise"
-    today = dt.datetime.now(tz=dt.UTC).date()  # noqa: TID251 the page is dated
-    options.page.write_text(page(results, day=today, commit=commit, machine=machine), encoding="utf-8")
+    options.page.write_text(page(results, machine=machine), encoding="utf-8")
     print(f"long-runs: wrote {options.page}", flush=True)
-    sys.exit(0 if all(result.has_passed for result in results) else 1)
+    sys.exit(0 if has_passed else 1)

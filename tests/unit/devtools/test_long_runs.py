@@ -9,6 +9,7 @@ from hailbus_devtools.report import Outcome, Skip
 KILLS = LongRun(
     name="kills", shows="what survives", command=["uv", "run", "pytest", "-m", "slow"], environment={"N": "9"}
 )
+OTHER = LongRun(name="other", shows="what else", command=["uv", "run", "pytest", "tests/else"])
 PASSED = Outcome(passed=frozenset({"a", "b"}), failed=frozenset(), skips=[], seconds={})
 MIXED = Outcome(
     passed=frozenset({"a"}), failed=frozenset({"tests.b::c"}), skips=[Skip(test="d", reason="needs e")], seconds={}
@@ -17,26 +18,30 @@ NOTHING = Outcome(passed=frozenset(), failed=frozenset(), skips=[], seconds={})
 
 
 def result(outcome: Outcome | None, *, exit_code: int = 0) -> Result:
-    return Result(run=KILLS, exit_code=exit_code, took_s=150.0, outcome=outcome)
-
-
-def written(*results: Result) -> list[str]:
     day = dt.date(2026, 11, 22)
-    return page(results, day=day, commit="abc1234", machine="2 cores").splitlines()
+    return Result.of("kills", outcome, exit_code=exit_code, took_s=150.0, day=day, commit="abc1234")
+
+
+def written(found: Result) -> list[str]:
+    return page({"kills": found}, [KILLS, OTHER], machine="2 cores").splitlines()
 
 
 def test_the_page_has_date_commit_machine_command_and_result() -> None:
     lines = written(result(PASSED))
-    assert "Run on 2026-11-22 at commit `abc1234`, on 2 cores." in lines
-    assert "| kills | what survives | passed: 2 passed, 0 failed, 0 skipped | 2 min |" in lines
+    assert "Run on 2 cores." in lines
+    assert "| kills | what survives | passed: 2 passed, 0 failed, 0 skipped | 2 min | 2026-11-22, `abc1234` |" in lines
     assert "N=9 uv run pytest -m slow" in lines
     assert not any("Failed tests" in line for line in lines)
+
+
+def test_a_suite_without_result_is_not_left_out() -> None:
+    assert "| other | what else | not run yet | | |" in written(result(PASSED))
 
 
 def test_failures_are_named() -> None:
     lines = written(result(MIXED, exit_code=1))
     ended = "**failed** (exit code 1): 1 passed, 1 failed, 1 skipped (1: needs e)"
-    assert f"| kills | what survives | {ended} | 2 min |" in lines
+    assert f"| kills | what survives | {ended} | 2 min | 2026-11-22, `abc1234` |" in lines
     assert "- kills: `tests.b::c`" in lines
 
 
