@@ -74,7 +74,7 @@ def is_sending(server: Server) -> bool:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + 60
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, what
         await asyncio.sleep(0.005)
@@ -126,7 +126,7 @@ class SlowClient:
     def __init__(self, bootstrap: str, request: FetchRequest) -> None:
         host, port = bootstrap.rsplit(":", 1)
         self.socket = socket.socket()
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         self.socket.connect((host, int(port)))
         wire = Wire(None, self)  # type: ignore[arg-type]  # only `write` is used
         wire.send(ApiKey.FETCH, 11, request)
