@@ -8,8 +8,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hailbus_broker.cluster.raft import wire
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import APIS, ApiKey, header_versions, request_class, response_class
+from hailbus_broker.protocol.definitions.fetch_request import FetchRequest
 from hailbus_broker.protocol.definitions.request_header import RequestHeader
 from hailbus_broker.protocol.definitions.response_header import ResponseHeader
 from hailbus_broker.server.handlers.table import HANDLERS
@@ -116,3 +118,34 @@ def test_every_request_of_an_api_that_is_served_is_answered_in_its_version() -> 
             assert frame[:4] == request[4:8], f"{what}: the correlation id of the answer is another"
             header = header_versions(key, version)[1]
             assert again(ResponseHeader, header, response_class(key), version, frame) == frame, what
+
+
+QUORUM = {ApiKey.VOTE, ApiKey.BEGIN_QUORUM_EPOCH, ApiKey.END_QUORUM_EPOCH, ApiKey.FETCH}
+
+
+def test_what_controllers_say_to_each_other_is_understood_as_a_whole() -> None:
+    """Their frames become the quorum's own messages, and these become the same frames again."""
+    covered: Counter[str] = Counter()
+    for pair in pairs("inter-node"):
+        key, version = pair["key"], pair["version"]
+        if key not in QUORUM or pair["listener"] != "controller":
+            continue
+        versions = header_versions(key, version)
+        frame = bytes.fromhex(pair["request"])
+        _, position = codec.decode_with_end(RequestHeader, frame, versions[0])
+        request = codec.decode(request_class(key), frame, version, position=position)
+        understood = wire.decode_request(request)
+        said = wire.encode_request(understood)
+        if isinstance(request, FetchRequest) and isinstance(said, FetchRequest):
+            # What a replica chooses for itself.
+            said.max_bytes, said.topics[0].partitions[0].partition_max_bytes = request.max_bytes, 0
+            said.replica_state = request.replica_state
+            said.replica_id = request.replica_id
+        assert codec.encode(said, version) == codec.encode(request, version), pair["api"]
+        frame = bytes.fromhex(pair["response"])
+        _, position = codec.decode_with_end(ResponseHeader, frame, versions[1])
+        response = codec.decode(response_class(key), frame, version, position=position)
+        again_said = wire.encode_response(understood, wire.decode_response(response))
+        assert codec.encode(again_said, version) == codec.encode(response, version), pair["api"]
+        covered[pair["api"]] += 1
+    assert len(covered) == len(QUORUM), covered

@@ -7,12 +7,16 @@ from collections import Counter
 from itertools import product
 
 import pytest
+from hailbus_broker.cluster.raft.effects import Reply
 from hailbus_broker.cluster.raft.leader import Leader
+from hailbus_broker.cluster.raft.messages import LogPosition, VoteRequest, VoteResponse
 from hailbus_broker.cluster.raft.quorum import RaftError
 from hailbus_broker.cluster.raft.roles import Follower
 from hailbus_broker.cluster.raft.settings import RaftSettings
+from hailbus_broker.cluster.raft.voters import ReplicaKey
+from hailbus_broker.protocol.errors import ErrorCode
 
-from tests.property.broker.quorum import World
+from tests.property.broker.quorum import CLUSTER_ID, World
 
 
 def disturb(world: World, chance: random.Random) -> None:
@@ -188,3 +192,31 @@ def test_a_leader_without_a_majority_resigns() -> None:
     world.run_until(world.now_ms + 2 * RaftSettings().fetch_timeout_ms)
     assert leader.raft is not None
     assert not isinstance(leader.raft.quorum.role, Leader)
+
+
+@pytest.mark.parametrize(
+    ("voter", "error"),
+    [
+        (ReplicaKey(-1), ErrorCode.NONE),
+        (ReplicaKey(2), ErrorCode.NONE),
+        (ReplicaKey(2, bytes(15) + b"x"), ErrorCode.INVALID_VOTER_KEY),
+        (ReplicaKey(3), ErrorCode.INVALID_VOTER_KEY),
+    ],
+)
+def test_a_vote_that_is_meant_for_another_replica_is_refused(voter: ReplicaKey, error: ErrorCode) -> None:
+    """The first version of the request does not say for whom it is."""
+    node = World(0, voters=3).nodes[2]
+    node.start()
+    assert node.raft is not None
+    request = VoteRequest(
+        cluster_id=CLUSTER_ID,
+        candidate=ReplicaKey(1),
+        candidate_epoch=1,
+        voter=voter,
+        log_end=LogPosition(0, 0),
+        is_pre_vote=False,
+    )
+    node.raft.request(request, 0, 0)
+    (reply,) = (effect for effect in node.raft.take_effects() if isinstance(effect, Reply))
+    assert isinstance(reply.response, VoteResponse)
+    assert (reply.response.error, reply.response.is_granted) == (error, error is ErrorCode.NONE)

@@ -17,7 +17,7 @@ from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from hailbus_broker.cluster.raft.quorum import Quorum
-    from hailbus_broker.cluster.raft.voters import Endpoint
+    from hailbus_broker.cluster.raft.voters import Endpoint, ReplicaKey
 
 
 class Voting:
@@ -41,7 +41,7 @@ class Voting:
             return VoteResponse(leadership=self._quorum.leadership, error=ErrorCode.FENCED_LEADER_EPOCH)
         if request.candidate_epoch > self._quorum.epoch:
             self._quorum.become_unattached(request.candidate_epoch, now_ms)
-        if not self._quorum.replica.matches(request.voter):
+        if self._is_for_another(request.voter):
             return VoteResponse(leadership=self._quorum.leadership, error=ErrorCode.INVALID_VOTER_KEY)
         is_granted = self._would_grant(request)
         if is_granted and not request.is_pre_vote:
@@ -52,6 +52,10 @@ class Voting:
                 self._quorum.role.deadline_ms = self._quorum.election_deadline(now_ms)
             self._quorum.persist()
         return VoteResponse(leadership=self._quorum.leadership, is_granted=is_granted)
+
+    def _is_for_another(self, voter: ReplicaKey) -> bool:
+        """Whether a request was meant for another replica; the first versions of the messages do not say for whom."""
+        return voter.node_id >= 0 and not self._quorum.replica.matches(voter)
 
     def _would_grant(self, request: VoteRequest) -> bool:
         if request.log_end < self._quorum.log.end:
@@ -79,7 +83,7 @@ class Voting:
         if not request.leader_endpoints or request.leader_id < 0:
             return Response(leadership=self._quorum.leadership, error=ErrorCode.INVALID_REQUEST)
         self._quorum.follow(request.leader_id, request.leader_epoch, request.leader_endpoints, now_ms)
-        if not self._quorum.replica.matches(request.voter):
+        if self._is_for_another(request.voter):
             return Response(leadership=self._quorum.leadership, error=ErrorCode.INVALID_VOTER_KEY)
         return Response(leadership=self._quorum.leadership)
 
