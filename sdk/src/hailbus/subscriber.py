@@ -339,6 +339,8 @@ class Subscriber(Member):
             else:
                 self._take_batches(chunk, records)
         self._lanes.wake()
+        if not self._at_most_once:  # else handlers run while the next read is being committed
+            await asyncio.sleep(0)  # handlers first: what has been read just now is still in the CPU's cache
 
     async def _commit_first(self, polled: Mapping[TopicPartition, Sequence[Received]]) -> bool:
         """Commit what was polled before it is handled; if that is refused, read it again later."""

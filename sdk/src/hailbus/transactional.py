@@ -146,6 +146,7 @@ class TransactionalSubscriber(Member):
                 await self._reader.seek_back({partition: records[0].offset})
             elif line.push(records):
                 self._reader.pause(partition, "full")
+        await asyncio.sleep(0)  # handlers first
 
     async def commit(self) -> None:
         """Do nothing: each transaction commits its offsets itself."""

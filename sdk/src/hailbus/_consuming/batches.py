@@ -191,11 +191,13 @@ class BatchRunner:
         validate = route.validate
         if validate is None or not route.is_newest or part.was_resolved or self._inbox is not None:
             return None
-        values = [record.value for record in part.records if record.value is not None]
-        if len(values) < len(part.records):
-            return None
+        first = part.records[0].value
+        has_ids = first is not None and payload_of(first) is not first
         try:
-            return [validate(payload_of(value)) for value in values]
+            if has_ids:
+                return [validate(payload_of(record.value or b"")) for record in part.records]
+            # A missing value, or one with an id among others without, is refused: then each is looked at by itself.
+            return [validate(record.value) for record in part.records]  # type: ignore[arg-type]  # as said
         except BaseException as error:
             if is_fatal(error):
                 raise

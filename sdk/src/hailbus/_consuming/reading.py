@@ -37,7 +37,7 @@ class Reading(Protocol):
         ...
 
     async def take(self, polled: Mapping[TopicPartition, Sequence[Received]]) -> None:
-        """Take records. When this raises, the reader begins again from the committed offsets."""
+        """Take records, and let other tasks run; when this raises, the reader begins again from what is committed."""
         ...
 
     async def let_go(self) -> None:
@@ -118,7 +118,6 @@ class Reader:
             if polled:
                 delay_s = RECONNECT_FIRST_S
                 await self._reading.take(polled)
-                await asyncio.sleep(0)  # handlers first: what has been read just now is still in the CPU's cache
 
     async def _reconnect(self) -> None:
         self._stats.reconnects += 1
