@@ -107,7 +107,7 @@ class SubscriberSettings:
     outage_after: timedelta = timedelta(seconds=5)
     unknown_event: OnUnknown = "skip"
     unknown_version: OnUnknown = "dead-letter"
-    poll_records: int = 250
+    poll_records: int = 500
 
     def __post_init__(self) -> None:
         for count in ("max_buffered", "max_spread", "commit_every", "poll_records"):

@@ -28,6 +28,7 @@ from hailbus import (
 from hailbus.codec import encode, envelope_for
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
+from hailbus.schema_id import prefix_of
 from hailbus.testing import MemoryBus
 from sqlalchemy import text
 
@@ -135,6 +136,30 @@ async def test_a_tombstone_is_no_event_of_a_batch(bus: MemoryBus) -> None:
     await handled(bus, svc, STOCK)
     assert calls == [[1, 3]]
     assert letters(bus, STOCK) == []
+
+
+@pytest.mark.parametrize("with_id", [{0, 1, 2}, {0}, {1}, {2}, {1, 2}])
+async def test_schema_ids_in_front_of_some_values_are_passed_over(bus: MemoryBus, with_id: set[int]) -> None:
+    svc = Service("till", subscribing=FAST)
+    calls: list[list[int]] = []
+
+    @svc.on_batch(OrderPaid, delivery=TWICE, max_items=3, max_wait=LONG)
+    async def take(batch: Batch[OrderPaid]) -> None:
+        calls.append([event.cents for event in batch.events])
+
+    bus.create(ORDERS)
+    written = [paid(number, f"e{number}") for number in range(3)]
+    bus.append(
+        "orders.v1",
+        0,
+        [
+            (key, prefix_of(7) + value if number in with_id else value, headers)
+            for number, (key, value, headers) in enumerate(written)
+        ],
+    )
+    await handled(bus, svc, ORDERS)
+    assert calls == [[0, 1, 2]]
+    assert letters(bus) == []
 
 
 async def test_at_most_once_gives_a_failing_batch_up(bus: MemoryBus) -> None:
