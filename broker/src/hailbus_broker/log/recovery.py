@@ -2,8 +2,8 @@
 
 1. Unfinished files beside the log (`.cleaned`, `.deleted`, `.tmp`) are removed. A compaction that has reached its
    `.swap` files is completed.
-2. Every segment that ends at or before the recovery point was synced, so it is used without reading it. After a clean
-   stop that holds for all segments.
+2. Every segment that ends before the recovery point was synced, with its indexes, so it is used without reading it.
+   After a clean stop that holds for all segments. Of one that ends at the recovery point only the data was synced.
 3. The rest is read from the last index entry below the recovery point on: each batch's CRC is checked and the indexes
    are rebuilt.
 4. Bytes that are no whole batch, with no whole batch behind them, are a torn tail: they were never synced, so never
@@ -324,7 +324,9 @@ def _check_segments(
         next_base = None if is_active else segments[number + 1].base_offset
         has_index = file_name(segment.base_offset, INDEX_SUFFIX) in known
         is_synced = clean or (next_base is not None and next_base <= recovery_point)
-        if is_synced and next_base is not None and has_index:
+        # The sync up to a segment's end may have been the last before the segment was closed, and its indexes written.
+        are_indexes_synced = clean or (next_base is not None and next_base < recovery_point)
+        if are_indexes_synced and next_base is not None and has_index:
             end_offset = next_base
             continue
         if not has_index:
