@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 CRASH_DEADLINE_S: Final = 4.0
 """How long a crash in a write may wait for that write."""
 SYNC_S: Final = (0.000_2, 0.004)
+QUEUE_S: Final = 0.01
 SLOW_SYNC_S: Final = (0.02, 0.4)
+SLOW_QUEUE_S: Final = 2.0
 DISK_OPERATIONS: Final = ("append", "append", "create", "truncate", "rename", "remove", "sync_directory", "write_whole")
 PREPARED: Final = frozenset({2, 3})
 
@@ -71,14 +73,14 @@ class Operator:
                     await asyncio.sleep(fault.duration_s)
                     await self.start()
                     await asyncio.sleep(0.5)
-                    self._broker.disk.sync_s = SYNC_S
+                    self._speed_up()
             case "kill and power cut":
                 async with self._lifecycle:
                     await self._end(fault)
                     await self.start()
                     await asyncio.sleep(fault.duration_s)
                     self._broker.kill(power_cut=True)
-                    self._broker.disk.sync_s = SYNC_S
+                    self._speed_up()
                     self._look_at_disk()
                     await self.start()
             case "crash in a write":
@@ -91,9 +93,9 @@ class Operator:
                 async with self._lifecycle:
                     await self._fail_disk(fault)
             case "slow disk":
-                self._broker.disk.sync_s = SLOW_SYNC_S
+                self._slow_down()
                 await asyncio.sleep(fault.duration_s)
-                self._broker.disk.sync_s = SYNC_S
+                self._speed_up()
             case "cold reads":
                 self._broker.disk.is_cold = True
                 await asyncio.sleep(fault.duration_s)
@@ -150,15 +152,23 @@ class Operator:
         if fault.kind in ("power cut", "kill and power cut"):
             # Most acknowledgements of this moment wait for a sync: one that did not would be seen to be lost. The disk
             # stays slow for the start, so that clients see the state between recovery and its first syncs.
-            self._broker.disk.sync_s = SLOW_SYNC_S
+            self._slow_down()
             await asyncio.sleep(0.5)
         self._broker.kill(power_cut=fault.kind == "power cut")
         self._look_at_disk()
         if fault.kind == "flipped bit":
             self._broker.disk.flip_bit(".snapshot")  # of a producer state: it has a CRC, and only saves work
 
+    def _slow_down(self) -> None:
+        self._broker.disk.sync_s, self._broker.disk.max_queue_s = SLOW_SYNC_S, SLOW_QUEUE_S
+
+    def _speed_up(self) -> None:
+        self._broker.disk.sync_s, self._broker.disk.max_queue_s = SYNC_S, QUEUE_S
+
     async def _crash_in_write(self, fault: PlannedFault) -> None:
         disk = self._broker.disk
+        if fault.path.startswith("__"):  # much of other files must wait for the disk when it comes
+            self._slow_down()
         disk.crash_is_power_cut = fault.is_power_cut
         if fault.path:
             disk.crash_on, disk.crash_on_after = fault.path, int(fault.amount)
@@ -166,6 +176,7 @@ class Operator:
             disk.crash_at_step = disk.step_count + int(fault.amount)
         await self._until_dead(CRASH_DEADLINE_S)
         disk.crash_at_step, disk.crash_on = None, ""
+        self._speed_up()
         self._broker.kill(power_cut=fault.is_power_cut)
         self._look_at_disk()
         await asyncio.sleep(fault.duration_s)
@@ -230,7 +241,7 @@ class Operator:
             disk.faults.clear()
             disk.capacity_bytes = UNLIMITED
             disk.is_cold = False
-            disk.sync_s = SYNC_S
+            self._speed_up()
             self._world.network.heal_all()
             broker.process.host.clock.drift(1.0)
             if broker.process.is_alive and self._is_serving() and broker.node.failure is None:

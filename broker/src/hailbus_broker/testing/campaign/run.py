@@ -35,18 +35,21 @@ from hailbus_broker.testing.campaign.writers import (
     Trimmer,
     create_topic,
 )
-from hailbus_broker.testing.history import History, KeyRead, Polled, Stored, violations
+from hailbus_broker.testing.history import History, KeyRead, Polled, Stored, Watermark, violations
 from hailbus_broker.testing.simulation.broker import SimulatedBroker
 from hailbus_broker.testing.simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 
+    from hailbus_broker.log import PartitionLog
     from hailbus_broker.testing.campaign.context import Found
     from hailbus_broker.testing.campaign.scenario import PlannedClient, Scenario
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
 T = TypeVar("T")
+TOPICS: Final = frozenset({MAIN, COPY, TABLE, TRIMMED})
+"""Topics that nobody deletes."""
 PROGRESS_DEADLINE_S: Final = 90.0
 """How long after the heal each client may take until it has achieved something."""
 END_DEADLINE_S: Final = 120.0
@@ -166,6 +169,7 @@ class Campaign:
         )
         self._is_watching = True
         self._look_count = 0
+        self._seen: Final[dict[tuple[str, int], tuple[int, int, int]]] = {}
 
     # ------------------------------------------------------------------ clients
 
@@ -311,6 +315,7 @@ class Campaign:
                     f"{replica.name}: log start {log.log_start_offset}, last stable offset {stable}, "
                     f"high watermark {log.high_watermark}, log end {log.log_end_offset}"
                 )
+            self._observe(replica.topic, replica.index, log)
             if log.high_watermark > log.synced_end_offset:
                 self.recorder.fail(
                     f"{replica.name}: high watermark {log.high_watermark}, but synced up to {log.synced_end_offset}"
@@ -322,6 +327,26 @@ class Campaign:
                         f"{replica.name}: last stable offset {stable}, but producer {producer.producer_id} has a "
                         f"transaction open since {first}"
                     )
+
+    def _observe(self, topic: str, partition: int, log: PartitionLog) -> None:
+        """Note the offsets that a client would see now."""
+        place = topic, partition
+        seen = log.log_start_offset, log.last_stable_offset, log.high_watermark
+        if topic not in TOPICS or self._seen.get(place) == seen or not self._broker.process.host.listeners:
+            return
+        self._seen[place] = seen
+        event = self.recorder.event()
+        log_start, last_stable, high = seen
+        self.recorder.watermarks.append(
+            Watermark(
+                place=place,
+                asked_at=event,
+                answered_at=event,
+                log_start=log_start,
+                last_stable=last_stable,
+                high=high,
+            )
+        )
 
     # ------------------------------------------------------------------ the end
 

@@ -61,6 +61,7 @@ class HostDisk(SimulatedDisk):
 
     Attributes:
         sync_s: How long a sync takes, at least and at most.
+        max_queue_s: How long work may wait before the disk begins with it.
         faults: Operations that shall fail.
         crash_is_power_cut: Whether the crash at `crash_at_step` takes the whole machine.
         crash_on: Crash at a change of a path that contains this; empty for none.
@@ -70,6 +71,7 @@ class HostDisk(SimulatedDisk):
     def __init__(self, host: Host, loop: SimulatedLoop, rng: random.Random, note: Callable[[str], None]) -> None:
         super().__init__(rng)
         self.sync_s = (0.000_2, 0.004)
+        self.max_queue_s = 0.0
         self.faults: Final[list[DiskFault]] = []
         self.crash_is_power_cut = True
         self.crash_on = ""
@@ -87,6 +89,13 @@ class HostDisk(SimulatedDisk):
     def note(self, what: str) -> None:
         """See `SimulatedDisk`."""
         self._note(what)
+
+    def queue_s(self) -> float:
+        """Return how long work waits for the disk before it takes effect: a crash meanwhile leaves it undone.
+
+        Mostly not long, but some of it is overtaken by much that was asked for later.
+        """
+        return self.chance.random() ** 4 * self.max_queue_s
 
     def take_spent_s(self) -> float:
         """Return how long the operations in threads took since the last call."""

@@ -69,7 +69,7 @@ class ProcessThreads:
             self._loop.run_in_thread(
                 partial(self._work, work),
                 partial(self._finish, done),
-                delay_s=self._loop.thread_delay_s(),
+                delay_s=self._loop.thread_delay_s() + self._disk.queue_s(),
                 duration_s=self._disk.take_spent_s,
             )
 
