@@ -76,14 +76,12 @@ class ModelLog:
         self.entries.append((epoch, what))
         return self.end.end_offset - 1
 
-    def append_start_of_epoch(
-        self, epoch: int, *, leader_id: int, voters: VoterSet, granting: Sequence[int], now_ms: int
-    ) -> None:
+    def append_start_of_epoch(self, epoch: int, *, leader_id: int, voters: VoterSet, granting: Sequence[int]) -> None:
         assert leader_id in granting
         assert len(granting) >= voters.majority
         self.append(epoch, f"leader {leader_id}")
 
-    def append_voters(self, epoch: int, voters: VoterSet, *, now_ms: int) -> int:
+    def append_voters(self, epoch: int, voters: VoterSet) -> int:
         return self.append(epoch, voters)
 
     def read(self, offset: int, count: int) -> bytes:

@@ -14,7 +14,7 @@ from hailbus_broker.cluster.raft.messages import (
 )
 from hailbus_broker.cluster.raft.quorum import RaftError
 from hailbus_broker.cluster.raft.roles import Download, Follower, Unattached
-from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.protocol.errors import ErrorCode, ProtocolError
 from hailbus_broker.records import RecordsError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Following:
         else:
             try:
                 changes = self._quorum.log.append_fetched(response.records) if response.records else ()
-            except RecordsError:
+            except (RecordsError, ProtocolError):
                 self._quorum.back_off(outstanding, now_ms)
                 return
             self._quorum.learn(changes)

@@ -45,12 +45,12 @@ class RaftLog(Protocol):
         ...
 
     def append_start_of_epoch(
-        self, epoch: LeaderEpoch, *, leader_id: int, voters: VoterSet, granting: Sequence[int], now_ms: int
+        self, epoch: LeaderEpoch, *, leader_id: int, voters: VoterSet, granting: Sequence[int]
     ) -> None:
         """Append the record by which a leader begins its epoch (LeaderChange)."""
         ...
 
-    def append_voters(self, epoch: LeaderEpoch, voters: VoterSet, *, now_ms: int) -> Offset:
+    def append_voters(self, epoch: LeaderEpoch, voters: VoterSet) -> Offset:
         """Append a record with voters, and return its offset."""
         ...
 
@@ -62,6 +62,7 @@ class RaftLog(Protocol):
 
         Raises:
             RecordsError: They are malformed, or do not follow the end of the log.
+            ProtocolError: A record about the quorum is malformed.
         """
         ...
 

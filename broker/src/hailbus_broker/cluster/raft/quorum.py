@@ -256,7 +256,6 @@ class Quorum:
             leader_id=self.replica.node_id,
             voters=self.voters,
             granting=sorted(role.votes.granted),
-            now_ms=now_ms,
         )
         self.effects.append(Leads(self.epoch, from_offset))
 
