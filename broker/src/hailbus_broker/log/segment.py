@@ -188,12 +188,14 @@ class Segment:
         if self.first_timestamp is None:
             self.first_timestamp = max_timestamp
         newest = self._max_timestamp
-        if max_timestamp > (self.max_timestamp if newest is None else newest):
-            self._max_timestamp = max_timestamp
+        if newest is None:
+            newest = self.max_timestamp
+        if max_timestamp > newest:
+            self._max_timestamp = newest = max_timestamp
             self.offset_of_max_timestamp = last_offset
         if self.bytes_since_index_entry > index_interval_bytes:
             self.offset_index.add(last_offset - self.base_offset, self.size_bytes)
-            self.time_index.add_if_later(self.max_timestamp, self.offset_of_max_timestamp)
+            self.time_index.add_if_later(newest, self.offset_of_max_timestamp)
             self.bytes_since_index_entry = 0
             self.index_bytes = self.offset_index.size_bytes
         self.bytes_since_index_entry += size_bytes

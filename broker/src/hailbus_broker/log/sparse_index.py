@@ -86,7 +86,10 @@ class SparseIndex:
     @property
     def size_bytes(self) -> int:
         """Bytes of the file when everything is written."""
-        return self.entry_count * self._layout.size
+        written_count = self._written_count  # known while entries are added: a call less for each
+        if written_count is None:
+            written_count = self.written_count
+        return (written_count + len(self.tail)) * self._layout.size
 
     @property
     def last_entry(self) -> tuple[int, int] | None:

@@ -34,10 +34,11 @@ class TailCache:
         """Put a batch at the end of one partition's tail and drop the oldest ones beyond the budget."""
         tail.append(batch)
         self._order.append((tail, batch))
-        self._size_bytes += batch.size_bytes
-        while self._size_bytes > self.capacity_bytes:
+        size_bytes = self._size_bytes + batch.size_bytes
+        while size_bytes > self.capacity_bytes:
             oldest_tail, oldest = self._order.popleft()
-            self._size_bytes -= oldest.size_bytes
+            size_bytes -= oldest.size_bytes
             # a tail that was cleared in between no longer holds it
             if oldest_tail and oldest_tail[0] is oldest:
                 oldest_tail.popleft()
+        self._size_bytes = size_bytes

@@ -158,8 +158,9 @@ class LeaderReplica:
         if self.flush_messages == 1:
             self._sync.mark(self)
         else:
-            self._advance(self.log.log_end_offset)
-            self._unsynced_count += result.last_offset + 1 - result.base_offset
+            end_offset = result.last_offset + 1
+            self._advance(end_offset)
+            self._unsynced_count += end_offset - result.base_offset
             if self._unsynced_count >= self.flush_messages or self.flush_ms != NEVER_MS:
                 self._flush_later()
         return result
