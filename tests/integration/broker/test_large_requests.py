@@ -37,11 +37,14 @@ from hailbus_broker.protocol.definitions.offset_fetch_request import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopics,
 )
+from hailbus_broker.protocol.definitions.produce_request import PartitionProduceData, ProduceRequest, TopicProduceData
 from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.runtime import descriptors
+from hailbus_broker.records import RecordToWrite, build_batch
+from hailbus_broker.runtime import descriptors, group_sync
 from hailbus_broker.runtime.coordinator import Coordinator
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.server.dispatch import DECODED_IN_LOOP_BYTES
-from hailbus_broker.server.handlers import configs, offsets
+from hailbus_broker.server.handlers import configs, offsets, produce
 from hailbus_broker.server.handlers.log_offsets import SLICE
 from hailbus_broker.server.request import MANY_ENTRIES, has_many_entries
 from hailbus_broker.testing.broker import UnsyncedDisk
@@ -49,7 +52,7 @@ from hailbus_broker.testing.broker import UnsyncedDisk
 from tests.integration.broker.wire import Wire, server_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -215,6 +218,50 @@ def test_entries_are_counted_on_both_levels() -> None:
     assert has_many_entries(request(1, MANY_ENTRIES))
     assert has_many_entries(request(MANY_ENTRIES + 1, 0))
     assert not has_many_entries(request(0, 0))
+
+
+async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtaken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        count = 3 * produce.SLICE + 1
+        assert await wire.create("wide", count) == ErrorCode.NONE
+
+        def request(value: bytes, indexes: Sequence[int]) -> ProduceRequest:
+            batch = bytes(build_batch([RecordToWrite(key=None, value=value, timestamp=1)]))
+            parts = [PartitionProduceData(index=index, records=batch) for index in indexes]
+            return ProduceRequest(
+                acks=-1, timeout_ms=10_000, topic_data=[TopicProduceData(name="wide", partition_data=parts)]
+            )
+
+        begun: list[int] = []
+        synced: list[int] = []
+        append, account = LeaderReplica.append, LeaderReplica.synced
+        with counted_turns() as turns:
+
+            def appending(replica: LeaderReplica, *arguments: object, **options: object) -> object:
+                begun.append(turns.count)
+                return append(replica, *arguments, **options)  # type: ignore[arg-type]  # passed on
+
+            def accounting(replica: LeaderReplica, *arguments: object) -> None:
+                synced.append(turns.count)
+                account(replica, *arguments)  # type: ignore[arg-type]  # passed on
+
+            monkeypatch.setattr(LeaderReplica, "append", appending)
+            monkeypatch.setattr(LeaderReplica, "synced", accounting)
+            wire.send(ApiKey.PRODUCE, 9, request(b"first", range(count)))
+            wire.send(ApiKey.PRODUCE, 9, request(b"second", [count - 1]))  # pipelined: it must not come first
+            answers = [await wire.receive(ApiKey.PRODUCE, 9) for _ in range(2)]
+            monkeypatch.undo()
+        assert len(begun) == count + 1
+        assert max(begun.count(turn) for turn in begun) <= produce.SLICE + 1
+        assert max(synced.count(turn) for turn in synced) <= group_sync.SLICE
+        parts = [part for answer in answers for part in answer.responses[0].partition_responses]
+        assert [(part.error_code, part.base_offset) for part in parts] == [(ErrorCode.NONE, 0)] * count + [
+            (ErrorCode.NONE, 1)
+        ]
+        wire.close()
 
 
 async def with_committed_offsets(wire: Wire, count: int) -> None:

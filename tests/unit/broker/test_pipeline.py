@@ -70,6 +70,19 @@ def test_one_request_at_a_time_is_in_work() -> None:
     assert bytes(second.frame[2:]) == b"2"
 
 
+def test_a_produce_request_that_is_still_being_begun_is_not_overtaken() -> None:
+    pipeline = new_pipeline()
+    feed(pipeline, request(PRODUCE, b"1") + request(PRODUCE, b"2"))
+    frame = pipeline.next_frame()
+    assert frame is not None
+    pipeline.started(Exchange(frame, PRODUCE))
+    pipeline.is_beginning = True
+    assert start_all(pipeline) == []
+    pipeline.is_beginning = False
+    (second,) = start_all(pipeline)
+    assert bytes(second.frame[2:]) == b"2"
+
+
 def test_produce_requests_begin_while_earlier_ones_wait_and_are_answered_in_order() -> None:
     pipeline = new_pipeline()
     feed(pipeline, request(PRODUCE, b"1") + request(PRODUCE, b"2") + request(FETCH, b"3") + request(PRODUCE, b"4"))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Results: TypeAlias = list[tuple[LeaderReplica, PendingSync, StorageError | None]]
 
 LANES: Final = 4
+SLICE: Final = 100
+"""So many partitions are told of their sync in one turn of the loop."""
 
 
 class GroupSync:
@@ -83,8 +85,16 @@ class GroupSync:
         if error is not None:
             raise error
         assert results is not None
-        for partition, pending, failure in results:
+        self._account(lane, results, 0)
+
+    def _account(self, lane: int, results: Results, start: int) -> None:
+        """Tell the partitions of a round that they are synced, some in each turn of the loop."""
+        end = start + SLICE
+        for partition, pending, failure in results[start:end]:
             partition.synced(pending, failure)
+        if end < len(results):
+            self._loop.call_soon(self._account, lane, results, end)
+            return
         if self._dirty[lane]:
             self._start(lane)
         else:

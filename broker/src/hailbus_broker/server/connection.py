@@ -299,6 +299,16 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
         self.is_idle = True
 
+    def hold(self) -> None:
+        """See `Peer`."""
+        self._pipeline.is_beginning = True
+
+    def release(self) -> None:
+        """See `Peer`."""
+        self._pipeline.is_beginning = False
+        if not self.is_closed and self._pipeline.has_requests:
+            self._dispatch()
+
     def in_thread(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:
         """See `Peer`."""
         self.dispatcher.node.threads.submit(work, done)

@@ -1,8 +1,9 @@
 """The order of requests and answers on one connection: bytes in, requests to start and bytes out.
 
 As in Apache Kafka, a connection has one request in work at a time. Only Produce requests begin while earlier ones wait
-for the disk, because their appends happen in order anyway. What a client pipelines beyond that is kept, up to a bound,
-and then no longer read. Nothing here touches a socket or a loop: `Connection` carries out what is decided here.
+for the disk, because their appends happen in order anyway; not before an earlier one has made all of its appends. What
+a client pipelines beyond that is kept, up to a bound, and then no longer read. Nothing here touches a socket or a loop:
+`Connection` carries out what is decided here.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Pipeline(Generic[E]):
         is_writable: Whether the client takes what is sent to it; nothing is started for one that does not.
         is_sending_files: Whether an answer is being sent from files.
         is_ending: Whether the client will send no more.
+        is_beginning: Whether the request that was started last is still being begun: the next one must not overtake it.
     """
 
     __slots__ = (
@@ -87,6 +89,7 @@ class Pipeline(Generic[E]):
         "_reader",
         "_unanswered_count",
         "in_work",
+        "is_beginning",
         "is_ending",
         "is_paused",
         "is_sending_files",
@@ -104,6 +107,7 @@ class Pipeline(Generic[E]):
         self.is_writable = True
         self.is_sending_files = False
         self.is_ending = False
+        self.is_beginning = False
 
     # ------------------------------------------------------------------ requests
 
@@ -134,7 +138,7 @@ class Pipeline(Generic[E]):
     def next_frame(self) -> memoryview | None:
         """The request to start now, if there is one; give it to `started`."""
         queue = self._queue
-        if not queue or not self.is_writable or self.is_sending_files:
+        if not queue or not self.is_writable or self.is_sending_files or self.is_beginning:
             return None
         frame = queue[0]
         if self._unanswered_count and (

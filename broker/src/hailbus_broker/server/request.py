@@ -56,6 +56,14 @@ class Peer(Protocol):
         """Run `work` in a thread, then `done` in the loop; see `Threads.submit`."""
         ...
 
+    def hold(self) -> None:
+        """Start no other request before `release`."""
+        ...
+
+    def release(self) -> None:
+        """The request that was started last is begun: others may follow."""
+        ...
+
     def abort(self, sentence: str) -> None:
         """Close the connection because of what came over it."""
         ...

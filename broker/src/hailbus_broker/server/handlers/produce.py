@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -23,7 +24,7 @@ from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.handlers import transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from hailbus_broker.protocol.schema import Uuid
     from hailbus_broker.records import RecordError
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
     Records: TypeAlias = bytes | memoryview
     Topics: TypeAlias = list[tuple[str | Uuid, list["ProducedBatch"]]]
+
+SLICE: Final = 100
+"""So many batches are appended in one turn of the loop."""
 
 FIRST_VERSION_WITH_IDS: Final = 13
 FIRST_VERSION_OF_TRANSACTIONS_V2: Final = 12
@@ -226,7 +230,7 @@ class Produce:
         request.respond(response)
 
 
-def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
+def handle(dispatcher: Dispatcher, request: Request, _: Any) -> Awaitable[None] | None:
     """Append each partition's batch; answer when all of them are safe."""
     replicas = dispatcher.node.replicas
     now_ms = dispatcher.node.clock.wall_ms()
@@ -251,9 +255,38 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> None:
         for data in message.topic_data:
             batches = [ProducedBatch(produce, part.index, part.records) for part in data.partition_data]
             produce.topics.append((data.topic_id if has_ids else data.name, batches))
-            hosted = replicas.topics_by_id.get(data.topic_id) if has_ids else replicas.topics.get(data.name)
+        if sum(len(batches) for _, batches in produce.topics) > SLICE:
+            request.connection.hold()
+            return _begin_in_slices(dispatcher, produce, transactional_id)
+        for name_or_id, batches in produce.topics:
+            hosted = _replicas_of(dispatcher, name_or_id)
             for batch in batches:
                 batch.begin(dispatcher, hosted)
+    _all_begun(dispatcher, produce, transactional_id)
+    return None
+
+
+def _replicas_of(dispatcher: Dispatcher, topic: str | Uuid) -> Sequence[Replica] | None:
+    replicas = dispatcher.node.replicas
+    return replicas.topics.get(topic) if isinstance(topic, str) else replicas.topics_by_id.get(topic)
+
+
+async def _begin_in_slices(dispatcher: Dispatcher, produce: Produce, transactional_id: str | None) -> None:
+    """Append batches for very many partitions; other connections have their turn in between, this one waits."""
+    try:
+        count = 0
+        for topic, batches in produce.topics:
+            for batch in batches:
+                batch.begin(dispatcher, _replicas_of(dispatcher, topic))
+                count += 1
+                if count % SLICE == 0:
+                    await asyncio.sleep(0)
+        _all_begun(dispatcher, produce, transactional_id)
+    finally:
+        produce.request.connection.release()
+
+
+def _all_begun(dispatcher: Dispatcher, produce: Produce, transactional_id: str | None) -> None:
     if produce.unverified is not None:
         unverified, produce.unverified = produce.unverified, None
         _verify(dispatcher, produce, transactional_id, unverified)
