@@ -61,6 +61,25 @@ def test_a_torn_entry_is_not_read() -> None:
         assert TransactionIndex(disk, PATH).entries == [FIRST]
 
 
+def test_what_a_crash_left_behind_the_synced_entries_is_dropped() -> None:
+    for left in (
+        FIRST,
+        SECOND._replace(first_offset=-1),
+        SECOND._replace(first_offset=20),
+        SECOND._replace(last_offset=14),
+    ):
+        disk = new_disk()
+        disk.write_whole(PATH, entry(FIRST) + entry(left))
+        index = TransactionIndex(disk, PATH)
+        index.keep_below(100)
+        assert index.entries == [FIRST]
+        assert disk.read_bytes(PATH) == entry(FIRST)
+    disk.write_whole(PATH, entry(FIRST._replace(first_offset=0, last_offset=1)))
+    index = TransactionIndex(disk, PATH)
+    index.keep_below(100)
+    assert len(index.entries) == 1
+
+
 def test_entries_are_kept_by_the_offset_of_their_marker() -> None:
     disk = new_disk()
     index = TransactionIndex(disk, PATH, is_new=True)

@@ -107,7 +107,7 @@ class Bench:
                 partitions,
                 Token("token"),
                 lambda error: AddOffsetsToTxnResponse(error_code=error),
-                is_v2=is_v2,
+                **({"is_v2": True} if is_v2 else {}),
                 wall_ms=self.wall,
             )
         )
@@ -731,6 +731,24 @@ def test_a_tombstone_is_replayed_and_a_foreign_record_is_refused(bench: Bench) -
     bench.shard.replay(key, None, now_ms=bench.now)
     assert (bench.shard.transactions, bench.shard._last_epochs, bench.shard._connections) == ({}, {}, {})
     bench.shard.replay(key, None, now_ms=bench.now)
+
+
+def test_a_tombstone_takes_the_deadline_of_an_open_transaction_with_it(bench: Bench) -> None:
+    bench.init()
+    bench.add(1000, 0, A)
+    key, opened = bench.log[-1]
+    bench.shard.replay(key, None, now_ms=bench.now)
+    bench.now += MINUTE // 2
+    bench.shard.replay(key, opened, now_ms=bench.now)
+    bench.now += MINUTE - 1
+    assert [outcome.records for outcome in bench.shard.tick(bench.now, wall_ms=bench.wall)] == []
+    bench.now += 1
+    assert len(list(bench.shard.tick(bench.now, wall_ms=bench.wall))) == 1
+
+
+def test_no_request_waits_but_for_its_records(bench: Bench) -> None:
+    bench.init()
+    assert list(bench.shard.waiting()) == []
 
 
 def test_the_epoch_before_is_remembered_for_the_state_that_was_written(bench: Bench) -> None:
