@@ -50,6 +50,7 @@ Granularity = Literal["per_batch", "per_event"]
 """What `publish_many` makes: one span for the call, or one for each event as well."""
 
 _ROOT = TraceContext()
+_TRACEPARENT = "ce_traceparent"
 _TRACEPARENT_BYTES = 55
 _NOT_SAMPLED = frozenset(b"02468aceACE")
 """The last digit of a traceparent's flags when the lowest bit, "sampled", is not set."""
@@ -278,17 +279,22 @@ class Processing:
     together share it, and making a context current costs as much as half a handler call.
     """
 
-    __slots__ = ("_span", "_token", "_tracing", "_unsampled")
+    __slots__ = ("_token", "_tracing", "_unsampled", "span")
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self._span: Span | None = None
+        self.span: Span | None = None
+        """The span of the call in progress, when it may be recorded; without one, `end` has nothing to do."""
         self._unsampled: bytes | None = None
         """The creation whose context is the current one."""
         self._token: object = None
 
     def begin(self, ctx: Context) -> None:
         """Begin the span of one call, if it may be recorded, and make its context the current one."""
+        if self._unsampled is not None:  # the usual case, without a further call
+            headers = ctx.record.headers
+            if headers and headers[-1] == (_TRACEPARENT, self._unsampled):
+                return
         creation = _creation_of(ctx.record)
         if creation is not None:
             if creation == self._unsampled:
@@ -298,12 +304,12 @@ class Processing:
                 self._make_current(_Unsampled(creation))
                 return
         self._unsampled = None
-        self._span = self._tracing.start_process(ctx, creation)
-        self._make_current(self._span)
+        self.span = self._tracing.start_process(ctx, creation)
+        self._make_current(self.span)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span of the call that `begin` began."""
-        span, self._span = self._span, None
+        span, self.span = self.span, None
         if span is not None:
             if isinstance(error, Exception):  # else this task is being cancelled
                 _failed(span, error)
@@ -325,10 +331,10 @@ class Processing:
 def _creation_of(record: Received) -> bytes | None:
     """The trace context in which an event was created."""
     headers = record.headers
-    if headers and headers[-1][0] == "ce_traceparent":  # where hailbus writes it
+    if headers and headers[-1][0] == _TRACEPARENT:  # where hailbus writes it
         return headers[-1][1]
     for name, value in headers:
-        if name == "ce_traceparent":
+        if name == _TRACEPARENT:
             return value
         if name == "content-type" and value is not None and value.startswith(STRUCTURED_PREFIX):
             envelope = _envelope_of(Context(record))

@@ -18,26 +18,27 @@ class Deadlines:
     """Cancels handler calls that run past their deadline."""
 
     def __init__(self) -> None:
-        self._until: dict[asyncio.Task[Any], float] = {}
+        self.until: dict[asyncio.Task[Any], float] = {}
+        """The calls in progress. A task that has gone from here has been cancelled at its deadline."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = inf
 
     def begin(self, task: asyncio.Task[Any], until_s: float) -> None:
         """Cancel the task when it has not called `end` by then."""
-        self._until[task] = until_s
+        self.until[task] = until_s
         if until_s < self._timer_s:
             self._set_timer(until_s)
 
     def end(self, task: asyncio.Task[Any]) -> None:
         """The call has returned in time, or swallowed its cancellation."""
-        if self._until.pop(task, None) is None:
+        if self.until.pop(task, None) is None:
             task.uncancel()
 
     def failure(
         self, task: asyncio.Task[Any], error: BaseException, *, handler: str, deadline_s: float
     ) -> BaseException:
         """What a call failed with: `HandlerDeadlineError` when it was cancelled at its deadline, else its own error."""
-        is_late = self._until.pop(task, None) is None
+        is_late = self.until.pop(task, None) is None
         # Somebody else may have cancelled the task as well.
         if is_late and task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
             return HandlerDeadlineError(handler=handler, deadline_s=deadline_s)
@@ -71,12 +72,12 @@ class Deadlines:
     def _look(self) -> None:
         self._timer, self._timer_s = None, inf
         now_s = asyncio.get_running_loop().time()
-        for task, until_s in list(self._until.items()):
+        for task, until_s in list(self.until.items()):
             if until_s <= now_s:
-                del self._until[task]
+                del self.until[task]
                 task.cancel()
-        if self._until:
-            self._set_timer(min(self._until.values()))
+        if self.until:
+            self._set_timer(min(self.until.values()))
 
     def stop(self) -> None:
         """Forget the timer."""

@@ -289,6 +289,7 @@ class LaneRunner:
         stats, group, places = self._stats, self._group, self._places
         usual_kind, usual_schema, usual_route = router.usual
         deadlines = self._caller.deadlines
+        until = deadlines.until
         held, ready, chunks = lanes.held, lanes.ready, self._chunks
         self._running[task] = partition
         try:
@@ -356,14 +357,14 @@ class LaneRunner:
                     lane = lanes.adopt(partition, names, name, item)
                     await self._end_run(lane, item, self._after_failure(lane, item, failure))
                 else:
-                    if deadline_s is not None:
+                    if deadline_s is not None and until.pop(task, None) is None:
                         deadlines.end(task)
                     if succeeded is not None:
                         took_s = now() - began_s
                         succeeded.observe(took_s)
                         if listener is not None:
                             listener(took_s, partition.topic, "")
-                    if spans is not None:
+                    if spans is not None and spans.span is not None:
                         spans.end()
                     if verdict is None:
                         behind = names.pop(name, None)
