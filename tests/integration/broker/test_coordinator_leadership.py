@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
+from hailbus_broker.coordinators.transaction.state import State
+from hailbus_broker.log import BatchTooLargeError
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.add_partitions_to_txn_request import (
     AddPartitionsToTxnRequest,
@@ -27,6 +29,7 @@ from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.markers import Marker, append_marker
 from hailbus_broker.runtime.replay import SLICE_MS, replay_coordinator
+from hailbus_broker.runtime.replica import LeaderReplica
 
 from tests.integration.broker.test_coordinator_records import GROUP, commit, committed, find, start_using
 from tests.integration.broker.test_uncommitted_metadata import SlowDisk
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from hailbus_broker.coordinators.outcome import Outcome
+    from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite
+    from hailbus_broker.coordinators.transaction.state import TopicPartition
     from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.node import Node
     from hailbus_broker.runtime.threads import Threads
@@ -405,4 +411,82 @@ async def test_find_coordinator_names_the_leader_of_the_keys_partition(tmp_path:
         elsewhere = next(key for key in keys if by_partition[key] == 0)
         single = await wire.ask(ApiKey.FIND_COORDINATOR, 2, FindCoordinatorRequest(key_type=0, key=elsewhere))
         assert (single.error_code, single.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+        wire.close()
+
+
+class NotedMarkers:
+    """Sends nothing, and remembers what it was to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[MarkersToWrite] = []
+
+    def send(self, markers: MarkersToWrite, done: Callable[[list[TopicPartition]], None]) -> None:
+        del done
+        self.sent.append(markers)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_a_coordinator_that_is_closed_sends_no_markers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_closed: bool
+) -> None:
+    async with server_on(RealDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        await start_using(wire)
+        producer = Producer(wire)
+        assert await producer.init() is ErrorCode.NONE
+        assert await producer.write(b"value") is ErrorCode.NONE
+        (driver,) = server.node.transactions.active()
+        markers = NotedMarkers()
+        monkeypatch.setattr(driver, "_marker_sender", markers)
+        waiting: list[Callable[[Exception | None], None]] = []
+        when_committed = LeaderReplica.when_committed
+
+        def holding(replica: LeaderReplica, end_offset: int, callback: Callable[[Exception | None], None]) -> None:
+            if replica is driver.partition:
+                waiting.append(callback)
+            else:
+                when_committed(replica, end_offset, callback)
+
+        monkeypatch.setattr(LeaderReplica, "when_committed", holding)
+        producer.ask_to_commit()
+        await until(lambda: bool(waiting), "the decision to commit")
+        if is_closed:
+            driver.close()
+        monkeypatch.setattr(LeaderReplica, "when_committed", when_committed)
+        for committed_now in waiting:
+            committed_now(None)  # PREPARE is durable
+        assert len(markers.sent) == (0 if is_closed else 1)
+        if is_closed:
+            assert await producer.ended() is ErrorCode.NOT_COORDINATOR
+        wire.close()
+
+
+async def test_the_end_of_a_transaction_that_cannot_be_recorded_is_recorded_a_second_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server_on(RealDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        await start_using(wire)
+        producer = Producer(wire)
+        assert await producer.init() is ErrorCode.NONE
+        assert await producer.write(b"value") is ErrorCode.NONE
+        (driver,) = server.node.transactions.active()
+        append, states = driver._append, []
+
+        def refusing_once(outcome: Outcome, encoded: list[tuple[bytes, bytes | None]]) -> None:
+            state = driver.shard.transactions["payments"].state
+            states.append(state)
+            if states.count(State.PREPARE_COMMIT) == 1 and state is State.PREPARE_COMMIT:
+                raise BatchTooLargeError("the record of the end does not fit")
+            append(outcome, encoded)
+
+        monkeypatch.setattr(driver, "_append", refusing_once)
+        log = led(server.node, "t").log
+        end_offset = log.log_end_offset
+        producer.ask_to_commit()
+        await until(lambda: driver.shard.transactions["payments"].state is State.COMPLETE_COMMIT, "the recorded end")
+        assert states == [State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_COMMIT]
+        assert log.log_end_offset == end_offset + 1, "the marker is written once"
+        assert log.last_stable_offset == log.log_end_offset
+        assert await producer.ended() is ErrorCode.NONE
         wire.close()
