@@ -54,6 +54,14 @@ def test_a_new_index_does_not_read_what_lies_there() -> None:
     assert disk.read_bytes(PATH) == entry(FIRST) + entry(SECOND)
 
 
+def test_an_index_that_is_known_to_be_missing_is_not_looked_for() -> None:
+    disk = new_disk()
+    disk.write_whole(PATH, entry(FIRST))
+    index = TransactionIndex(disk, PATH)
+    index.note_missing()
+    assert index.entries == []
+
+
 def test_a_torn_entry_is_not_read() -> None:
     disk = new_disk()
     for torn in (1, 33):

@@ -630,6 +630,13 @@ def test_markers_of_an_older_end_change_nothing(bench: Bench) -> None:
     assert failed.records == []
 
 
+@pytest.mark.parametrize("is_v2", [False, True])
+def test_a_transaction_has_the_version_that_its_first_partition_came_with(bench: Bench, is_v2: bool) -> None:
+    bench.init()
+    bench.add(1000, 0, A, is_v2=is_v2)
+    assert bench.shard.transactions["t"].is_v2 is is_v2
+
+
 def test_a_transaction_begins_with_its_first_partition_and_keeps_that_moment(bench: Bench) -> None:
     bench.init()
     bench.now += 10
