@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from hailbus_devtools.simulate.main import write_table
 from hailbus_devtools.simulate.mutants import Mutant, MutantError, apply, package_of_the_broker, read_mutants
 
 MUTANTS = read_mutants()
@@ -43,3 +44,12 @@ def test_a_mutant_without_exactly_one_place_is_refused(tmp_path: Path, old: str)
     package = write(tmp_path, a="one()\n", b="if True:\n    one()\n")
     with pytest.raises(MutantError, match=r"0 places|2 places"):
         apply(Mutant(name="m", old=old, new="pass"), package)
+
+
+def test_the_table_says_how_many_seeds_each_mutant_needed(tmp_path: Path) -> None:
+    mutants = [Mutant(name=name, old="a", new="b", is_held_out=name == "late") for name in ("early", "late")]
+    found = {"seed": 12, "problems": {"unseen": ["1"], "failures": ["x"]}}
+    write_table(tmp_path / "table.md", 10, [(mutants[0], 3, found), (mutants[1], 1_000, None)])
+    first, _, *rows = (tmp_path / "table.md").read_text().splitlines()
+    assert first.endswith("first seed 10.")
+    assert rows[2:] == ["| early |  | 3 | unseen, failures |", "| late | yes | 1000 | **not found** |"]

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_devtools.simulate.mutants import Mutant, read_mutants
@@ -200,22 +201,38 @@ def _show(found: dict[str, Any]) -> None:
     print(f"  replay: uv run just simulate --seed {found['seed']} --seeds 1", flush=True)
 
 
-def _hunt_all(mutants: Sequence[Mutant], first: int, count: int, workers: int) -> bool:
-    survivors = []
-
-    def one(mutant: Mutant) -> None:
+def _hunt_all(mutants: Sequence[Mutant], first: int, count: int, workers: int, table: Path | None) -> bool:
+    def one(mutant: Mutant) -> tuple[Mutant, int, dict[str, Any] | None]:
         number, found = hunt(mutant, first, count)
         kind = " (held out)" if mutant.is_held_out else ""
         if found is None:
-            survivors.append(mutant.name)
             print(f"SURVIVED {number} seeds: {mutant.name}{kind}", flush=True)
         else:
             print(f"found by seed {found['seed']} as {', '.join(found['problems'])}: {mutant.name}{kind}", flush=True)
+        return mutant, number, found
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, mutants))
-    print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants found")
-    return not survivors
+        results = list(pool.map(one, mutants))
+    found_count = sum(found is not None for _, _, found in results)
+    print(f"{found_count} of {len(mutants)} mutants found")
+    if table is not None:
+        write_table(table, first, results)
+    return found_count == len(mutants)
+
+
+def write_table(path: Path, first: int, results: Sequence[tuple[Mutant, int, dict[str, Any] | None]]) -> None:
+    """Write how many seeds each mutant needed, as a table of Markdown."""
+    lines = [
+        f"Commit {commit()}, first seed {first}.",
+        "",
+        "| Mutant | Held out | Seeds | Found as |",
+        "|---|---|---|---|",
+    ]
+    for mutant, number, found in results:
+        held_out = "yes" if mutant.is_held_out else ""
+        what = "**not found**" if found is None else ", ".join(found["problems"])
+        lines.append(f"| {mutant.name} | {held_out} | {number} | {what} |")
+    path.write_text("\n".join([*lines, ""]))
 
 
 def _shrink(seed: int, problems: dict[str, list[str]]) -> None:
@@ -245,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mutants", action="store_true", help="run each mutant of the broker until it is found")
     parser.add_argument("--held-out", action="store_true", help="with --mutants: only those that are held out")
     parser.add_argument("--only", help="with --mutants: only those whose name contains this")
+    parser.add_argument("--table", type=Path, help="with --mutants: write how many seeds each one needed to this file")
     parser.add_argument(
         "-n", "--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
     )
@@ -254,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.mutants:
         mutants = [mutant for mutant in read_mutants() if mutant.is_held_out == options.held_out]
         chosen = [mutant for mutant in mutants if options.only is None or options.only in mutant.name]
-        sys.exit(0 if _hunt_all(chosen, first, options.seeds or MUTANT_SEEDS, options.workers) else 1)
+        sys.exit(0 if _hunt_all(chosen, first, options.seeds or MUTANT_SEEDS, options.workers, options.table) else 1)
     began = time.monotonic()
     campaign = run_campaign(first, options.seeds or 200, workers=options.workers, report=_show)
     took_s = time.monotonic() - began
