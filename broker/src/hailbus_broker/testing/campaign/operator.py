@@ -153,7 +153,7 @@ class Operator:
             # Most acknowledgements of this moment wait for a sync: one that did not would be seen to be lost. The disk
             # stays slow for the start, so that clients see the state between recovery and its first syncs.
             self._slow_down()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(self._rng.uniform(0.3, 2.5))
         self._broker.kill(power_cut=fault.kind == "power cut")
         self._look_at_disk()
         if fault.kind == "flipped bit":

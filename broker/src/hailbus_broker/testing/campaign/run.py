@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
 T = TypeVar("T")
-TOPICS: Final = frozenset({MAIN, COPY, TABLE, TRIMMED})
-"""Topics that nobody deletes."""
+OBSERVED: Final = frozenset({MAIN, COPY, TABLE})
+"""Topics whose log start never moves. That of others may fall back in a crash, until DeleteRecords is answered."""
 PROGRESS_DEADLINE_S: Final = 90.0
 """How long after the heal each client may take until it has achieved something."""
 END_DEADLINE_S: Final = 120.0
@@ -332,7 +332,7 @@ class Campaign:
         """Note the offsets that a client would see now."""
         place = topic, partition
         seen = log.log_start_offset, log.last_stable_offset, log.high_watermark
-        if topic not in TOPICS or self._seen.get(place) == seen or not self._broker.process.host.listeners:
+        if topic not in OBSERVED or self._seen.get(place) == seen or not self._broker.process.host.listeners:
             return
         self._seen[place] = seen
         event = self.recorder.event()
