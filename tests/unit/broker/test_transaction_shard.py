@@ -753,6 +753,17 @@ def test_a_tombstone_takes_the_deadline_of_an_open_transaction_with_it(bench: Be
     assert len(list(bench.shard.tick(bench.now, wall_ms=bench.wall))) == 1
 
 
+def test_an_id_at_rest_keeps_its_age_over_a_restart_and_is_never_of_the_future(bench: Bench) -> None:
+    bench.init()
+    for age_ms in (0, 400 * MINUTE):
+        bench.now = 1_000_000 + age_ms
+        bench.restart()
+        assert bench.shard.next_deadline_ms() == 1_000_000 + 1000 * MINUTE
+    bench.wall_is_ahead_by = -600 * MINUTE
+    bench.restart()
+    assert bench.shard.next_deadline_ms() == bench.now + 1000 * MINUTE
+
+
 def test_no_request_waits_but_for_its_records(bench: Bench) -> None:
     bench.init()
     assert list(bench.shard.waiting()) == []
