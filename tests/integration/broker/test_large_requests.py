@@ -236,7 +236,7 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
             )
 
         begun: list[int] = []
-        synced: list[int] = []
+        synced: list[tuple[int, int]] = []
         append, account = LeaderReplica.append, LeaderReplica.synced
         with counted_turns() as turns:
 
@@ -245,7 +245,7 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
                 return append(replica, *arguments, **options)  # type: ignore[arg-type]  # passed on
 
             def accounting(replica: LeaderReplica, *arguments: object) -> None:
-                synced.append(turns.count)
+                synced.append((turns.count, replica.lane))  # lanes may have their turn together
                 account(replica, *arguments)  # type: ignore[arg-type]  # passed on
 
             monkeypatch.setattr(LeaderReplica, "append", appending)
