@@ -225,7 +225,7 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
 ) -> None:
     async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
         wire = await Wire.to(server.bootstrap)
-        count = 3 * produce.SLICE + 1
+        count = 2 * group_sync.LANES * group_sync.SLICE + 1
         assert await wire.create("wide", count) == ErrorCode.NONE
 
         def request(value: bytes, indexes: Sequence[int]) -> ProduceRequest:
@@ -237,17 +237,25 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
 
         begun: list[int] = []
         synced: list[tuple[int, int]] = []
-        append, account = LeaderReplica.append, LeaderReplica.synced
+        append, account, sync = LeaderReplica.append, LeaderReplica.synced, group_sync._run
+        all_begun = threading.Event()
         with counted_turns() as turns:
 
             def appending(replica: LeaderReplica, *arguments: object, **options: object) -> object:
                 begun.append(turns.count)
+                if len(begun) == count:
+                    all_begun.set()
                 return append(replica, *arguments, **options)  # type: ignore[arg-type]  # passed on
 
             def accounting(replica: LeaderReplica, *arguments: object) -> None:
                 synced.append((turns.count, replica.lane))  # lanes may have their turn together
                 account(replica, *arguments)  # type: ignore[arg-type]  # passed on
 
+            def syncing(rounds: group_sync.Rounds) -> group_sync.Results:
+                assert all_begun.wait(30)  # so the next round has all that is left
+                return sync(rounds)
+
+            monkeypatch.setattr(group_sync, "_run", syncing)
             monkeypatch.setattr(LeaderReplica, "append", appending)
             monkeypatch.setattr(LeaderReplica, "synced", accounting)
             wire.send(ApiKey.PRODUCE, 9, request(b"first", range(count)))
