@@ -42,6 +42,8 @@ FAST_PROPERTIES = {
 APACHE_PROPERTIES = FAST_PROPERTIES | {
     "log.initial.task.delay.ms": "200",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+    # On a busy machine its only broker would be fenced for a while, and its coordinators loaded anew.
+    "broker.session.timeout.ms": "60000",
 }
 """The same for Apache Kafka, with the waits that only Apache Kafka has."""
 

@@ -79,9 +79,9 @@ def report_of(name: str) -> Path:
     return REPORTS / f"{name}.xml"
 
 
-def worker_count(*, more: int) -> int:
-    """Return how many processes run tests: more than there are cores, since tests wait for other processes."""
-    return min(6, (os.cpu_count() or 1) + more)
+def worker_count() -> int:
+    """Return how many processes run tests: one more than there are cores, since tests wait for other processes."""
+    return min(4, (os.cpu_count() or 1) + 1)
 
 
 def steps(
@@ -102,9 +102,8 @@ def steps(
         Step(name="documentation", command=[tool / "mkdocs", "build", "--strict"], beside=True),
         Step(name="types", command=[tool / "mypy", *sources, "tests"], beside=True),
     ]
-    # The fast tests wait for nothing; the others wait for servers, timers and disks.
-    fast_workers, workers = (f"--numprocesses={worker_count(more=more)}" for more in (1, 2))
-    quick = tests("fast tests", fast_workers, "--dist=worksteal", "-m", "not slow", "tests/unit", "tests/property")
+    workers = f"--numprocesses={worker_count()}"
+    quick = tests("fast tests", workers, "--dist=worksteal", "-m", "not slow", "tests/unit", "tests/property")
     whole = [
         Step(name="lake set-up", command=[tool / "lake", "setup"]),
         tests("tests", workers, *SIDE_BY_SIDE, "-m", "not slow and not compose"),
