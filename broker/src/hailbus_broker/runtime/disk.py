@@ -132,7 +132,7 @@ class RealFile:
     def rewrite(self, position: int) -> None:
         """Write the bytes from a position on again."""
         with _failing("cannot write", self.path):
-            # The file's own descriptor appends, wherever it is told to write.
+            # The file's own descriptor is open for appending, so `pwrite` ignores the position.
             target = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 while data := os.pread(self._descriptor, _COPY_BYTES, position):

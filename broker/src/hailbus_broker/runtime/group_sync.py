@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LANES: Final = 4
 SLICE: Final = 100
-"""So many partitions are told of their sync in one turn of the loop."""
+"""One turn of the loop reports the sync to so many partitions."""
 
 
 class GroupSync:

@@ -78,7 +78,7 @@ class Following:
         self._quorum.send(role.leader_id, role.endpoint, request)
 
     def fetched(self, outstanding: Outstanding, response: FetchResponse, now_ms: int) -> None:
-        """Take in what the leader, or whoever was asked for it, has answered.
+        """Take in the answer of the leader, or of a node that was asked who leads.
 
         Raises:
             RaftError: The leader's log contradicts what is committed.
@@ -96,9 +96,7 @@ class Following:
                 # It was started anew, or has resigned.
                 self._quorum.suspect(role, now_ms)
             return
-        role.deadline_ms = now_ms + self._quorum.settings.fetch_timeout_ms
-        role.has_fetched = True
-        role.is_leader_suspected = False
+        role.answered(now_ms + self._quorum.settings.fetch_timeout_ms)
         if response.diverging is not None:
             # What is left may differ, too: only a response without this shows that the log is a prefix of the leader's.
             self._truncate(response.diverging)
@@ -129,9 +127,7 @@ class Following:
             role.download = Download(download.snapshot)
             self._quorum.back_off(outstanding, now_ms)
             return
-        role.deadline_ms = now_ms + self._quorum.settings.fetch_timeout_ms
-        role.has_fetched = True
-        role.is_leader_suspected = False
+        role.answered(now_ms + self._quorum.settings.fetch_timeout_ms)
         download.data += response.data
         if len(download.data) >= response.size:
             download.is_complete = True
@@ -172,7 +168,7 @@ class Following:
             and len(role.leaderless & set(self._quorum.voters.ids)) + 1 >= self._quorum.voters.majority
         ):
             self._hurried_epoch = self._quorum.epoch
-            role.deadline_ms = min(role.deadline_ms, self._quorum.turn(now_ms))
+            role.deadline_ms = min(role.deadline_ms, self._quorum.turn(now_ms, list(self._quorum.voters.ids)))
 
     def _truncate(self, diverging: LogPosition) -> None:
         own = self._quorum.log.end_of_epoch(diverging.epoch)

@@ -123,10 +123,14 @@ class Quorum:
         timeout_ms = self.settings.election_timeout_ms
         return now_ms + timeout_ms + self.chance.randint(0, timeout_ms)
 
-    def turn(self, now_ms: int, *, without: int | None = None) -> int:
-        """When this voter asks for an election, so that one voter does it after the other."""
-        others = [node_id for node_id in self.voters.ids if node_id != without]
-        rank = others.index(self.replica.node_id) if self.replica.node_id in others else len(others)
+    def turn(self, now_ms: int, order: Sequence[int]) -> int:
+        """When this voter asks for an election, so that one voter does it after the other.
+
+        Args:
+            now_ms: Time.
+            order: Node ids; a voter that is not among them comes last.
+        """
+        rank = order.index(self.replica.node_id) if self.replica.node_id in order else len(order)
         return now_ms + rank * self.settings.suspicion_stagger_ms
 
     # ------------------------------------------------------------------ effects
@@ -214,10 +218,18 @@ class Quorum:
         self.lost_elections = 0
         self.change(Follower(leader_id, endpoints[0], now_ms + self.settings.fetch_timeout_ms))
 
-    def suspect(self, role: Follower, now_ms: int) -> None:
-        """The leader seems to be gone: ask for an election soon, and grant one to others."""
+    def suspect(self, role: Follower, now_ms: int, order: Sequence[int] | None = None) -> None:
+        """The leader seems to be gone: ask for an election soon, and grant one to others.
+
+        Args:
+            role: Of this replica.
+            now_ms: Time.
+            order: In which the voters ask; None for the order of their ids.
+        """
+        if order is None:
+            order = [node_id for node_id in self.voters.ids if node_id != role.leader_id]
         role.is_leader_suspected = True
-        role.deadline_ms = min(role.deadline_ms, self.turn(now_ms, without=role.leader_id))
+        role.deadline_ms = min(role.deadline_ms, self.turn(now_ms, order))
 
     def become_prospective(self, now_ms: int) -> None:
         """Ask whether an election would be won."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from hailbus_broker.cluster.raft.leader import Leader
+from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from hailbus_broker.cluster.metadata.snapshot import SnapshotId
+    from hailbus_broker.cluster.raft.messages import VoteResponse
     from hailbus_broker.cluster.raft.voters import Endpoint, ReplicaKey, VoterSet
     from hailbus_broker.records import Offset
 
@@ -57,6 +59,12 @@ class Follower:
     leader_high_watermark: Offset = -1
     download: Download | None = None
 
+    def answered(self, deadline_ms: int) -> None:
+        """Trust the leader until the deadline, because it has answered."""
+        self.deadline_ms = deadline_ms
+        self.has_fetched = True
+        self.is_leader_suspected = False
+
 
 @dataclass(slots=True)
 class Votes:
@@ -64,6 +72,11 @@ class Votes:
 
     granted: set[int] = field(default_factory=set)
     rejected: set[int] = field(default_factory=set)
+
+    def count(self, voter_id: int, response: VoteResponse) -> None:
+        """Count an answer; an error is a no."""
+        is_granted = response.error is ErrorCode.NONE and response.is_granted
+        (self.granted if is_granted else self.rejected).add(voter_id)
 
     def is_won(self, voters: VoterSet) -> bool:
         """Whether a majority said yes."""

@@ -106,14 +106,6 @@ class VoterSet:
         """Whether a replica is the only voter."""
         return len(self._voters) == 1 and self.has(replica)
 
-    def with_voter(self, voter: Voter) -> VoterSet:
-        """The set with one voter added, or replaced."""
-        return VoterSet({**self._voters, voter.key.node_id: voter}.values())
-
-    def without(self, node_id: int) -> VoterSet:
-        """The set with one voter less."""
-        return VoterSet(voter for voter in self if voter.key.node_id != node_id)
-
 
 class VoterHistory:
     """The sets of voters that the log holds, by the offset of their record.
@@ -138,11 +130,6 @@ class VoterHistory:
     def kraft_version(self) -> int:
         """The finalised level of `kraft.version`."""
         return self._levels[-1][1] if self._levels else 0
-
-    @property
-    def last_change_offset(self) -> Offset:
-        """Of the last record that changed the set, -1 for none."""
-        return self._sets[-1][0] if self._sets else -1
 
     def at(self, offset: Offset) -> tuple[int, VoterSet | None]:
         """The level and the voters that records before an offset say; for a snapshot that ends there."""

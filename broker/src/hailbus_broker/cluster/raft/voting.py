@@ -97,11 +97,8 @@ class Voting:
             self._quorum.follow(request.leader_id, request.leader_epoch, request.leader_endpoints, now_ms)
         role = self._quorum.role
         if isinstance(role, Follower) and role.leader_id == request.leader_id and self._quorum.is_voter:
-            role.is_leader_suspected = True
-            ids = [replica.node_id for replica in request.successors]
-            rank = ids.index(self._quorum.replica.node_id) if self._quorum.replica.node_id in ids else len(ids)
-            role.deadline_ms = min(role.deadline_ms, now_ms + rank * self._quorum.settings.suspicion_stagger_ms)
-            if rank == 0:
+            self._quorum.suspect(role, now_ms, [successor.node_id for successor in request.successors])
+            if now_ms >= role.deadline_ms:
                 self._quorum.become_prospective(now_ms)
         return Response(leadership=self._quorum.leadership)
 
@@ -132,10 +129,7 @@ class Voting:
         role = self._quorum.role
         if not isinstance(role, Prospective):
             return
-        if response.error is not ErrorCode.NONE or not response.is_granted:
-            role.votes.rejected.add(voter_id)
-        else:
-            role.votes.granted.add(voter_id)
+        role.votes.count(voter_id, response)
         if role.votes.is_won(self._quorum.voters):
             self._quorum.become_candidate(now_ms)
         elif role.votes.is_lost(self._quorum.voters):
@@ -146,10 +140,7 @@ class Voting:
         role = self._quorum.role
         if not isinstance(role, Candidate):
             return
-        if response.error is not ErrorCode.NONE or not response.is_granted:
-            role.votes.rejected.add(voter_id)
-        else:
-            role.votes.granted.add(voter_id)
+        role.votes.count(voter_id, response)
         if role.votes.is_won(self._quorum.voters):
             self._quorum.become_leader(role, now_ms)
         elif role.votes.is_lost(self._quorum.voters) and not role.is_lost:
@@ -193,7 +184,7 @@ class Voting:
                 leader_endpoints=self._quorum.endpoints,
             )
             if self._quorum.send(node_id, voter.endpoints[0], request):
-                # Until it fetches it is told again from time to time.
+                # The leader repeats this from time to time until the voter fetches.
                 self._quorum.requests.pause(
                     node_id, BeginQuorumEpochRequest, now_ms + self._quorum.settings.fetch_timeout_ms // 2
                 )

@@ -45,7 +45,7 @@ WITHIN: Final = 20
 """Offsets that a group has before a transaction, and in it."""
 HEARTBEAT_EVERY_S: Final = 0.2
 MAX_HEARTBEAT_GAP_S: Final = 1.0
-"""A rebalance lasts for several seconds: a member that asks so often is told of it."""
+"""A rebalance lasts for several seconds, so a member that asks so often learns of it."""
 JOIN_ATTEMPTS: Final = 4
 
 
@@ -268,7 +268,7 @@ class Prober:
         await member.leave()
 
     async def _wait_for_a_rebalance(self) -> None:
-        """Let a second member join, and wait until the first one is told, as long as its heartbeats succeed."""
+        """Let a second member join, and wait until the first one learns of it, as long as its heartbeats succeed."""
         context = self._context
         await find_coordinator(context, self._client, self._name)
         first = Membership(context, self._client, self._name)
