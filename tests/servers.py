@@ -42,11 +42,15 @@ FAST_PROPERTIES = {
 APACHE_PROPERTIES = FAST_PROPERTIES | {
     "log.initial.task.delay.ms": "200",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
-    # On a busy machine its only broker would be fenced for a while, and its coordinators loaded anew.
-    "broker.session.timeout.ms": "60000",
 }
 """The same for Apache Kafka, with the waits that only Apache Kafka has."""
 
+SHARED_APACHE_PROPERTIES = APACHE_PROPERTIES | {
+    # On a busy machine its only broker would be fenced for a while, and its coordinators loaded anew. A broker that is
+    # killed and started again is refused for as long, so only the one that nobody kills has it.
+    "broker.session.timeout.ms": "60000",
+}
+"""The same for the Apache Kafka that all tests of a run share."""
 
 SHORT_LIVED_JVM = {"KAFKA_JVM_OPTS": "-XX:TieredStopAtLevel=1"}
 """For JVMs that end before the slower of the two compilers pays off: it takes half of their CPU time."""
@@ -166,12 +170,12 @@ def start_apache_kafka(directory: Path, properties: Mapping[str, str], *, port: 
 def shared_apache_kafka() -> str:
     """Return the bootstrap address of the Apache Kafka of this run.
 
-    `HAILBUS_APACHE_BOOTSTRAP` names one that runs already, with `APACHE_PROPERTIES`.
+    `HAILBUS_APACHE_BOOTSTRAP` names one that runs already, with `SHARED_APACHE_PROPERTIES`.
     """
     if running := os.environ.get("HAILBUS_APACHE_BOOTSTRAP"):
         return running
     need("apache kafka")
-    return run_servers().address("apache-kafka", lambda folder: start_apache_kafka(folder, APACHE_PROPERTIES))
+    return run_servers().address("apache-kafka", lambda folder: start_apache_kafka(folder, SHARED_APACHE_PROPERTIES))
 
 
 class PostgreSQL:
