@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.client import Client, RefusedError, UnreachableError, accept
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from hailbus_broker.protocol.definitions.list_offsets_request import (
@@ -15,7 +16,6 @@ from hailbus_broker.protocol.definitions.list_offsets_request import (
 )
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records.errors import RecordsError
-from hailbus_broker.testing.campaign.wire import Client, RefusedError, UnreachableError, accept
 from hailbus_broker.testing.history import Watermark
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from hailbus_broker.client import RefusedError, UnreachableError, accept
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.consumer_protocol_assignment import ConsumerProtocolAssignment
@@ -25,14 +26,13 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.testing.campaign.context import TopicReader, failed
 from hailbus_broker.testing.campaign.producers import TransactionalSession, may_be_refused, records_of
 from hailbus_broker.testing.campaign.recorder import COPY, MAIN
-from hailbus_broker.testing.campaign.wire import RefusedError, UnreachableError, accept
 from hailbus_broker.testing.history import Committed, End, Owned, Polled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from hailbus_broker.client import Client
     from hailbus_broker.testing.campaign.context import Context, Found
-    from hailbus_broker.testing.campaign.wire import Client
 
 AUTO_GROUP: Final = "auto"
 COPY_GROUP: Final = "copiers"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.client import RefusedError, UnreachableError, accept
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.end_txn_request import EndTxnRequest
 from hailbus_broker.protocol.errors import ErrorCode
@@ -31,14 +32,13 @@ from hailbus_broker.testing.campaign.producers import (
     records_of,
 )
 from hailbus_broker.testing.campaign.recorder import MAIN
-from hailbus_broker.testing.campaign.wire import RefusedError, UnreachableError, accept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from hailbus_broker.client import Client
     from hailbus_broker.testing.campaign.context import Context
     from hailbus_broker.testing.campaign.recorder import TransactionOp
-    from hailbus_broker.testing.campaign.wire import Client
 
 BEFORE: Final = 10
 WITHIN: Final = 20

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from hailbus_broker.client import RefusedError, UnreachableError, accept
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_request import AddOffsetsToTxnRequest
 from hailbus_broker.protocol.definitions.add_partitions_to_txn_request import (
@@ -26,15 +27,14 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch
 from hailbus_broker.testing.campaign.context import WAITS, TopicReader, failed
 from hailbus_broker.testing.campaign.recorder import MAIN
-from hailbus_broker.testing.campaign.wire import RefusedError, UnreachableError, accept
 from hailbus_broker.testing.history import Polled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from hailbus_broker.client import Client, Connection
     from hailbus_broker.testing.campaign.context import Context
     from hailbus_broker.testing.campaign.recorder import SendOp, TransactionOp
-    from hailbus_broker.testing.campaign.wire import Client, Connection
 
 PIPELINE_DEPTH: Final = 5
 """As many batches as a broker remembers of each producer."""

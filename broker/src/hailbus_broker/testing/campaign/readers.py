@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.client import RefusedError, UnreachableError
 from hailbus_broker.testing.campaign.context import EARLIEST, LATEST, TopicReader, failed, list_offsets
 from hailbus_broker.testing.campaign.recorder import MAIN, TABLE
-from hailbus_broker.testing.campaign.wire import RefusedError, UnreachableError
 from hailbus_broker.testing.history import KeyRead, Listed, Polled, TimeLookup
 
 if TYPE_CHECKING:

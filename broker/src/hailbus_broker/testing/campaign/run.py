@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, assert_never
 
 import structlog
 
+from hailbus_broker.client import Client, RefusedError, UnreachableError
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from hailbus_broker.records import iterate_batches
@@ -27,7 +28,6 @@ from hailbus_broker.testing.campaign.producers import (
 )
 from hailbus_broker.testing.campaign.readers import AssignedReader, ListReader, TableReader, TimeLister, key_read
 from hailbus_broker.testing.campaign.recorder import COPY, MAIN, TABLE, TRIMMED, Recorder
-from hailbus_broker.testing.campaign.wire import Client, RefusedError, UnreachableError
 from hailbus_broker.testing.campaign.writers import (
     TableWriter,
     TopicMaker,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.client import RefusedError, UnreachableError, accept
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.create_topics_request import (
     CreatableTopic,
@@ -30,14 +31,13 @@ from hailbus_broker.testing.campaign.producers import (
     records_of,
 )
 from hailbus_broker.testing.campaign.recorder import TABLE, TRIMMED, KeyOp, TrimmedOp
-from hailbus_broker.testing.campaign.wire import RefusedError, UnreachableError, accept
 from hailbus_broker.testing.history import Deleted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hailbus_broker.client import Client
     from hailbus_broker.testing.campaign.context import Context
-    from hailbus_broker.testing.campaign.wire import Client
 
 KEY_COUNT: Final = 6
 
