@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def test_a_stray_stays_in_the_data_directory_however_long_the_path_is(tmp_path: Path) -> None:
     path = tmp_path / "/".join("folder" * 10 for _ in range(5))  # cut at 200 characters it names another folder
-    data = DataDirectory(RealDisk(), str(path), node_id=1, chance=random.Random(1), tail_cache=TailCache(0))
+    data = DataDirectory(RealDisk(), str(path), node_id=1, rng=random.Random(1), tail_cache=TailCache(0))
     topic = "t" * 249  # the longest name there is
     try:
         (made,) = data.make(topic, [0], b"1" * 16, LogConfig(), now_ms=0)

@@ -92,7 +92,7 @@ def dump_metadata(data_dir: str, *, shows_image: bool, as_json: bool) -> int:
     Raises:
         StartError: The directory has no metadata.
     """
-    directory = Path(data_dir) / METADATA_LOG
+    directory = Path(data_dir) / str(METADATA_LOG)
     if not directory.is_dir():
         raise StartError(f"{data_dir} has no {METADATA_LOG}; give --data-dir the folder that serve was given")
     if not shows_image:

@@ -40,15 +40,13 @@ def format_directory(
         raise StartError(
             f"{path} is formatted already; --ignore-formatted accepts that, another --data-dir is a new one"
         )
-    chance = random.SystemRandom()
+    rng = random.SystemRandom()
     if cluster_id is None:
-        cluster_id = encode_uuid(UUID(bytes=chance.randbytes(16), version=4))
+        cluster_id = encode_uuid(UUID(bytes=rng.randbytes(16), version=4))
     elif not _is_uuid(cluster_id):
         raise StartError(f"--cluster-id {cluster_id} is not 22 characters of base64; without it a new one is made")
     node_id = options["node.id"] if "node.id" in options.given else options["broker.id"]
-    meta = MetaProperties(
-        cluster_id=cluster_id, node_id=node_id, directory_id=UUID(bytes=chance.randbytes(16), version=4)
-    )
+    meta = MetaProperties(cluster_id=cluster_id, node_id=node_id, directory_id=UUID(bytes=rng.randbytes(16), version=4))
     try:
         LogDirectory.open(disk, path, new_meta=meta)
     except StorageError as error:

@@ -34,7 +34,6 @@ RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANED_OFFSETS: Final = "cleaner-offset-checkpoint"
-METADATA_LOG: Final = "__cluster_metadata-0"
 BOOTS: Final = "hailbus.boots"
 
 _DELETED_DIRECTORY_SUFFIX: Final = "-delete"
@@ -49,6 +48,9 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+METADATA_LOG: Final = TopicPartition("__cluster_metadata", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ class LogDirectory:
     def partition_names(self) -> list[TopicPartition]:
         """The partitions that have a directory here, the metadata's apart."""
         found = [parse_partition_directory(name) for name in self._disk.list(self.path)]
-        return [where for where in found if where is not None and str(where) != METADATA_LOG]
+        return [where for where in found if where is not None and where != METADATA_LOG]
 
     @classmethod
     def open(
@@ -218,7 +220,7 @@ class LogDirectory:
                 self._disk.remove_tree(path)
                 continue
             where = parse_partition_directory(name)
-            if where is not None and name != METADATA_LOG:
+            if where is not None and where != METADATA_LOG:
                 found.append(where)
         configs = {topic: config_of(topic) for topic in {where.topic for where in found}}
 
@@ -301,7 +303,7 @@ class LogDirectory:
             StorageError: The machine failed.
             CorruptBatchError: What was synced is damaged: its records build on each other.
         """
-        torn_from = max(self._recovery_points.get(_METADATA, 0), log_start_offset)
+        torn_from = max(self._recovery_points.get(METADATA_LOG, 0), log_start_offset)
         self.metadata_log = PartitionLog.open(
             self._disk,
             f"{self.path}/{METADATA_LOG}",
@@ -434,7 +436,7 @@ class LogDirectory:
         """
         self._recovery_points = {where: log.synced_end_offset for where, log in self.logs.items()}
         if self.metadata_log is not None:
-            self._recovery_points[_METADATA] = self.metadata_log.synced_end_offset
+            self._recovery_points[METADATA_LOG] = self.metadata_log.synced_end_offset
         self.high_watermarks = {where: log.high_watermark for where, log in self.logs.items()}
         self._log_starts = {where: log.log_start_offset for where, log in self.logs.items() if log.log_start_offset}
         prepared = [log.prepare_checkpoint() for log in self.logs.values()]
@@ -468,9 +470,6 @@ class LogDirectory:
             errors.append(error)
         self.logs.clear()
         return errors
-
-
-_METADATA: Final = TopicPartition("__cluster_metadata", 0)
 
 
 def parse_partition_directory(name: str) -> TopicPartition | None:

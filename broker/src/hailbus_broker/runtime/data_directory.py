@@ -16,7 +16,7 @@ from hailbus_broker.log import (
     TopicPartition,
     encode_uuid,
 )
-from hailbus_broker.log.log_directory import LOG_STARTS
+from hailbus_broker.log.log_directory import LOG_STARTS, METADATA_LOG
 from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
 from hailbus_broker.runtime.errors import StartError
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 log = get_logger()
 
-METADATA_DIRECTORY: Final = "__cluster_metadata-0"
 _MISREAD_CHARACTERS: Final = 2
 
 
@@ -43,22 +42,22 @@ class DataDirectory:
         disk: Where it lies.
         path: Of the folder; made if it is missing.
         node_id: The node that must own the directory.
-        chance: For ids of a new one.
+        rng: For ids of a new one.
         tail_cache: Of the node.
     """
 
-    def __init__(self, disk: Disk, path: str, *, node_id: int, chance: random.Random, tail_cache: TailCache) -> None:
+    def __init__(self, disk: Disk, path: str, *, node_id: int, rng: random.Random, tail_cache: TailCache) -> None:
         self.disk: Final = disk
         self.path: Final = os.path.abspath(path)  # noqa: PTH100 - disks know paths as strings
-        self._chance: Final = chance
+        self._rng: Final = rng
         self._lock = self._take_lock()
         self._tail_cache = tail_cache
         self.names: Final = threading.Lock()
         """Held while a partition's directory is renamed, and while another thread renames files in one."""
         new = MetaProperties(
-            cluster_id=encode_uuid(UUID(bytes=chance.randbytes(16), version=4)),
+            cluster_id=encode_uuid(UUID(bytes=rng.randbytes(16), version=4)),
             node_id=node_id,
-            directory_id=UUID(bytes=chance.randbytes(16), version=4),
+            directory_id=UUID(bytes=rng.randbytes(16), version=4),
         )
         try:
             self.logs: Final = LogDirectory.open(self.disk, self.path, new_meta=new, tail_cache=tail_cache)
@@ -93,7 +92,7 @@ class DataDirectory:
     @property
     def metadata_path(self) -> str:
         """Folder of the metadata log."""
-        return f"{self.path}/{METADATA_DIRECTORY}"
+        return f"{self.path}/{METADATA_LOG}"
 
     def release(self) -> None:
         """Give the directory back without having used it."""
@@ -122,7 +121,7 @@ class DataDirectory:
                 f"the metadata log in {self.metadata_path} begins at offset {found.log_start_offset}, and no snapshot "
                 "holds what was before: restore the .checkpoint file from a backup"
             )
-        _tell_recovery(f"{METADATA_DIRECTORY}", found)
+        _tell_recovery(str(METADATA_LOG), found)
         found.advance_high_watermark(found.log_end_offset)
         return found
 
@@ -133,7 +132,7 @@ class DataDirectory:
             names = ", ".join(str(where) for where in partitions[:3]) or "checkpoints"
             raise StartError(
                 f"the data directory {self.path} was in use (it holds {names}), but its metadata log "
-                f"{METADATA_DIRECTORY} is missing or empty; restore that folder from a backup, "
+                f"{METADATA_LOG} is missing or empty; restore that folder from a backup, "
                 "or give --data-dir an empty folder to begin a new cluster"
             )
 
@@ -188,7 +187,7 @@ class DataDirectory:
             del self.logs.logs[where]
             source = f"{self.path}/{where}"
             # The name of a folder has at most 255 bytes; its path may be longer.
-            target = f"{self.path}/{str(where)[:200]}.{self._chance.randbytes(16).hex()}-stray"
+            target = f"{self.path}/{str(where)[:200]}.{self._rng.randbytes(16).hex()}-stray"
             self.disk.rename(source, target)
             log.warning("stray_partition_set_aside", partition=str(where), path=target)
 
@@ -239,7 +238,7 @@ class DataDirectory:
 
         It returns the new paths, for `Disk.remove_tree`.
         """
-        partitions = {TopicPartition(topic, index): self._chance.randbytes(16).hex() for index in indexes}
+        partitions = {TopicPartition(topic, index): self._rng.randbytes(16).hex() for index in indexes}
 
         def rename() -> list[str]:
             with self.names:

@@ -85,7 +85,7 @@ class Node:
         self.machine = machine or Machine()
         self.clock = self.machine.clock
         self.disk = self.machine.disk
-        self.chance = self.machine.random
+        self.rng = self.machine.random
         self.node_id: int = config["node.id"] if "node.id" in config.given else config["broker.id"]
         self.listeners: list[Listener] = []
         self.broker_epoch = 0
@@ -112,7 +112,7 @@ class Node:
         self.sync = GroupSync(self.loop, self.machine.start_threads(LANES, "sync"))
         self.tail_cache = TailCache(TAIL_CACHE_BYTES)
         self.data = DataDirectory(
-            self.disk, self.config["log.dirs"], node_id=self.node_id, chance=self.chance, tail_cache=self.tail_cache
+            self.disk, self.config["log.dirs"], node_id=self.node_id, rng=self.rng, tail_cache=self.tail_cache
         )
         try:
             self._open()
@@ -148,7 +148,7 @@ class Node:
         image, snapshots, metadata_log = self._replay_metadata()
         self._refresh_config(image)
         self.controller = Controller(
-            image, self.config, node_id=self.node_id, directory_id=self.data.directory_id, chance=self.chance
+            image, self.config, node_id=self.node_id, directory_id=self.data.directory_id, chance=self.rng
         )
         self._register(image, metadata_log)
         topics = list(image.topics.values())
@@ -178,7 +178,7 @@ class Node:
         self.groups = GroupCoordinator(
             config=self.config,
             image=image,
-            rng=self.chance,
+            rng=self.rng,
             replicas=self.replicas,
             clock=self.clock,
             threads=self.threads,
@@ -237,7 +237,7 @@ class Node:
         """Write down that this node runs, before anything else: partitions without metadata are a sign of damage."""
         self.broker_epoch = metadata_log.log_end_offset
         records = self.controller.register_broker(
-            broker_epoch=self.broker_epoch, was_clean=self.data.logs.was_clean, incarnation_id=self.chance.randbytes(16)
+            broker_epoch=self.broker_epoch, was_clean=self.data.logs.was_clean, incarnation_id=self.rng.randbytes(16)
         )
         now_ms = self.clock.wall_ms()
         try:

@@ -70,7 +70,7 @@ class Dispatcher:
             key: (APIS[key].first if handler.first is None else handler.first, APIS[key].last)
             for key, handler in handlers.items()
         }
-        self.fetch_sessions = FetchSessions(node.config["max.incremental.fetch.session.cache.slots"], node.chance)
+        self.fetch_sessions = FetchSessions(node.config["max.incremental.fetch.session.cache.slots"], node.rng)
         self.metadata_cache: dict[tuple[str, int, bytes], bytes] = {}
         self.metadata_cache_bytes = 0
         self.metadata_cache_version = -1

@@ -68,12 +68,12 @@ class FetchSessions:
 
     Args:
         capacity: Sessions that are remembered; 0 switches them off.
-        chance: For session ids.
+        rng: For session ids.
     """
 
-    def __init__(self, capacity: int, chance: random.Random) -> None:
+    def __init__(self, capacity: int, rng: random.Random) -> None:
         self._capacity = capacity
-        self._chance = chance
+        self._rng = rng
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
     def open(self, entries: list[FetchEntry], *, uses_ids: bool) -> FetchSession | None:
@@ -84,7 +84,7 @@ class FetchSessions:
             self._sessions.popitem(last=False)
         session_id = 0
         while session_id == INVALID_SESSION_ID or session_id in self._sessions:
-            session_id = self._chance.randrange(1, 2**31)
+            session_id = self._rng.randrange(1, 2**31)
         session = FetchSession(session_id, 1, uses_ids)
         session.entries = {(entry.topic, entry.topic_id, entry.index): entry for entry in entries}
         self._sessions[session_id] = session

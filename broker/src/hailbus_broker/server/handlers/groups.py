@@ -123,7 +123,7 @@ def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: 
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
     member_id = message.member_id
     if not member_id and request.version == 0 and message.member_epoch == 0:
-        member_id = encode_uuid(UUID(bytes=dispatcher.node.chance.randbytes(16), version=4))
+        member_id = encode_uuid(UUID(bytes=dispatcher.node.rng.randbytes(16), version=4))
     times = _times(dispatcher)
     _run(
         dispatcher,
