@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.testing.history import (
     CHECKS,
     Attempted,
@@ -20,6 +21,7 @@ from hailbus_broker.testing.history import (
     TimeLookup,
     Watermark,
     consume_counts,
+    outcome_of_refusal,
     violations,
 )
 
@@ -281,6 +283,33 @@ def test_each_broken_promise_is_found(name: str, broken: History) -> None:
 
 def test_a_subscribed_consumer_may_jump_between_polls() -> None:
     assert violations(replace(SOUND, polled=[moved(12, 2, op=1), moved(10, 0, op=2)])) == {}
+
+
+def test_a_refusal_after_the_append_leaves_the_outcome_open() -> None:
+    """A batch whose sync failed may be read later; one whose sequence was refused may not."""
+
+    def later_read_after(code: ErrorCode) -> dict[str, list[str]]:
+        refused = sent(14, None, outcome=outcome_of_refusal(code))
+        found = read(14, 7)
+        return violations(
+            replace(
+                SOUND,
+                sent=[*SOUND.sent, refused],
+                final=[*SOUND.final, found],
+                again=[*SOUND.final, found],
+                raw=[*SOUND.raw, found],
+            )
+        )
+
+    for code in (
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ):
+        assert later_read_after(code) == {}
+    for code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH):
+        assert later_read_after(code) == {"aborted_reads": ["14 of transaction None (fail)"]}
 
 
 def test_how_often_values_were_read() -> None:

@@ -32,6 +32,7 @@ from hailbus_broker.testing.campaign.producers import (
     records_of,
 )
 from hailbus_broker.testing.campaign.recorder import MAIN
+from hailbus_broker.testing.history import outcome_of_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -100,8 +101,8 @@ class Prober:
             response = await self._client.ask(ApiKey.PRODUCE, 9, produce_request(MAIN, partition, batch))
             op.offset = base_offset_of(response, "Produce")
             op.outcome = "ok"
-        except RefusedError:
-            op.outcome = "fail"
+        except RefusedError as error:
+            op.outcome = outcome_of_refusal(error.code)
             raise
 
     async def _leave_sequences_out(self) -> None:

@@ -17,6 +17,7 @@ from hailbus_broker.testing.history.model import (
     TimeLookup,
     Watermark,
 )
+from hailbus_broker.testing.history.refusals import outcome_of_refusal
 
 __all__ = [
     "CHECKS",
@@ -35,5 +36,6 @@ __all__ = [
     "TimeLookup",
     "Watermark",
     "consume_counts",
+    "outcome_of_refusal",
     "violations",
 ]
