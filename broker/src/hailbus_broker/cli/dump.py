@@ -15,6 +15,7 @@ from hailbus_broker.cluster.metadata.image import (
     TRANSACTION_STATE_TOPIC,
     MetadataImage,
 )
+from hailbus_broker.cluster.metadata.reading import MetadataReader
 from hailbus_broker.cluster.metadata.records import decode_record
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId, decode_snapshot
 from hailbus_broker.coordinators.group.consumer_records import CONSUMER_VALUE_TYPES
@@ -105,11 +106,11 @@ def dump_metadata(data_dir: str, *, shows_image: bool, as_json: bool) -> int:
             start = snapshot.end_offset
             for message in decode_snapshot((directory / snapshot.file_name).read_bytes()):
                 image.replay(message)
+        reader = MetadataReader(start)
         for path in _files([str(directory)]):
             for batch in _batches(path):
-                if not batch.header.is_control and batch.header.base_offset >= start:
-                    for record in iterate_records(batch):
-                        image.replay(decode_record(record.value or b""))
+                image.apply(reader.read([batch]))
+        image.version = reader.next_offset
     except (RecordsError, ProtocolError, _DamageError) as error:
         sys.stderr.write(f"hailbus-broker: {directory} is damaged: {error}\n")
         return 1
@@ -256,7 +257,7 @@ def _plain_record(record: Record) -> Line:
 
 
 def _metadata_record(record: Record) -> Line:
-    message = decode_record(record.value or b"")
+    message = decode_record(record.value or b"", offset=record.offset)
     return {"type": type(message).__name__, "value": _plain(message)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.cluster.metadata.records import UnknownRecordError
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId, decode_snapshot
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.records import RecordsError
@@ -37,11 +38,13 @@ class MetadataSnapshots:
         """Its records.
 
         Raises:
-            StartError: It is damaged.
+            StartError: It is damaged, or has records that this broker does not know.
         """
         path = f"{self._directory}/{snapshot.file_name}"
         try:
             return decode_snapshot(self._disk.read_bytes(path) or b"")
+        except UnknownRecordError as error:
+            raise StartError(f"cannot use the metadata snapshot {path}: {error}") from error
         except (RecordsError, ProtocolError) as error:
             raise StartError(f"the metadata snapshot {path} is damaged: {error}; restore it from a backup") from error
 

@@ -14,11 +14,12 @@ from hailbus_broker.cluster.metadata.image import (
     MetadataImage,
     ResourceType,
 )
-from hailbus_broker.cluster.metadata.records import decode_record
+from hailbus_broker.cluster.metadata.reading import MetadataReader
 from hailbus_broker.log import DiskReadNeededError, LogConfig, Lookup, Origin, StorageError, TailCache
 from hailbus_broker.logging import get_logger
+from hailbus_broker.protocol.definitions.abort_transaction_record import AbortTransactionRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
-from hailbus_broker.protocol.errors import ApiError
+from hailbus_broker.protocol.errors import ApiError, ProtocolError
 from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.records import CorruptBatchError
 from hailbus_broker.runtime.cleaner import Cleaner
@@ -33,7 +34,7 @@ from hailbus_broker.runtime.markers import LocalMarkers
 from hailbus_broker.runtime.metadata_log import MetadataLog, build_records
 from hailbus_broker.runtime.metadata_publisher import MetadataPublisher
 from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
-from hailbus_broker.runtime.replay import read_records
+from hailbus_broker.runtime.replay import read_batches
 from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.runtime.replica_manager import ReplicaManager
 from hailbus_broker.runtime.transaction_coordinator import TransactionCoordinator
@@ -225,12 +226,17 @@ class Node:
             log_start_offset=0 if snapshot is None else snapshot.end_offset,
             now_ms=self.clock.wall_ms(),
         )
+        reader = MetadataReader(metadata_log.log_start_offset)
         try:
-            for record in read_records(metadata_log):
-                assert record.value is not None
-                image.replay(decode_record(record.value))
+            for batch in read_batches(metadata_log):
+                image.apply(reader.read([batch]))
         except CorruptBatchError as error:
             raise StartError(f"cannot read the cluster's metadata: {error}; restore the file from a backup") from error
+        except ProtocolError as error:
+            raise StartError(f"cannot read the cluster's metadata: {error}") from error
+        if reader.transactions.is_open:
+            self._append_metadata(metadata_log, [AbortTransactionRecord(reason="The broker was restarted.")])
+        image.version = metadata_log.log_end_offset
         return image, snapshots, metadata_log
 
     def _register(self, image: MetadataImage, metadata_log: PartitionLog) -> None:
@@ -239,6 +245,15 @@ class Node:
         records = self.controller.register_broker(
             broker_epoch=self.broker_epoch, was_clean=self.data.logs.was_clean, incarnation_id=self.rng.randbytes(16)
         )
+        self._append_metadata(metadata_log, records)
+        image.apply(records)
+
+    def _append_metadata(self, metadata_log: PartitionLog, records: Sequence[Message]) -> None:
+        """Append records while nothing else uses the log, and sync them.
+
+        Raises:
+            StartError: The machine failed.
+        """
         now_ms = self.clock.wall_ms()
         try:
             for start in range(0, len(records), RECORDS_PER_BATCH):
@@ -247,7 +262,6 @@ class Node:
             metadata_log.advance_high_watermark(metadata_log.sync())
         except StorageError as error:
             raise StartError(f"cannot write the cluster's metadata: {error}") from error
-        image.apply(records)
 
     async def stop(self) -> None:
         """Sync and close all logs and mark the directory as cleanly left."""

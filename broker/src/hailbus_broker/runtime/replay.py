@@ -49,13 +49,6 @@ def read_batches(partition_log: PartitionLog) -> Iterator[BatchView]:
             return  # compaction has left nothing before the log end
 
 
-def read_records(partition_log: PartitionLog) -> Iterator[Record]:
-    """All records of a log, without markers."""
-    for batch in read_batches(partition_log):
-        if not batch.header.is_control:
-            yield from iterate_records(batch)
-
-
 class Replayed(Protocol):
     """What a coordinator's partition is replayed into."""
 

@@ -1,0 +1,58 @@
+"""From the batches of the metadata log to the records that an image applies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from hailbus_broker.cluster.metadata.records import decode_record
+from hailbus_broker.cluster.metadata.transactions import TransactionReplay
+from hailbus_broker.protocol.errors import ProtocolError
+from hailbus_broker.records import iterate_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.records import BatchView, Offset
+
+
+class MetadataReader:
+    """Reads committed batches in the order of the log. Control records of the quorum are not its concern.
+
+    Args:
+        next_offset: Of the first record to read: the end of the snapshot, or 0.
+
+    Attributes:
+        next_offset: Everything below it was read.
+        transactions: Holds back the records of an open metadata transaction.
+    """
+
+    def __init__(self, next_offset: Offset = 0) -> None:
+        self.next_offset = next_offset
+        self.transactions: Final = TransactionReplay()
+
+    @property
+    def snapshot_offset(self) -> Offset:
+        """End offset of a snapshot of what was read: an open transaction is not in the image yet."""
+        start = self.transactions.start_offset
+        return self.next_offset if start is None else start
+
+    def read(self, batches: Iterable[BatchView]) -> list[Message]:
+        """Return the records to apply now. Records below `next_offset` are skipped: they were read before.
+
+        Raises:
+            UnknownRecordError: A record is of a type or version that this broker does not know. The node must stop.
+            ProtocolError: A value is no metadata record, or a transaction has no beginning. The node must stop.
+        """
+        return self.transactions.take(self._records(batches))
+
+    def _records(self, batches: Iterable[BatchView]) -> Iterator[tuple[Offset, Message]]:
+        for batch in batches:
+            if not batch.header.is_control:
+                for record in iterate_records(batch):
+                    if record.offset < self.next_offset:
+                        continue
+                    if record.value is None:
+                        raise ProtocolError(f"the metadata record at offset {record.offset} has no value")
+                    yield record.offset, decode_record(record.value, offset=record.offset)
+            self.next_offset = max(self.next_offset, batch.header.next_offset)
