@@ -6,6 +6,7 @@ import pytest
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.testing.history import (
     CHECKS,
+    Acked,
     Attempted,
     Committed,
     Deleted,
@@ -122,6 +123,12 @@ SOUND = History(
         mark(3, 5, stable=4),
         mark(5, 9, stable=4, start=2),
         mark(6, 1, place=1),
+    ],
+    # Only the last of these marks was asked for after the acknowledgement.
+    acked=[
+        Acked(place=("t", 1), last_offset=0, answered_at=2),
+        Acked(place=("t", 0), last_offset=8, answered_at=5),
+        Acked(place=("t", 0), last_offset=20, answered_at=8),
     ],
     deleted=[Deleted(place=("t", 0), offset=2, answered_at=4)],
     owned=[
@@ -250,6 +257,7 @@ def test_a_sound_history_has_no_violations() -> None:
         ("retreating_watermarks", replace(SOUND, watermarks=[mark(1, 5), mark(3, 6, stable=4)])),
         ("retreating_watermarks", replace(SOUND, watermarks=[mark(1, 5, start=2), mark(3, 5)])),
         ("retreating_watermarks", replace(SOUND, watermarks=[mark(1, 5, stable=6)])),
+        ("uncovered_acks", replace(SOUND, acked=[Acked(place=("t", 0), last_offset=9, answered_at=4)])),
         ("deleted_records_return", replace(SOUND, watermarks=[mark(5, 9, start=1)])),
         (
             "shared_partitions",

@@ -51,6 +51,26 @@ def test_a_dead_process_reaches_its_disk_no_more() -> None:
     World(1).run(main)
 
 
+def test_a_crash_waits_for_the_change_it_is_meant_for() -> None:
+    async def main(world: World) -> tuple[list[str], bool]:
+        disk = world.disk("broker")
+        disk.crash_is_power_cut = False
+        process = world.process("broker")
+        for name in ("one", "two", "three"):
+            process.call(disk.open, name, create=True)
+        disk.crash_when = lambda path, operation: operation == "remove" and path != "one"
+        disk.crash_on_after = 1
+        for name in ("one", "two"):
+            process.call(disk.remove, name)
+        with pytest.raises(SimulatedCrashError):
+            process.call(disk.remove, "three")
+        successor = world.process("broker")
+        successor.call(disk.remove, "three")  # it has crashed once, and does not again
+        return sorted(disk.paths()), process.is_alive
+
+    assert World(1).run(main) == ([], False)
+
+
 @pytest.mark.parametrize("is_power_cut", [False, True])
 def test_a_crash_in_the_middle_of_an_operation_ends_the_process(is_power_cut: bool) -> None:
     async def main(world: World) -> None:

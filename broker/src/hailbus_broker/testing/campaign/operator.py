@@ -10,6 +10,8 @@ from hailbus_broker.protocol.definitions.transaction_log_value import Transactio
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.records import RecordsError, iterate_batches, iterate_records
 from hailbus_broker.runtime.errors import StartError
+from hailbus_broker.testing.campaign.recorder import TABLE
+from hailbus_broker.testing.campaign.segments import has_replaced_segments, overlapping_segments
 from hailbus_broker.testing.simulation.disk import UNLIMITED
 from hailbus_broker.testing.simulation.errors import SimulatedCrashError
 from hailbus_broker.testing.simulation.host_disk import DiskFault
@@ -83,7 +85,7 @@ class Operator:
                     self._speed_up()
                     self._look_at_disk()
                     await self.start()
-            case "crash in a write":
+            case "crash in a write" | "crash in a swap":
                 async with self._lifecycle:
                     await self._crash_in_write(fault)
             case "crash in recovery":
@@ -170,17 +172,23 @@ class Operator:
         if fault.path.startswith("__"):  # much of other files must wait for the disk when it comes
             self._slow_down()
         disk.crash_is_power_cut = fault.is_power_cut
-        if fault.path:
+        if fault.kind == "crash in a swap":
+            disk.crash_when, disk.crash_on_after = self._is_swapping_several, int(fault.amount)
+        elif fault.path:
             disk.crash_on, disk.crash_on_after = fault.path, int(fault.amount)
         else:
             disk.crash_at_step = disk.step_count + int(fault.amount)
         await self._until_dead(CRASH_DEADLINE_S)
-        disk.crash_at_step, disk.crash_on = None, ""
+        disk.disarm()
         self._speed_up()
         self._broker.kill(power_cut=fault.is_power_cut)
         self._look_at_disk()
         await asyncio.sleep(fault.duration_s)
         await self.start()
+
+    def _is_swapping_several(self, path: str, operation: str) -> bool:
+        """Whether a compaction puts one segment in the place of several, and has not removed all of them."""
+        return operation == "remove" and TABLE in path and has_replaced_segments(self._broker.disk)
 
     async def _crash_in_recovery(self, fault: PlannedFault) -> None:
         disk = self._broker.disk
@@ -237,7 +245,7 @@ class Operator:
         self._is_healed = True
         async with self._lifecycle:
             broker, disk = self._broker, self._broker.disk
-            disk.crash_at_step, disk.crash_on = None, ""
+            disk.disarm()
             disk.faults.clear()
             disk.capacity_bytes = UNLIMITED
             disk.is_cold = False
@@ -257,10 +265,18 @@ class Operator:
 
     # ------------------------------------------------------------------ what a crash has left
 
+    def look_at_segments(self) -> None:
+        """Report segments that overlap."""
+        for found in overlapping_segments(self._broker.disk):
+            self._recorder.fail(found)
+
     def _look_at_disk(self) -> None:
         """Count what kinds of half-finished work the broker finds at its next start."""
+        self.look_at_segments()
         disk = self._broker.disk
         paths = disk.paths()
+        if has_replaced_segments(disk):
+            self._world.note("swap for several segments cut")
         for part, name in (
             (".swap", "swap files left"),
             (".cleaned", "cleaned files left"),

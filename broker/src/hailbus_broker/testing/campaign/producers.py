@@ -163,6 +163,8 @@ class IdempotentProducer:
         for number, op in enumerate(batch.ops):
             op.outcome = "ok"
             op.offset = offset + number if offset >= 0 else None
+        if offset >= 0:
+            self._context.recorder.ack(MAIN, batch.partition, offset + len(batch.ops) - 1)
         self._context.succeeded()
 
 
@@ -190,6 +192,7 @@ class PlainProducer:
                 continue
             for number, op in enumerate(ops):
                 op.outcome, op.offset = "ok", offset + number
+            context.recorder.ack(MAIN, partition, offset + len(ops) - 1)
             context.succeeded()
             await context.pause()
 
@@ -282,6 +285,7 @@ class TransactionalSession:
                     raise
             await self.context.back_off()
         self.sequences[topic, partition] = sequence + len(records)
+        self.context.recorder.ack(topic, partition, offset + len(records) - 1)
         return offset
 
     async def commit_offsets(

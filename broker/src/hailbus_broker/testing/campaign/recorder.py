@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.testing.campaign.batches import Batches
 from hailbus_broker.testing.history import (
+    Acked,
     Attempted,
     Committed,
     Deleted,
@@ -97,6 +98,7 @@ class Recorder:
     Attributes:
         failures: What no client may ever see: an error code without a reason, damaged bytes.
         progress: How often each client has achieved what it is there for.
+        when_acked: Called with the topic and partition of a batch after its acknowledgement is noted.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -115,6 +117,8 @@ class Recorder:
         self.lists: Final[list[Listed]] = []
         self.offsets: Final[list[Committed]] = []
         self.watermarks: Final[list[Watermark]] = []
+        self.acked: Final[list[Acked]] = []
+        self.when_acked: Callable[[str, int], None] = lambda _topic, _partition: None
         self.deleted: Final[list[Deleted]] = []
         self.asked_deletions: Final[list[tuple[int, int]]] = []
         self.owned: Final[list[Owned]] = []
@@ -133,6 +137,11 @@ class Recorder:
         """Note something that must never happen."""
         if len(self.failures) < 20:
             self.failures.append(what)
+
+    def ack(self, topic: str, partition: int, last_offset: int) -> None:
+        """Note that a batch was acknowledged."""
+        self.acked.append(Acked(place=(topic, partition), last_offset=last_offset, answered_at=self.event()))
+        self.when_acked(topic, partition)
 
     def send(self, process: str, partition: int, transaction: int | None = None) -> SendOp:
         """Note that a value is about to be sent to the main topic."""

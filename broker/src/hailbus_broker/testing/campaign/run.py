@@ -16,6 +16,7 @@ from hailbus_broker.client import Client, RefusedError, UnreachableError
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from hailbus_broker.records import iterate_batches
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.testing.campaign.context import EARLIEST, LATEST, Context, Stop, TopicReader, list_offsets
 from hailbus_broker.testing.campaign.groups import AutoCommitMember, Copier, OffsetCommitter
 from hailbus_broker.testing.campaign.operator import Operator
@@ -156,6 +157,7 @@ class Campaign:
         self._world: Final = world
         self._scenario: Final = scenario
         self.recorder: Final = Recorder(world.note)
+        self.recorder.when_acked = self._acked
         self._broker: Final = SimulatedBroker(
             world, {**SETTINGS, "log.segment.bytes": str(scenario.segment_bytes)}, name="broker"
         )
@@ -244,7 +246,12 @@ class Campaign:
     async def _create_topics(self, client: Client) -> None:
         count = self._scenario.partition_count
         small = str(self._scenario.segment_bytes)
-        compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.05", "segment.bytes": "1500"}
+        compacted = {
+            "cleanup.policy": "compact",
+            "min.cleanable.dirty.ratio": "0.05",
+            "segment.bytes": "1500",
+            "segment.ms": "1200",
+        }
         trimmed = {"retention.bytes": "6000", "segment.bytes": "2000"}
         for name, configs in ((MAIN, {"segment.bytes": small}), (COPY, {}), (TABLE, compacted), (TRIMMED, trimmed)):
             await create_topic(client, name, count, configs)
@@ -328,11 +335,21 @@ class Campaign:
                         f"transaction open since {first}"
                     )
 
-    def _observe(self, topic: str, partition: int, log: PartitionLog) -> None:
-        """Note the offsets that a client would see now."""
+    def _acked(self, topic: str, partition: int) -> None:
+        """Note the offsets of a partition of which a batch was acknowledged."""
+        server = self._broker.server
+        if server is None or not self._broker.process.is_alive or server.node is not self._broker.node:
+            return
+        replica = self._broker.node.replicas.leader(topic, partition)
+        if isinstance(replica, LeaderReplica):
+            self._observe(topic, partition, replica.log, is_ack=True)
+
+    def _observe(self, topic: str, partition: int, log: PartitionLog, *, is_ack: bool = False) -> None:
+        """Note the offsets that a client would see now; after an acknowledgement also those that were seen before."""
         place = topic, partition
         seen = log.log_start_offset, log.last_stable_offset, log.high_watermark
-        if topic not in OBSERVED or self._seen.get(place) == seen or not self._broker.process.host.listeners:
+        is_known = self._seen.get(place) == seen and not is_ack
+        if topic not in OBSERVED or is_known or not self._broker.process.host.listeners:
             return
         self._seen[place] = seen
         event = self.recorder.event()
@@ -360,6 +377,7 @@ class Campaign:
         reads["final"] = await self._read_table(client)
         self._check_trimmed(await self._read_topic(client, TRIMMED, is_committed=False))
         self._is_watching = False
+        self._operator.look_at_segments()
         await self._operator.cut_power()
         again = await self._read_topic(client, MAIN, is_committed=True)
         reads["final, after a power cut"] = await self._read_table(client)
@@ -379,6 +397,7 @@ class Campaign:
             raw=raw,
             again=again,
             watermarks=recorder.watermarks,
+            acked=recorder.acked,
             deleted=recorder.deleted,
             owned=recorder.owned,
             lookups=recorder.lookups,

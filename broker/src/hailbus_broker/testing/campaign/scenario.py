@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from hailbus_broker.testing.campaign.recorder import TABLE
+
 ClientKind: TypeAlias = Literal[
     "idempotent producer",
     "plain producer",
@@ -33,6 +35,7 @@ FaultKind: TypeAlias = Literal[
     "power cut",
     "kill and power cut",
     "crash in a write",
+    "crash in a swap",
     "crash in recovery",
     "stop in order",
     "full disk",
@@ -62,6 +65,7 @@ BROKER_FAULTS: Final[tuple[FaultKind, ...]] = (
     "crash in a write",
     "crash in a write",
     "crash in a write",
+    "crash in a swap",
     "crash in recovery",
     "stop in order",
     "full disk",
@@ -213,7 +217,7 @@ _WRITERS: Final[dict[str, ClientKind]] = {
     ".cleaned": "table writer",
     ".checkpoint": "topic maker",
     "__consumer_offsets": "offset committer",
-    "accounts": "table writer",
+    TABLE: "table writer",
     "trimmed": "trimmer",
 }
 """Who causes writes to a path: a crash there needs that client."""
@@ -266,6 +270,9 @@ def _draw_fault(rng: random.Random, kind: FaultKind, duration_s: float, clients:
         case "crash in a write":
             path = rng.choice(CRASH_PATHS)
             amount = rng.randint(0, 3 if path else 60)
+        case "crash in a swap":
+            path = TABLE
+            amount = rng.randint(0, 6)
         case "crash in recovery":
             amount = rng.randint(0, 40)
         case "full disk":

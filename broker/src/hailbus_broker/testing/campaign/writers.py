@@ -105,6 +105,8 @@ class _Sequential:
                 await self._context.back_off()
                 continue
             self._sequences[partition] = sequence + 1
+            if offset >= 0:
+                self._context.recorder.ack(self._topic, partition, offset)
             return offset
 
 
@@ -138,8 +140,11 @@ def draw_key_op(context: Context, transaction: int | None = None) -> KeyOp:
 
 
 def encode_value(op: KeyOp) -> bytes | None:
-    """Return the bytes of a value: so many that a few of them fill a segment, and compaction has work."""
-    return None if op.value is None else b"%0150d" % op.value
+    """Return the bytes of a value.
+
+    A few of them fill a segment, so that compaction has work; their lengths differ, so that it joins segments.
+    """
+    return None if op.value is None else b"%0*d" % (20 + op.value % 4 * 50, op.value)
 
 
 def partition_of(context: Context, key: str) -> int:

@@ -2,6 +2,7 @@
 
 from hailbus_broker.testing.history.checks import CHECKS, consume_counts, violations
 from hailbus_broker.testing.history.model import (
+    Acked,
     Attempted,
     Committed,
     Deleted,
@@ -21,6 +22,7 @@ from hailbus_broker.testing.history.refusals import outcome_of_refusal
 
 __all__ = [
     "CHECKS",
+    "Acked",
     "Attempted",
     "Committed",
     "Deleted",

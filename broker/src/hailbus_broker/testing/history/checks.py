@@ -335,6 +335,20 @@ def retreating_watermarks(history: History) -> Iterator[str]:
             yield f"{mark.place}: log start, last stable offset and high watermark fell from {floor} to {found}"
 
 
+def uncovered_acks(history: History) -> Iterator[str]:
+    """A record that was acknowledged, and that a high watermark asked for later does not cover."""
+    ends: dict[tuple[str, int], int] = {}
+    place = 0
+    for mark in sorted(history.watermarks, key=lambda mark: mark.asked_at):
+        while place < len(history.acked) and history.acked[place].answered_at < mark.asked_at:
+            known = history.acked[place]
+            ends[known.place] = max(ends.get(known.place, 0), known.last_offset + 1)
+            place += 1
+        end = ends.get(mark.place, 0)
+        if mark.high < end:
+            yield f"{mark.place}: the high watermark was {mark.high} after all before {end} was acknowledged"
+
+
 def deleted_records_return(history: History) -> Iterator[str]:
     """A log start below an offset up to which records were deleted before."""
     for deleted in history.deleted:
@@ -456,6 +470,7 @@ CHECKS: Final = (
     uncommitted_reads_vanish,
     changed_by_restart,
     retreating_watermarks,
+    uncovered_acks,
     deleted_records_return,
     shared_partitions,
     unordered_times,

@@ -112,6 +112,15 @@ class Watermark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Acked:
+    """A batch that was acknowledged by all in-sync replicas: from then on the high watermark is above `last_offset`."""
+
+    place: tuple[str, int]
+    last_offset: int
+    answered_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
     """A DeleteRecords that was acknowledged: what is below the offset must stay deleted."""
 
@@ -197,6 +206,8 @@ class History:
     again: Sequence[Polled] | None = None
     """As `final`, after one more power cut; None where there was none."""
     watermarks: Sequence[Watermark] = ()
+    acked: Sequence[Acked] = ()
+    """Acknowledgements, in order of time."""
     deleted: Sequence[Deleted] = ()
     owned: Sequence[Owned] = ()
     lookups: Sequence[TimeLookup] = ()

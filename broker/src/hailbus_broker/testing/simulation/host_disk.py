@@ -65,6 +65,7 @@ class HostDisk(SimulatedDisk):
         faults: Operations that shall fail.
         crash_is_power_cut: Whether the crash at `crash_at_step` takes the whole machine.
         crash_on: Crash at a change of a path that contains this; empty for none.
+        crash_when: Whether a change of a path by an operation is one to crash at, beside those of `crash_on`.
         crash_on_after: So many of these changes are let through before.
     """
 
@@ -75,6 +76,7 @@ class HostDisk(SimulatedDisk):
         self.faults: Final[list[DiskFault]] = []
         self.crash_is_power_cut = True
         self.crash_on = ""
+        self.crash_when: Callable[[str, str], bool] = _never
         self.crash_on_after = 0
         self._host: Final = host
         self._loop: Final = loop
@@ -131,7 +133,7 @@ class HostDisk(SimulatedDisk):
         if operation in _SLOW_OPERATIONS:
             self._spend()
         self._loop.record(self._host.name, f"disk {operation} {path}")
-        if self.crash_on and self.crash_on in path:
+        if (self.crash_on and self.crash_on in path) or self.crash_when(path, operation):
             self.crash_on_after -= 1
             if self.crash_on_after < 0:
                 self.crash_at_step = self.step_count
@@ -159,11 +161,16 @@ class HostDisk(SimulatedDisk):
                 self.note(name)
         self.crash_at_step = None
         self.crash_on = ""
+        self.crash_when = _never
         if self.crash_is_power_cut:
             self._loop.network.power_off(self._host)
         elif process is not None:
             process.kill()
         self.has_crashed = False
+
+    def disarm(self) -> None:
+        """Crash at no change any more."""
+        self.crash_at_step, self.crash_on, self.crash_when = None, "", _never
 
     def lock(self, directory: str) -> SimulatedLock | None:
         """See `SimulatedDisk`; the lock ends with its process."""
@@ -185,3 +192,7 @@ class HostDisk(SimulatedDisk):
         self._loop.record(self._host.name, f"disk flips a bit of {path} at {position}")
         self.note("flipped bit")
         return path
+
+
+def _never(path: str, operation: str) -> bool:  # noqa: ARG001 - what `crash_when` is called with
+    return False
