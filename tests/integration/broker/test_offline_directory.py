@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from hailbus_broker.log import StorageError
 from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.protocol.definitions.add_offsets_to_txn_request import AddOffsetsToTxnRequest
 from hailbus_broker.protocol.definitions.describe_log_dirs_request import DescribeLogDirsRequest
+from hailbus_broker.protocol.definitions.end_txn_request import EndTxnRequest
+from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
+from hailbus_broker.protocol.definitions.init_producer_id_request import InitProducerIdRequest
 from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.disk import RealDisk, RealFile
@@ -185,3 +189,43 @@ async def test_checkpoints_at_the_same_time_do_not_disturb_each_other(tmp_path: 
             await asyncio.gather(*(server.node.checkpoint() for _ in range(8)))
         assert await wire.produce("topic", [b"x"]) == (ErrorCode.NONE, 0)
         wire.close()
+
+
+async def test_a_producer_whose_id_cannot_be_reserved_is_asked_to_retry(tmp_path: Path) -> None:
+    """Clients of Kafka give up a transaction when its coordinator reports an error of storage."""
+    disk = FaultyDisk()
+
+    def init(transactional_id: str | None) -> InitProducerIdRequest:
+        return InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=10_000)
+
+    async with server_on(disk, str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        await wire.ask(ApiKey.FIND_COORDINATOR, 2, FindCoordinatorRequest(key="t", key_type=1))
+        begun = await wire.ask(ApiKey.INIT_PRODUCER_ID, 4, init("t"))
+        assert begun.error_code == ErrorCode.NONE
+        wire.close()
+    async with server_on(disk, str(tmp_path)) as server:  # it has no producer ids yet
+        wire = await Wire.to(server.bootstrap)
+        disk.faults["write", "__cluster_metadata"] = EIO
+        add = AddOffsetsToTxnRequest(
+            transactional_id="t", producer_id=begun.producer_id, producer_epoch=begun.producer_epoch, group_id="g"
+        )
+        end = EndTxnRequest(
+            transactional_id="t",
+            producer_id=begun.producer_id,
+            producer_epoch=begun.producer_epoch,
+            committed=True,
+        )
+        answers = [
+            await wire.ask(ApiKey.ADD_OFFSETS_TO_TXN, 3, add),
+            await wire.ask(ApiKey.END_TXN, 3, end),
+            await wire.ask(ApiKey.INIT_PRODUCER_ID, 4, init("t")),
+            await wire.ask(ApiKey.INIT_PRODUCER_ID, 4, init(None)),
+        ]
+        wire.close()
+    assert [ErrorCode(answer.error_code) for answer in answers] == [
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.coordinators.patterns import PatternError
-from hailbus_broker.log import LogError
+from hailbus_broker.log import LogError, StorageError
 from hailbus_broker.protocol.api import APIS
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
     from hailbus_broker.protocol.definitions.write_txn_markers_request import WriteTxnMarkersRequest
     from hailbus_broker.protocol.definitions.write_txn_markers_response import WriteTxnMarkersResponse
+    from hailbus_broker.runtime.node import Node
     from hailbus_broker.runtime.transaction_coordinator import TransactionDriver
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
@@ -49,6 +50,18 @@ def _driver(dispatcher: Dispatcher, transactional_id: str) -> TransactionDriver:
     if isinstance(driver, ErrorCode):
         raise ApiError(driver)
     return driver
+
+
+async def _reserve_producer_id(node: Node) -> None:
+    """Make sure that there is a producer id.
+
+    Raises:
+        ApiError: The metadata log failed. Clients retry this code of Apache Kafka, and give up on KAFKA_STORAGE_ERROR.
+    """
+    try:
+        await node.reserve_producer_id()
+    except StorageError as error:
+        raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) from error
 
 
 def _is_late(request: Request, driver: TransactionDriver, identity: tuple[str, int, int]) -> bool:
@@ -90,7 +103,7 @@ async def init_producer_id(
     if message.keep_prepared_txn:
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
     node = dispatcher.node
-    await node.reserve_producer_id()
+    await _reserve_producer_id(node)
     if message.transactional_id is None:
         return InitProducerIdResponse(producer_id=node.next_producer_id(), producer_epoch=0)
     driver = _driver(dispatcher, message.transactional_id)
@@ -294,9 +307,12 @@ async def add_offsets_to_txn(
 
 async def _offsets_partition(dispatcher: Dispatcher, group_id: str) -> tuple[str, int]:
     node = dispatcher.node
-    created = node.create_internal_topic(GROUP_METADATA_TOPIC)
-    if created is not None:
-        await created
+    try:
+        created = node.create_internal_topic(GROUP_METADATA_TOPIC)
+        if created is not None:
+            await created
+    except StorageError as error:
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
     return GROUP_METADATA_TOPIC, partition_for(group_id, node.groups.partition_count)
 
 
@@ -307,7 +323,7 @@ async def end_txn(dispatcher: Dispatcher, request: Request, message: EndTxnReque
     has given up is refused, which Apache Kafka takes for one of the next transaction.
     """
     node = dispatcher.node
-    await node.reserve_producer_id()
+    await _reserve_producer_id(node)
     driver = _driver(dispatcher, message.transactional_id)
     is_v2 = request.version >= 5
     identity = (message.transactional_id, message.producer_id, message.producer_epoch)
