@@ -36,6 +36,8 @@ def image_with(**partition_counts: int) -> MetadataImage:
     image = MetadataImage()
     for name, count in partition_counts.items():
         topic_id = name[0].upper().encode() * 16
+        if topic_id in image.topics_by_id:
+            topic_id = topic_id[1:] + b"'"
         image.replay(TopicRecord(name=name, topic_id=topic_id))
         for index in range(count):
             image.replay(PartitionRecord(partition_id=index, topic_id=topic_id, replicas=[1], isr=[1], leader=1))
