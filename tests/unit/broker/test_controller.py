@@ -42,7 +42,7 @@ def test_a_topic_has_partitions_led_by_this_node(cluster: Cluster) -> None:
     cluster.create("rides", configs={"cleanup.policy": "compact"})
     topic = cluster.image.topics["rides"]
     assert [(state.index, state.leader, state.isr, state.leader_epoch) for state in topic.partitions] == [
-        (index, 1, [1], 0) for index in range(3)
+        (index, 1, (1,), 0) for index in range(3)
     ]
     assert cluster.image.topics_by_id[topic.topic_id] is topic
     assert cluster.image.configs(ResourceType.TOPIC, "rides") == {"cleanup.policy": "compact"}

@@ -2,272 +2,281 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from hailbus_broker.cluster.metadata.brokers import Brokers, BrokerState, ControllerState, ListenerEndpoint
+from hailbus_broker.cluster.metadata.configs import Configs
+from hailbus_broker.cluster.metadata.delta import MetadataDelta
+from hailbus_broker.cluster.metadata.features import FeatureLevels
+from hailbus_broker.cluster.metadata.names import (
+    CLUSTER_METADATA_TOPIC,
+    GROUP_METADATA_TOPIC,
+    INTERNAL_TOPICS,
+    NO_LEADER,
+    NO_LEADER_CHANGE,
+    TRANSACTION_STATE_TOPIC,
+    ResourceType,
+)
+from hailbus_broker.cluster.metadata.producer_ids import ProducerIds
+from hailbus_broker.cluster.metadata.quotas import ClientQuotas
+from hailbus_broker.cluster.metadata.security import Security
+from hailbus_broker.cluster.metadata.topics import LeaderRecovery, PartitionState, Topics, TopicState
+from hailbus_broker.protocol.definitions.access_control_entry_record import AccessControlEntryRecord
+from hailbus_broker.protocol.definitions.broker_registration_change_record import BrokerRegistrationChangeRecord
+from hailbus_broker.protocol.definitions.clear_elr_record import ClearElrRecord
+from hailbus_broker.protocol.definitions.client_quota_record import ClientQuotaRecord
 from hailbus_broker.protocol.definitions.config_record import ConfigRecord
+from hailbus_broker.protocol.definitions.delegation_token_record import DelegationTokenRecord
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
+from hailbus_broker.protocol.definitions.fence_broker_record import FenceBrokerRecord
 from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
 from hailbus_broker.protocol.definitions.partition_change_record import PartitionChangeRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.producer_ids_record import ProducerIdsRecord
 from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
+from hailbus_broker.protocol.definitions.register_controller_record import RegisterControllerRecord
+from hailbus_broker.protocol.definitions.remove_access_control_entry_record import RemoveAccessControlEntryRecord
+from hailbus_broker.protocol.definitions.remove_delegation_token_record import RemoveDelegationTokenRecord
 from hailbus_broker.protocol.definitions.remove_topic_record import RemoveTopicRecord
+from hailbus_broker.protocol.definitions.remove_user_scram_credential_record import RemoveUserScramCredentialRecord
 from hailbus_broker.protocol.definitions.topic_record import TopicRecord
+from hailbus_broker.protocol.definitions.unfence_broker_record import UnfenceBrokerRecord
+from hailbus_broker.protocol.definitions.unregister_broker_record import UnregisterBrokerRecord
+from hailbus_broker.protocol.definitions.user_scram_credential_record import UserScramCredentialRecord
+from hailbus_broker.protocol.definitions.zk_migration_state_record import ZkMigrationStateRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hailbus_broker.protocol.schema import Message, Uuid
 
-GROUP_METADATA_TOPIC: Final = "__consumer_offsets"
-TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
-CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
-NO_LEADER_CHANGE: Final = -2
-"""In a PartitionChangeRecord: the leader and its epoch stay."""
-INTERNAL_TOPICS: Final = frozenset({GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC})
-
-
-class ResourceType(IntEnum):
-    """What a config belongs to, as in ConfigRecord and DescribeConfigs."""
-
-    UNKNOWN = 0
-    TOPIC = 2
-    BROKER = 4
-    BROKER_LOGGER = 8
-    CLIENT_METRICS = 16
-    GROUP = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionState:
-    """Who has a partition and who leads it; a change makes another one."""
-
-    index: int
-    replicas: list[int]
-    isr: list[int]
-    leader: int
-    leader_epoch: int
-    partition_epoch: int
-    directories: list[Uuid]
-
-
-@dataclass(slots=True, kw_only=True)
-class TopicState:
-    """A topic and its partitions, which are numbered from 0 without gaps."""
-
-    name: str
-    topic_id: Uuid
-    partitions: list[PartitionState] = field(default_factory=list)
-
-    @property
-    def is_internal(self) -> bool:
-        """Whether the topic is the broker's own."""
-        return self.name in INTERNAL_TOPICS
-
-
-@dataclass(slots=True, kw_only=True)
-class BrokerState:
-    """A node as it last registered."""
-
-    node_id: int
-    broker_epoch: int
-    rack: str | None
-    incarnation_id: Uuid
-    log_dirs: list[Uuid]
-
-
-@dataclass(slots=True)
-class MetadataDelta:
-    """What some records have changed in an image, for those who act on it.
-
-    Attributes:
-        removed_topics: Topics that are gone, as they were.
-        new_partitions: Indexes by topic id, of topics that are there.
-        changed_partitions: Likewise, of partitions whose leader or replicas are others than before.
-        configs: Resources whose overrides changed.
-        has_new_features: Whether a feature has another level.
-    """
-
-    removed_topics: list[TopicState] = field(default_factory=list)
-    new_partitions: dict[Uuid, list[int]] = field(default_factory=dict)
-    changed_partitions: dict[Uuid, list[int]] = field(default_factory=dict)
-    configs: dict[tuple[int, str], None] = field(default_factory=dict)
-    has_new_features: bool = False
+__all__ = [
+    "CLUSTER_METADATA_TOPIC",
+    "GROUP_METADATA_TOPIC",
+    "INTERNAL_TOPICS",
+    "NO_LEADER",
+    "NO_LEADER_CHANGE",
+    "TRANSACTION_STATE_TOPIC",
+    "BrokerState",
+    "ControllerState",
+    "LeaderRecovery",
+    "ListenerEndpoint",
+    "MetadataDelta",
+    "MetadataImage",
+    "PartitionState",
+    "ResourceType",
+    "TopicState",
+]
 
 
 class MetadataImage:
-    """Changes only in `replay`. `version` counts the records, so that what was computed from an image can be cached.
+    """All metadata. It changes only by records.
 
-    `partition_count` is that of all topics.
+    A copy costs a reference per topic, broker and resource: partitions are shared until one of the two changes them.
+
+    Attributes:
+        version: Counts the records, so that what was computed from an image can be cached.
+        nodes: Registered brokers and controllers.
+        quotas: Of clients.
+        security: Credentials, access rules and tokens.
+        producer_ids: Which were given out.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        self.topics: dict[str, TopicState] = {}
-        self.topics_by_id: dict[Uuid, TopicState] = {}
-        self.partition_count = 0
-        self.brokers: dict[int, BrokerState] = {}
-        self.features: dict[str, int] = {}
-        self.next_producer_id = 0
-        self._configs: dict[tuple[int, str], dict[str, str]] = {}
+        self._topics = Topics()
+        self.nodes = Brokers()
+        self._configs = Configs()
+        self._features = FeatureLevels()
+        self.quotas = ClientQuotas()
+        self.security = Security()
+        self.producer_ids = ProducerIds()
+
+    # ------------------------------------------------------------------ questions
+
+    @property
+    def topics(self) -> Mapping[str, TopicState]:
+        """All topics by name."""
+        return self._topics.by_name
+
+    @property
+    def topics_by_id(self) -> Mapping[Uuid, TopicState]:
+        """All topics by id."""
+        return self._topics.by_id
+
+    @property
+    def partition_count(self) -> int:
+        """Number of partitions of all topics."""
+        return self._topics.partition_count
+
+    @property
+    def brokers(self) -> Mapping[int, BrokerState]:
+        """All registered brokers, those that are fenced included."""
+        return self.nodes.brokers
+
+    @property
+    def controllers(self) -> Mapping[int, ControllerState]:
+        """All registered controllers."""
+        return self.nodes.controllers
+
+    @property
+    def features(self) -> Mapping[str, int]:
+        """Finalised level by feature."""
+        return self._features.levels
+
+    @property
+    def next_producer_id(self) -> int:
+        """First id of the next block."""
+        return self.producer_ids.next_id
+
+    def partition(self, topic_id: Uuid, index: int) -> PartitionState | None:
+        """Return a partition's state; None if there is no such partition."""
+        return self._topics.get(topic_id, index)
 
     def configs(self, resource_type: ResourceType, name: str) -> Mapping[str, str]:
-        """Overrides of a resource, as text."""
-        return self._configs.get((resource_type, name), {})
+        """Return the overrides of a resource, as text."""
+        return self._configs.get(resource_type, name)
 
     def config_resources(self, resource_type: ResourceType) -> list[str]:
-        """Names of the resources of a type that have overrides."""
-        return sorted(name for kind, name in self._configs if kind == resource_type)
+        """Return the names of the resources of a type that have overrides."""
+        return self._configs.names(resource_type)
 
     def all_configs(self) -> list[tuple[ResourceType, str, Mapping[str, str]]]:
-        """All overrides: type and name of the resource, and its values."""
-        return [(ResourceType(kind), name, values) for (kind, name), values in sorted(self._configs.items())]
+        """Return all overrides: type and name of the resource, and its values."""
+        return [(ResourceType(kind), name, values) for kind, name, values in self._configs.all()]
+
+    # ------------------------------------------------------------------ snapshots and copies
 
     def to_records(self) -> list[Message]:
-        """Records that make the same image from nothing, apart from its version."""
-        records: list[Message] = [
-            FeatureLevelRecord(name=name, feature_level=level) for name, level in sorted(self.features.items())
+        """Return records that make the same image from nothing, apart from its version."""
+        return [
+            *self._features.to_records(),
+            *self.nodes.to_records(),
+            *self._topics.to_records(),
+            *self._configs.to_records(),
+            *self.quotas.to_records(),
+            *self.producer_ids.to_records(),
+            *self.security.to_records(),
         ]
-        records += [
-            RegisterBrokerRecord(
-                broker_id=broker.node_id,
-                incarnation_id=broker.incarnation_id,
-                broker_epoch=broker.broker_epoch,
-                fenced=False,
-                rack=broker.rack,
-                log_dirs=broker.log_dirs,
-            )
-            for _, broker in sorted(self.brokers.items())
-        ]
-        for _, topic in sorted(self.topics.items()):
-            records.append(TopicRecord(name=topic.name, topic_id=topic.topic_id))
-            records += [
-                PartitionRecord(
-                    partition_id=state.index,
-                    topic_id=topic.topic_id,
-                    replicas=state.replicas,
-                    isr=state.isr,
-                    leader=state.leader,
-                    leader_epoch=state.leader_epoch,
-                    partition_epoch=state.partition_epoch,
-                    directories=state.directories,
-                )
-                for state in topic.partitions
-            ]
-        records += [
-            ConfigRecord(resource_type=kind, resource_name=name, name=key, value=value)
-            for kind, name, values in self.all_configs()
-            for key, value in sorted(values.items())
-        ]
-        records.append(ProducerIdsRecord(broker_id=-1, next_producer_id=self.next_producer_id))
-        return records
 
     def copy(self) -> MetadataImage:
-        """Another image of the same content, which changes by itself."""
+        """Return another image of the same content, which changes by itself."""
         other = MetadataImage()
         other.version = self.version
-        other.topics = {
-            name: TopicState(name=name, topic_id=topic.topic_id, partitions=list(topic.partitions))
-            for name, topic in self.topics.items()
-        }
-        other.partition_count = self.partition_count
-        other.topics_by_id = {topic.topic_id: topic for topic in other.topics.values()}
-        other.brokers = dict(self.brokers)
-        other.features = dict(self.features)
-        other.next_producer_id = self.next_producer_id
-        other._configs = {resource: dict(values) for resource, values in self._configs.items()}
+        other._topics = self._topics.copy()
+        other.nodes = self.nodes.copy()
+        other._configs = self._configs.copy()
+        other._features = self._features.copy()
+        other.quotas = self.quotas.copy()
+        other.security = self.security.copy()
+        other.producer_ids = self.producer_ids.copy()
         return other
 
+    # ------------------------------------------------------------------ changes
+
     def apply(self, records: Iterable[Message]) -> MetadataDelta:
-        """Take records in, and say what they have changed."""
+        """Apply records, and return what they have changed.
+
+        Raises:
+            InconsistentRecordError: A record changes something that does not exist. The node must stop.
+        """
         delta = MetadataDelta()
         for record in records:
-            match record:
-                case PartitionRecord():
-                    delta.new_partitions.setdefault(record.topic_id, []).append(record.partition_id)
-                case PartitionChangeRecord():
-                    changed = delta.changed_partitions.setdefault(record.topic_id, [])
-                    if record.partition_id not in changed:
-                        changed.append(record.partition_id)
-                case RemoveTopicRecord():
-                    delta.new_partitions.pop(record.topic_id, None)
-                    delta.changed_partitions.pop(record.topic_id, None)
-                    delta.removed_topics.append(self.topics_by_id[record.topic_id])
-                case ConfigRecord():
-                    delta.configs[record.resource_type, record.resource_name] = None
-                case FeatureLevelRecord():
-                    delta.has_new_features = True
-                case _:
-                    pass
-            self.replay(record)
+            self._replay(record, delta)
         return delta
 
     def replay(self, record: Message) -> None:
-        """Take one record in."""
+        """Apply one record.
+
+        Raises:
+            InconsistentRecordError: The record changes something that does not exist. The node must stop.
+        """
+        self._replay(record, MetadataDelta())
+
+    def _replay(self, record: Message, delta: MetadataDelta) -> None:
         self.version += 1
         match record:
             case TopicRecord():
-                topic = TopicState(name=record.name, topic_id=record.topic_id)
-                self.topics[record.name] = topic
-                self.topics_by_id[record.topic_id] = topic
+                self._topics.add(record)
             case PartitionRecord():
-                topic = self.topics_by_id[record.topic_id]
-                assert record.partition_id == len(topic.partitions), (record.partition_id, len(topic.partitions))
-                self.partition_count += 1
-                topic.partitions.append(
-                    PartitionState(
-                        index=record.partition_id,
-                        replicas=record.replicas,
-                        isr=record.isr,
-                        leader=record.leader,
-                        leader_epoch=record.leader_epoch,
-                        partition_epoch=record.partition_epoch,
-                        directories=record.directories,
-                    )
-                )
+                self._topics.add_partition(record)
+                delta.note_new_partition(bytes(record.topic_id), record.partition_id)
             case PartitionChangeRecord():
-                partitions = self.topics_by_id[record.topic_id].partitions
-                partition = partitions[record.partition_id]
-                has_election = record.leader != NO_LEADER_CHANGE
-                partitions[record.partition_id] = replace(
-                    partition,
-                    partition_epoch=partition.partition_epoch + 1,
-                    isr=partition.isr if record.isr is None else record.isr,
-                    replicas=partition.replicas if record.replicas is None else record.replicas,
-                    leader=record.leader if has_election else partition.leader,
-                    leader_epoch=partition.leader_epoch + has_election,
-                )
+                self._change_partition(record, delta)
+            case ClearElrRecord():
+                for topic_id, index in list(self._topics.partitions_with_elr(record)):
+                    cleared = PartitionChangeRecord(
+                        topic_id=topic_id, partition_id=index, eligible_leader_replicas=[], last_known_elr=[]
+                    )
+                    self._change_partition(cleared, delta)
             case RemoveTopicRecord():
-                topic = self.topics_by_id.pop(record.topic_id)
-                self.partition_count -= len(topic.partitions)
-                del self.topics[topic.name]
-                self._configs.pop((ResourceType.TOPIC, topic.name), None)
+                topic = self._topics.remove(record)
+                self._configs.remove(ResourceType.TOPIC, topic.name)
+                delta.note_removed_topic(topic)
             case ConfigRecord():
-                values = self._configs.setdefault((record.resource_type, record.resource_name), {})
-                if record.value is None:
-                    values.pop(record.name, None)
-                else:
-                    values[record.name] = record.value
-                if not values:
-                    del self._configs[record.resource_type, record.resource_name]
+                self._configs.change(record)
+                delta.configs[record.resource_type, record.resource_name] = None
             case FeatureLevelRecord():
-                if record.feature_level:
-                    self.features[record.name] = record.feature_level
-                else:
-                    self.features.pop(record.name, None)
+                self._features.change(record)
+                delta.has_new_features = True
+            case ZkMigrationStateRecord():
+                self._features.zk_migration_state = record.zk_migration_state
             case ProducerIdsRecord():
-                self.next_producer_id = record.next_producer_id
-            case RegisterBrokerRecord():
-                self.brokers[record.broker_id] = BrokerState(
-                    node_id=record.broker_id,
-                    broker_epoch=record.broker_epoch,
-                    rack=record.rack,
-                    incarnation_id=record.incarnation_id,
-                    log_dirs=record.log_dirs,
-                )
+                self.producer_ids.change(record)
             case NoOpRecord():
                 pass
-            case _:
+            case _ if not self._replay_node(record, delta) and not self._replay_client(record):
                 raise AssertionError(f"no meaning for {type(record).__name__}")
+
+    def _change_partition(self, record: PartitionChangeRecord, delta: MetadataDelta) -> None:
+        before = self._topics.get(record.topic_id, record.partition_id)
+        self._topics.change_partition(record)
+        assert before is not None, "an unknown partition was changed"
+        delta.note_change(bytes(record.topic_id), before)
+
+    def _replay_node(self, record: Message, delta: MetadataDelta) -> bool:
+        match record:
+            case RegisterBrokerRecord() | UnregisterBrokerRecord() | BrokerRegistrationChangeRecord():
+                node_id = record.broker_id
+            case FenceBrokerRecord() | UnfenceBrokerRecord():
+                node_id = record.id
+            case RegisterControllerRecord():
+                controller_id = record.controller_id
+                delta.controllers_before.setdefault(controller_id, self.nodes.controllers.get(controller_id))
+                self.nodes.register_controller(record)
+                return True
+            case _:
+                return False
+        delta.brokers_before.setdefault(node_id, self.nodes.brokers.get(node_id))
+        match record:
+            case RegisterBrokerRecord():
+                self.nodes.register(record)
+            case UnregisterBrokerRecord():
+                self.nodes.unregister(record)
+            case BrokerRegistrationChangeRecord():
+                self.nodes.change(record)
+            case FenceBrokerRecord():
+                self.nodes.fence(record)
+            case _:
+                self.nodes.unfence(record)
+        return True
+
+    def _replay_client(self, record: Message) -> bool:
+        match record:
+            case ClientQuotaRecord():
+                self.quotas.change(record)
+            case UserScramCredentialRecord():
+                self.security.set_scram(record)
+            case RemoveUserScramCredentialRecord():
+                self.security.remove_scram(record)
+            case AccessControlEntryRecord():
+                self.security.add_acl(record)
+            case RemoveAccessControlEntryRecord():
+                self.security.remove_acl(record)
+            case DelegationTokenRecord():
+                self.security.set_token(record)
+            case RemoveDelegationTokenRecord():
+                self.security.remove_token(record)
+            case _:
+                return False
+        return True

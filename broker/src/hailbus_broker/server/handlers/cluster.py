@@ -238,8 +238,8 @@ def describe_topic(topic: TopicState) -> MetadataResponseTopic:
                 partition_index=state.index,
                 leader_id=state.leader,
                 leader_epoch=state.leader_epoch,
-                replica_nodes=state.replicas,
-                isr_nodes=state.isr,
+                replica_nodes=list(state.replicas),
+                isr_nodes=list(state.isr),
             )
             for state in topic.partitions
         ],
@@ -315,8 +315,8 @@ def describe_topic_partitions(
                         partition_index=state.index,
                         leader_id=state.leader,
                         leader_epoch=state.leader_epoch,
-                        replica_nodes=state.replicas,
-                        isr_nodes=state.isr,
+                        replica_nodes=list(state.replicas),
+                        isr_nodes=list(state.isr),
                         eligible_leader_replicas=[],
                         last_known_elr=[],
                     )
