@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hailbus_devtools.simulate.main import write_table
+from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw
+from hailbus_devtools.simulate.main import FIRST_SCENARIO, source_of_test, write_table
 from hailbus_devtools.simulate.mutants import Mutant, MutantError, apply, package_of_the_broker, read_mutants
+from hailbus_devtools.tools import ROOT
 
 MUTANTS = read_mutants()
 
@@ -53,3 +58,31 @@ def test_the_table_says_how_many_seeds_each_mutant_needed(tmp_path: Path) -> Non
     first, _, *rows = (tmp_path / "table.md").read_text().splitlines()
     assert first.endswith("first seed 10.")
     assert rows[2:] == ["| early |  | 3 | unseen, failures |", "| late | yes | 1000 | **not found** |"]
+
+
+SMALLEST = Scenario(
+    seed=5,
+    duration_s=2.5,
+    clients=(PlannedClient(name="trimmer-1", kind="trimmer"),),
+    faults=(PlannedFault(at_s=1.5, kind="crash in a swap", path="accounts", amount=3, is_power_cut=False),),
+    segment_bytes=2_048,
+)
+
+
+@pytest.mark.parametrize("scenario", [SMALLEST, replace(SMALLEST, clients=(), faults=()), draw(3)])
+def test_a_scenario_is_written_as_a_test_that_style_and_lint_accept(scenario: Scenario) -> None:
+    source = source_of_test(scenario, 3, ["unseen", "failures"])
+    path = str(ROOT / FIRST_SCENARIO / "test_scenario_3.py")
+    for command in (["format", "--diff"], ["check", "--quiet"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--stdin-filename", path, "-"],
+            input=source,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    names: dict[str, object] = {}
+    exec(source, names)  # noqa: S102 - what the command itself has written
+    assert names["SCENARIO"] == scenario
+    assert callable(names["test_scenario_3"])

@@ -20,7 +20,9 @@ from hailbus_devtools.simulate.mutants import Mutant, read_mutants
 from hailbus_devtools.tools import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from hailbus_broker.testing.campaign import Scenario
 
 REQUIRED: Final = (
     "broker restarted",
@@ -238,18 +240,34 @@ def write_table(path: Path, first: int, results: Sequence[tuple[Mutant, int, dic
     path.write_text("\n".join([*lines, ""]))
 
 
+def source_of_test(scenario: Scenario, seed: int, problems: Iterable[str]) -> str:
+    """Return the source of a test that runs a scenario.
+
+    Args:
+        scenario: What was left of the scenario that failed.
+        seed: Which one that was.
+        problems: What it violated.
+    """
+    expression = scenario.to_python()
+    names = [name for name in ("PlannedClient", "PlannedFault") if f"{name}(" in expression]
+    names += ["Scenario", "run_scenario"]
+    return (
+        f'"""Found by seed {seed} as {", ".join(problems)}."""\n\n'
+        f"from hailbus_broker.testing.campaign import {', '.join(names)}\n\n"
+        f"SCENARIO = {expression}\n\n\n"
+        f"def test_scenario_{seed}() -> None:\n    assert run_scenario(SCENARIO).problems == {{}}\n"
+    )
+
+
 def _shrink(seed: int, problems: dict[str, list[str]]) -> None:
     """Shrink a failing scenario, and write it as a test."""
     from hailbus_broker.testing.campaign import draw, run_scenario, shrink
+    from hailbus_broker.testing.simulation.patching import patched
 
-    smallest = shrink(draw(seed), lambda scenario: bool(problems.keys() & run_scenario(scenario).problems.keys()))
+    with patched():
+        smallest = shrink(draw(seed), lambda scenario: bool(problems.keys() & run_scenario(scenario).problems.keys()))
     path = ROOT / FIRST_SCENARIO / f"test_scenario_{seed}.py"
-    path.write_text(
-        f'"""Found by seed {seed}: {", ".join(problems)}."""\n\n'
-        "from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, run_scenario\n\n"
-        f"SCENARIO = {smallest.to_python()}\n\n\n"
-        f"def test_scenario_{seed}() -> None:\n    assert run_scenario(SCENARIO).problems == {{}}\n"
-    )
+    path.write_text(source_of_test(smallest, seed, problems))
     print(f"shrunk to {len(smallest.clients)} clients and {len(smallest.faults)} faults: {path.relative_to(ROOT)}")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any, Final, Literal, TypeAlias
 
 from hailbus_broker.testing.campaign.recorder import TABLE
 
@@ -168,16 +169,29 @@ class Scenario:
     checks_every_s: float = 0.05
 
     def to_python(self) -> str:
-        """Return an expression that makes this scenario."""
-        lines = [f"Scenario(\n    seed={self.seed},\n    duration_s={self.duration_s},"]
-        for name in ("clients", "faults"):
-            lines.append(f"    {name}=(")
-            lines.extend(f"        {planned!r}," for planned in getattr(self, name))
-            lines.append("    ),")
-        lines.append(f"    partition_count={self.partition_count},")
-        lines.append(f"    segment_bytes={self.segment_bytes},")
-        lines.append(f"    checks_every_s={self.checks_every_s},\n)")
-        return "\n".join(lines)
+        """Return an expression that makes this scenario, formatted as the sources are."""
+        return _to_python(self, "")
+
+
+def _to_python(value: object, indent: str) -> str:
+    """Return an expression, one part a line; parts that have their default value are left out."""
+    inner = indent + "    "
+    match value:
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case tuple() if value:
+            lines = [f"{inner}{_to_python(part, inner)},\n" for part in value]
+            return "(\n" + "".join(lines) + indent + ")"
+        case Scenario() | PlannedClient() | PlannedFault():
+            given = [(part.name, getattr(value, part.name)) for part in fields(value) if _is_given(value, part)]
+            lines = [f"{inner}{name}={_to_python(part, inner)},\n" for name, part in given]
+            return f"{type(value).__name__}(\n" + "".join(lines) + indent + ")"
+        case _:
+            return repr(value)
+
+
+def _is_given(value: object, part: Field[Any]) -> bool:
+    return part.default is MISSING or getattr(value, part.name) != part.default
 
 
 _ALWAYS: Final[tuple[ClientKind, ...]] = (
