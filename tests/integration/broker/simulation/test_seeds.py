@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hailbus_devtools.simulate.main import Campaign, run_campaign
+from hailbus_devtools.simulate.main import Campaign, measure_speed, run_campaign
 
 SEEDS = 200
 
@@ -23,3 +23,13 @@ def test_a_campaign_that_misses_what_matters_says_so() -> None:
     campaign = Campaign(seed_count=SEEDS)
     assert "torn write" in campaign.missing
     assert not campaign.is_clean
+
+
+def test_the_speed_is_measured_at_twenty_produce_requests_a_second(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hailbus_devtools.simulate.main.SPEED_RUNS", 1)
+    assert measure_speed()
+    speed, rate = capsys.readouterr().out.splitlines()
+    assert "simulated seconds per second of CPU time" in speed
+    assert 19.5 < float(rate.split()[0]) < 21

@@ -95,7 +95,7 @@ class Outcome:
         digest: Of the trace.
         lines: The end of the trace.
         simulated_s: Virtual time.
-        request_count: Requests that producers were acknowledged.
+        request_count: Produce requests that were acknowledged.
     """
 
     problems: dict[str, list[str]]
@@ -172,6 +172,8 @@ class Campaign:
         self._is_watching = True
         self._look_count = 0
         self._seen: Final[dict[tuple[str, int], tuple[int, int, int]]] = {}
+        self._judged: Final[dict[PartitionLog, tuple[int, ...]]] = {}
+        """The offsets of each log that were found right last, while clients could see them."""
 
     # ------------------------------------------------------------------ clients
 
@@ -314,9 +316,18 @@ class Campaign:
 
     def _look(self) -> None:
         self._look_count += 1
+        is_serving = bool(self._broker.process.host.listeners)
+        looks_at_producers = self._look_count % PRODUCERS_EVERY == 0
         for replica in self._broker.node.replicas.leaders():
             log = replica.log
             stable = log.last_stable_offset
+            offsets = log.log_start_offset, stable, log.high_watermark, log.log_end_offset, log.synced_end_offset
+            if looks_at_producers:
+                self._look_at_producers(replica)
+            if self._judged.get(log) == offsets:
+                continue
+            if is_serving:
+                self._judged[log] = offsets
             if not log.log_start_offset <= stable <= log.high_watermark <= log.log_end_offset:
                 self.recorder.fail(
                     f"{replica.name}: log start {log.log_start_offset}, last stable offset {stable}, "
@@ -327,13 +338,17 @@ class Campaign:
                 self.recorder.fail(
                     f"{replica.name}: high watermark {log.high_watermark}, but synced up to {log.synced_end_offset}"
                 )
-            for producer in log.producers() if self._look_count % PRODUCERS_EVERY == 0 else ():
-                first = producer.current_transaction_start_offset
-                if 0 <= first < stable and first >= log.log_start_offset:
-                    self.recorder.fail(
-                        f"{replica.name}: last stable offset {stable}, but producer {producer.producer_id} has a "
-                        f"transaction open since {first}"
-                    )
+
+    def _look_at_producers(self, replica: LeaderReplica) -> None:
+        log = replica.log
+        stable = log.last_stable_offset
+        for producer in log.producers():
+            first = producer.current_transaction_start_offset
+            if 0 <= first < stable and first >= log.log_start_offset:
+                self.recorder.fail(
+                    f"{replica.name}: last stable offset {stable}, but producer {producer.producer_id} has a "
+                    f"transaction open since {first}"
+                )
 
     def _acked(self, topic: str, partition: int) -> None:
         """Note the offsets of a partition of which a batch was acknowledged."""
@@ -560,5 +575,5 @@ def run_scenario(scenario: Scenario, *, keep_trace: int = 200) -> Outcome:
         digest=world.trace.digest,
         lines=world.trace.lines,
         simulated_s=world.loop.now_s,
-        request_count=0 if campaign is None else sum(campaign.recorder.progress.values()),
+        request_count=0 if campaign is None else len(campaign.recorder.acked),
     )
