@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
@@ -83,9 +83,14 @@ def numbered(numbers: Sequence[int]) -> list[Outgoing]:
 
 @asynccontextmanager
 async def around(
-    cluster: Cluster, client: ClientName, *, partitions: int = 1, **settings: Any
+    cluster: Cluster,
+    client: ClientName,
+    *,
+    partitions: int = 1,
+    config: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Around]:
-    topic = Topic(f"transport-{random.randrange(10**9)}", partitions=partitions)
+    topic = Topic(f"transport-{random.randrange(10**9)}", partitions=partitions, config=config or {})
     async with ClusterAdmin(cluster.bootstrap) as admin:
         await admin.provision([topic])
     common: dict[str, Any] = {"session_timeout_ms": 6000, "heartbeat_interval_ms": 500, "rebalance_timeout_ms": 8000}
@@ -155,6 +160,29 @@ async def test_each_record_has_an_outcome_of_its_own(cluster: Cluster, client: C
         with pytest.raises(RecordTooLargeError):
             await producer.send(here.topic, 0, [(None, b"x" * 20_000, [])])
         assert await producer.send_each(here.topic, 0, []) in ((), [])
+
+
+@pytest.mark.parametrize("client", ["aiokafka"])  # librdkafka wants the whole transaction aborted
+async def test_a_transaction_continues_after_the_broker_has_refused_a_batch(
+    cluster: Cluster, client: ClientName
+) -> None:
+    """The topic takes a few of the records in one batch, and the producer does not know how many."""
+    records: list[Outgoing] = [(b"k", b"%03d" % number + b"v" * 250, []) for number in range(30)]
+    async with around(cluster, client, config={"max.message.bytes": "2000"}) as here:
+        producer = await here.producer(f"refused-{here.topic}")
+        for part in (records[:10], records[10:]):
+            await producer.begin()
+            await producer.send(here.topic, 0, part)
+            await producer.commit()
+        await producer.begin()
+        with pytest.raises(RecordTooLargeError):
+            await producer.send(here.topic, 0, [(b"k", b"v" * 3_000, [])])
+        await producer.abort()
+        await producer.begin()
+        await producer.send(here.topic, 0, [(b"k", b"last", [])])
+        await producer.commit()
+        found = await read(await here.consumer(), 31)
+    assert [record.value for record in found] == [*(value for _, value, _ in records), b"last"]
 
 
 async def test_a_paused_partition_waits_and_loses_nothing(cluster: Cluster, client: ClientName) -> None:

@@ -23,6 +23,7 @@ from hailbus._consuming.work import Ending, Item
 from hailbus._transport import Outgoing, Producer, Received, TopicPartition
 from hailbus.context import Context
 from hailbus.delivery import Reject, Retry
+from hailbus.errors import DeliveryError
 from hailbus.settlement import SettledPrefix
 from hailbus.subscription import SubscriberStats
 from hailbus.transaction import Transaction, current_transaction
@@ -369,7 +370,13 @@ class Line:
                     is_ending = True
             if not isinstance(error, Exception):
                 raise
-            if is_ending:
-                # Whether it was committed is not known: a new producer waits for its end, and finds out.
+            if is_ending or _is_final(error):
+                # A new producer waits for the end of the transaction, and finds out whether it was committed. Where the
+                # broker has lost the producer's state, it would refuse all that this one sends.
                 await self._close()
             raise StageError(Stage.TRANSACTION, error) from error
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the same producer cannot write it later either, for another reason than its size."""
+    return isinstance(error, DeliveryError) and not error.retriable and not is_too_large(error)

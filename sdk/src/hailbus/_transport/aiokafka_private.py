@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import create_conn
@@ -18,6 +18,7 @@ from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchResult, Part
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.errors import CorruptRecordException
 from aiokafka.producer.sender import Sender
+from aiokafka.producer.transaction_manager import TransactionManager
 from aiokafka.protocol.metadata import MetadataRequest
 
 from hailbus._transport.record import Record, new_record
@@ -34,6 +35,7 @@ __all__ = [
     "partitions_when_known",
     "read_into_records",
     "request_metadata",
+    "return_sequence_numbers",
     "send_to_node",
     "sender_ended",
     "try_connection",
@@ -59,6 +61,8 @@ PRIVATE: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
     (AIOKafkaProducer, "client", "to close a producer's connections"),
     (AIOKafkaProducer, "_sender", "to see whether a producer still sends"),
     (Sender, "sender_task", "to see whether a producer still sends"),
+    (AIOKafkaProducer, "_txn_manager", "to use the sequence numbers of a refused batch again"),
+    (TransactionManager, "_sequence_numbers", "to use the sequence numbers of a refused batch again"),
     (Sender, "close", "to close a producer that waits for a dead broker"),
     (AIOKafkaConsumer, "_client", "to close a consumer's connections"),
     (AIOKafkaConsumer, "_coordinator", "to see whether a consumer is still a member of its group"),
@@ -104,6 +108,14 @@ def sender_ended(producer: AIOKafkaProducer) -> bool:
     """Whether the task that sends a producer's records has died."""
     task = producer._sender.sender_task
     return task is not None and bool(task.done())
+
+
+def return_sequence_numbers(producer: AIOKafkaProducer, topic: str, partition: int, count: int) -> None:
+    """Let the next batch have the sequence numbers of one that the broker has refused, while none is in flight.
+
+    aiokafka counts on, so the broker would refuse all further batches of this producer as out of order.
+    """
+    producer._txn_manager._sequence_numbers[TopicPartition(topic, partition)] -= count
 
 
 async def close_producer(producer: AIOKafkaProducer) -> None:

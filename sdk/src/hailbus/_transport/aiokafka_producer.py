@@ -184,6 +184,8 @@ class AiokafkaProducer:
                 raise
             except Exception as error:  # noqa: BLE001 the client library raises bare KafkaError and AssertionError too
                 if isinstance(error, BAD_RECORD):
+                    if self._transactional_id is not None:  # others are replaced when the next batch is out of order
+                        aiokafka_private.return_sequence_numbers(client, topic, partition, count)
                     if count > 1:
                         most = (count + 1) // 2
                     else:
