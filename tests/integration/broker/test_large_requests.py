@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 from hailbus_broker.cluster.options import TOPIC_OPTIONS
 from hailbus_broker.coordinators.group import group_expiry
+from hailbus_broker.coordinators.group.offsets import CommittedOffsets
+from hailbus_broker.coordinators.outcome import Outcome
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.create_topics_request import CreatableTopic, CreateTopicsRequest
@@ -21,6 +25,7 @@ from hailbus_broker.protocol.definitions.describe_configs_request import (
     DescribeConfigsResource,
 )
 from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
+from hailbus_broker.protocol.definitions.heartbeat_response import HeartbeatResponse
 from hailbus_broker.protocol.definitions.list_offsets_request import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -39,17 +44,18 @@ from hailbus_broker.protocol.definitions.offset_fetch_request import (
 )
 from hailbus_broker.protocol.definitions.produce_request import PartitionProduceData, ProduceRequest, TopicProduceData
 from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.records import RecordToWrite, build_batch
+from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches
 from hailbus_broker.runtime import descriptors, group_sync
 from hailbus_broker.runtime.coordinator import Coordinator
 from hailbus_broker.runtime.replica import LeaderReplica
+from hailbus_broker.runtime.shard_driver import REPLIES_AT_ONCE
 from hailbus_broker.server.dispatch import DECODED_IN_LOOP_BYTES
 from hailbus_broker.server.handlers import configs, offsets, produce
 from hailbus_broker.server.handlers.log_offsets import SLICE
 from hailbus_broker.server.request import MANY_ENTRIES, has_many_entries
 from hailbus_broker.testing.broker import UnsyncedDisk
 
-from tests.integration.broker.wire import Wire, server_on
+from tests.integration.broker.wire import Wire, server_on, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -325,6 +331,81 @@ async def test_many_committed_offsets_are_answered_for_in_slices_and_are_of_one_
         assert len(set(looked_up)) == 1, "the offsets are of one moment"
         parts = answer.groups[0].topics[0].partitions
         assert [(part.partition_index, part.committed_offset) for part in parts] == [(n, 7) for n in range(200)]
+        wire.close()
+
+
+async def test_a_commit_of_many_offsets_is_prepared_by_a_thread_and_is_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        count = offsets.PREPARED_IN_THREAD + 1
+        await with_committed_offsets(wire, 3)
+        prepared_in: set[int] = set()
+        prepare = CommittedOffsets.prepare
+
+        def noting(*arguments: object, **options: object) -> object:
+            prepared_in.add(threading.get_ident())
+            return prepare(*arguments, **options)  # type: ignore[arg-type]  # passed on
+
+        driver = next(driver for driver in server.node.groups.active() if "g" in driver.shard.group_ids())
+        monkeypatch.setattr(driver.shard, "prepare_commit", partial(noting, driver.shard._offsets))
+        assert await wire.create("wider", count) == ErrorCode.NONE
+        before = driver.partition.log.log_end_offset
+        partitions = [
+            OffsetCommitRequestPartition(partition_index=index, committed_offset=index, committed_metadata="here")
+            for index in range(count + 1)
+        ]
+        request = OffsetCommitRequest(
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[OffsetCommitRequestTopic(name="wider", partitions=partitions)],
+        )
+        answer = await wire.ask(ApiKey.OFFSET_COMMIT, 9, request)
+        codes = [part.error_code for part in answer.topics[0].partitions]
+        assert codes == [ErrorCode.NONE] * count + [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert len(prepared_in) == 1
+        assert threading.get_ident() not in prepared_in
+        found = driver.shard.all_committed("g")
+        assert {where: entry.offset for where, entry in found.items() if where[0] == "wider"} == {
+            ("wider", index): index for index in range(count)
+        }
+        read = driver.partition.log.read(before, 2**20)
+        assert [batch.header.record_count for batch in iterate_batches(b"".join(read.buffers))] == [count]
+        wire.close()
+
+
+async def test_the_end_of_a_rebalance_answers_its_members_in_several_turns(tmp_path: Path) -> None:
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        await with_committed_offsets(wire, 1)
+        driver = next(driver for driver in server.node.groups.active() if "g" in driver.shard.group_ids())
+        answered: list[tuple[int, int]] = []
+        with counted_turns() as turns:
+
+            class Member:
+                def __init__(self, number: int) -> None:
+                    self.number = number
+
+                def respond(self, _: object) -> None:
+                    answered.append((turns.count, self.number))
+                    if self.number == 7:
+                        raise RuntimeError("a member that cannot be answered")
+
+                def respond_error(self, code: ErrorCode) -> None:
+                    assert code is ErrorCode.UNKNOWN_SERVER_ERROR
+                    assert self.number == 7
+
+            outcome = Outcome()
+            count = 3 * REPLIES_AT_ONCE + 1
+            for number in range(count):
+                outcome.reply(Member(number), HeartbeatResponse())
+            assert driver.run(outcome) is ErrorCode.NONE
+            await until(lambda: len(answered) == count)
+        assert [number for _, number in answered] == list(range(count))
+        in_turns = Counter(turn for turn, _ in answered)
+        assert sorted(in_turns.values(), reverse=True) == [REPLIES_AT_ONCE] * 3 + [1]
         wire.close()
 
 

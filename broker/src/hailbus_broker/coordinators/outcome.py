@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as packing_error
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.errors import ProtocolError
@@ -41,6 +41,18 @@ class CoordinatorRecord:
         return bytes(codec.encode(self.value, self.value_version, bytearray(_SHORT.pack(self.value_version))))
 
 
+class PreparedRecords(NamedTuple):
+    """The records of an atomic decision, made before it: whatever takes long and needs nothing of the shard's state.
+
+    Attributes:
+        batch: All of them, as they are appended.
+        messages: Keys and values, as a replay of the batch decodes them.
+    """
+
+    batch: bytearray
+    messages: list[tuple[Message, Message | None]]
+
+
 class Token(Protocol[ResponseT_contra]):
     """A request that waits for its response. It is answered exactly once."""
 
@@ -63,6 +75,7 @@ class Outcome:
     Attributes:
         records: In order; may be empty. They are written all or not at all, unless the machine fails in between.
         is_atomic: Whether all records go into one batch, so that even a crash cannot separate them.
+        prepared: Records to append in place of `records`.
         replies: Requests and their responses, added by `reply`. One outcome may answer many requests.
         request: The request that asked for the decision; None if a timer did.
         producer: Id and epoch of the producer in whose transaction the records are written.
@@ -76,6 +89,7 @@ class Outcome:
     request: Token[Any] | None = None
     producer: tuple[int, int] | None = None
     is_atomic: bool = False
+    prepared: PreparedRecords | None = None
     on_refused: Callable[[ErrorCode], Outcome | None] | None = None
 
     def reply(self, token: Token[ResponseT], response: ResponseT) -> None:

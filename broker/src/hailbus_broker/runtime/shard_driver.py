@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hailbus_broker.coordinators.outcome import Outcome, Token
+    from hailbus_broker.protocol.schema import Message
     from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.clock import Clock
     from hailbus_broker.runtime.replica import LeaderReplica
@@ -28,6 +29,9 @@ RECORD_OVERHEAD_BYTES: Final = 32
 """More than a record takes in a batch beside its key and value: five varints, and the count of its headers."""
 
 BATCH_OVERHEAD_BYTES: Final = 61
+
+REPLIES_AT_ONCE: Final = 50
+"""The end of a rebalance answers all members. Each answer is a call of the system, 50 µs."""
 
 
 class DriverState(Enum):
@@ -56,6 +60,12 @@ class Shard(Protocol):
 
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int, producer_id: int = NO_PRODUCER_ID) -> None:
         """Apply a record."""
+        ...
+
+    def replay_message(
+        self, key: Message, value: Message | None, *, now_ms: int, producer_id: int = NO_PRODUCER_ID
+    ) -> None:
+        """Apply a record that was decoded before."""
         ...
 
     def waiting(self) -> Iterable[Token[Any]]:
@@ -192,7 +202,7 @@ class ShardDriver(Generic[ShardT]):
 
     def _write(self, outcome: Outcome) -> ErrorCode:
         """Append an outcome's records, install it and replay them; return the error code if nothing was written."""
-        if not outcome.records:
+        if not outcome.records and outcome.prepared is None:
             outcome.install()
             return ErrorCode.NONE
         try:
@@ -218,16 +228,20 @@ class ShardDriver(Generic[ShardT]):
         producer_id, producer_epoch = outcome.producer or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
         config = self.partition.log.config
         limit = min(config.max_message_bytes, config.segment_bytes)
-        parts = [encoded] if outcome.is_atomic else _in_batches(encoded, limit)
-        batches = [
-            build_batch(
-                [RecordToWrite(key=key, value=value, timestamp=wall_ms) for key, value in part],
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                is_transactional=outcome.producer is not None,
-            )
-            for part in parts
-        ]
+        if outcome.prepared is not None:
+            assert not encoded, f"{len(encoded)} records beside those that were prepared"
+            batches = [outcome.prepared.batch]
+        else:
+            parts = [encoded] if outcome.is_atomic else _in_batches(encoded, limit)
+            batches = [
+                build_batch(
+                    [RecordToWrite(key=key, value=value, timestamp=wall_ms) for key, value in part],
+                    producer_id=producer_id,
+                    producer_epoch=producer_epoch,
+                    is_transactional=outcome.producer is not None,
+                )
+                for part in parts
+            ]
         largest = max(map(len, batches))
         if largest > limit:  # checked before the first of them is written
             raise BatchTooLargeError(f"a batch of {largest} bytes is larger than the partition takes, {limit}")
@@ -237,6 +251,9 @@ class ShardDriver(Generic[ShardT]):
         outcome.install()
         for key, value in encoded:
             self.shard.replay(key, value, now_ms=now_ms, producer_id=producer_id)
+        if outcome.prepared is not None:
+            for message, content in outcome.prepared.messages:
+                self.shard.replay_message(message, content, now_ms=now_ms, producer_id=producer_id)
 
     def _send(self, outcome: Outcome, error: Exception | None) -> None:
         if error is not None or self.state is not DriverState.ACTIVE:
@@ -245,12 +262,19 @@ class ShardDriver(Generic[ShardT]):
             for token, _ in outcome.replies:
                 self._respond_error(token, code)
             return
-        for token, response in outcome.replies:
+        self._reply(outcome.replies, 0)
+
+    def _reply(self, replies: list[tuple[Token[Any], Message]], start: int) -> None:
+        """Send the replies of an outcome from `start` on, some of them in each turn of the loop."""
+        end = start + REPLIES_AT_ONCE
+        for token, response in replies[start:end]:
             try:
                 token.respond(response)
             except Exception:  # one failed reply must not hold back the others
                 log.exception("coordinator_answer_failed", partition=self.partition.name)
                 self._respond_error(token, ErrorCode.UNKNOWN_SERVER_ERROR)
+        if end < len(replies):
+            self._loop.call_soon(self._reply, replies, end)
 
     def _refuse(self, outcome: Outcome, code: ErrorCode) -> None:
         """Answer the request whose decision could not be recorded; all others wait on, as before the decision."""

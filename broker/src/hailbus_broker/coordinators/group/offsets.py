@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hailbus_broker.coordinators.group.classic import ClassicState
 from hailbus_broker.coordinators.group.classic_protocol import known_member
 from hailbus_broker.coordinators.group.decision import GroupDecision
-from hailbus_broker.coordinators.outcome import CoordinatorRecord
+from hailbus_broker.coordinators.outcome import CoordinatorRecord, PreparedRecords, decode_key, decode_value
 from hailbus_broker.protocol.definitions.offset_commit_key import OffsetCommitKey
 from hailbus_broker.protocol.definitions.offset_commit_response import (
     OffsetCommitResponse,
@@ -23,6 +23,7 @@ from hailbus_broker.protocol.definitions.txn_offset_commit_response import (
 )
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
+from hailbus_broker.records import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, RecordToWrite, build_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.group.state import GroupState
     from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.protocol.definitions.txn_offset_commit_request import TxnOffsetCommitRequest
-    from hailbus_broker.protocol.schema import Uuid
+    from hailbus_broker.protocol.schema import Message, Uuid
 
 OFFSET_COMMIT_VERSION: Final = 4
+OFFSET_KEY_TYPES: Final[dict[int, type[Message]]] = {0: OffsetCommitKey, 1: OffsetCommitKey}
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedOffset:
+class CommittedOffset(NamedTuple):
     """Where a group would resume."""
 
     offset: int
@@ -93,6 +94,7 @@ class CommittedOffsets:
         *,
         now_ms: int,
         wall_ms: int,
+        prepared: PreparedRecords | None = None,
     ) -> GroupDecision:
         """Remember offsets for a group.
 
@@ -105,6 +107,7 @@ class CommittedOffsets:
             token: Of the request.
             now_ms: The time.
             wall_ms: Milliseconds since 1970 UTC, from which on the offsets age.
+            prepared: The records of these entries, if `prepare` has made them.
         """
         decision = GroupDecision(self._state, now_ms=now_ms, wall_ms=wall_ms, request=token)
         decision.is_atomic = True
@@ -118,12 +121,12 @@ class CommittedOffsets:
             topic = topics.setdefault(
                 (entry.topic, entry.topic_id), OffsetCommitResponseTopic(name=entry.topic, topic_id=entry.topic_id)
             )
-            result = code or entry.refusal
-            if not result and len(entry.metadata) > self._config.offset_metadata_max_bytes:
-                result = ErrorCode.OFFSET_METADATA_TOO_LARGE
-            if not result:
+            result = code or self._refusal(entry)
+            if not result and prepared is None:
                 decision.records.append(offset_record(group_id, entry, wall_ms))
             topic.partitions.append(OffsetCommitResponsePartition(partition_index=entry.partition, error_code=result))
+        if not code:
+            decision.prepared = prepared
         decision.reply(token, OffsetCommitResponse(topics=list(topics.values())))
         return decision
 
@@ -135,6 +138,7 @@ class CommittedOffsets:
         *,
         now_ms: int,
         wall_ms: int,
+        prepared: PreparedRecords | None = None,
     ) -> GroupDecision:
         """Remember offsets when a transaction commits.
 
@@ -144,6 +148,7 @@ class CommittedOffsets:
             token: Of the request.
             now_ms: The time.
             wall_ms: Milliseconds since 1970 UTC, from which on the offsets age.
+            prepared: The records of these entries, if `prepare` has made them.
         """
         decision = GroupDecision(self._state, now_ms=now_ms, wall_ms=wall_ms, request=token)
         decision.is_atomic = True
@@ -164,17 +169,59 @@ class CommittedOffsets:
             code = ErrorCode.ILLEGAL_GENERATION if error.code is ErrorCode.STALE_MEMBER_EPOCH else error.code
         topics: dict[str, TxnOffsetCommitResponseTopic] = {}
         for entry in entries:
-            result = code or entry.refusal
-            if not result and len(entry.metadata) > self._config.offset_metadata_max_bytes:
-                result = ErrorCode.OFFSET_METADATA_TOO_LARGE
-            if not result:
+            result = code or self._refusal(entry)
+            if not result and prepared is None:
                 decision.records.append(offset_record(request.group_id, entry, wall_ms))
             topic = topics.setdefault(entry.topic, TxnOffsetCommitResponseTopic(name=entry.topic))
             topic.partitions.append(
                 TxnOffsetCommitResponsePartition(partition_index=entry.partition, error_code=result)
             )
+        if not code:
+            decision.prepared = prepared
         decision.reply(token, TxnOffsetCommitResponse(topics=list(topics.values())))
         return decision
+
+    def prepare(
+        self,
+        group_id: str,
+        entries: Sequence[OffsetToCommit],
+        *,
+        wall_ms: int,
+        producer: tuple[int, int] = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH),
+    ) -> PreparedRecords | None:
+        """Make the records of a commit of many offsets, for a decision that comes later; it may run in any thread.
+
+        Args:
+            group_id: As for the commit.
+            entries: What to commit.
+            wall_ms: Milliseconds since 1970 UTC, from which on the offsets age.
+            producer: Id and epoch of the producer, if the commit is part of its transaction.
+
+        Returns:
+            The records; None if there is nothing to write.
+        """
+        records = [offset_record(group_id, entry, wall_ms) for entry in entries if not self._refusal(entry)]
+        if not records:
+            return None
+        encoded = [(record.encode_key(), record.encode_value()) for record in records]
+        producer_id, producer_epoch = producer
+        batch = build_batch(
+            [RecordToWrite(key=key, value=value, timestamp=wall_ms) for key, value in encoded],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            is_transactional=producer_id != NO_PRODUCER_ID,
+        )
+        messages = [
+            (decode_key(key, OFFSET_KEY_TYPES), None if value is None else decode_value(value, OffsetCommitValue))
+            for key, value in encoded
+        ]
+        return PreparedRecords(batch, messages)
+
+    def _refusal(self, entry: OffsetToCommit) -> ErrorCode:
+        """Return what is wrong with one offset, whoever commits it."""
+        if not entry.refusal and len(entry.metadata) > self._config.offset_metadata_max_bytes:
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        return entry.refusal
 
     def _check_member(
         self,

@@ -27,7 +27,7 @@ from hailbus_broker.coordinators.group.consumer_records import (
 from hailbus_broker.coordinators.group.consumer_removal import ConsumerRemovals
 from hailbus_broker.coordinators.group.decision import GroupDecision
 from hailbus_broker.coordinators.group.group_expiry import GroupExpiry
-from hailbus_broker.coordinators.group.offsets import CommittedOffsets
+from hailbus_broker.coordinators.group.offsets import OFFSET_KEY_TYPES, CommittedOffsets
 from hailbus_broker.coordinators.group.reconciliation import Reconciliation
 from hailbus_broker.coordinators.group.state import GroupState
 from hailbus_broker.coordinators.group.views import GroupViews
@@ -67,10 +67,14 @@ RETRY_MS: Final = 1_000
 """After which time a timer's decision is made again when its records were refused."""
 
 KEY_TYPES: Final[dict[int, type[Message]]] = {
-    0: OffsetCommitKey,
-    1: OffsetCommitKey,
+    **OFFSET_KEY_TYPES,
     2: GroupMetadataKey,
     **CONSUMER_KEY_TYPES,
+}
+VALUE_TYPES: Final[dict[int, type[Message]]] = {
+    OffsetCommitKey.__api_key__: OffsetCommitValue,
+    GroupMetadataKey.__api_key__: GroupMetadataValue,
+    **CONSUMER_VALUE_TYPES,
 }
 
 
@@ -111,6 +115,7 @@ class GroupShard:
         self.offsets: Final[dict[str, GroupOffsets]] = offsets.by_group
         self.commit: Final = offsets.commit
         self.commit_in_transaction: Final = offsets.commit_in_transaction
+        self.prepare_commit: Final = offsets.prepare
         self.check_fetch: Final = offsets.check_fetch
         self.committed: Final = offsets.committed
         self.all_committed: Final = offsets.all_committed
@@ -346,18 +351,19 @@ class GroupShard:
             ProtocolError: It says nothing that a group coordinator writes.
         """
         key = decode_key(key_data, KEY_TYPES)
+        value = None if value_data is None else decode_value(value_data, VALUE_TYPES[key.__api_key__])
+        self.replay_message(key, value, now_ms=now_ms, producer_id=producer_id)
+
+    def replay_message(self, key: Message, value: Message | None, *, now_ms: int, producer_id: int = -1) -> None:
+        """Apply one record that was decoded before; see `replay`."""
         match key:
             case OffsetCommitKey():
-                value = None if value_data is None else decode_value(value_data, OffsetCommitValue)
                 assert value is None or isinstance(value, OffsetCommitValue)
                 self._offsets.replay(key, value, producer_id)
             case GroupMetadataKey():
-                value = None if value_data is None else decode_value(value_data, GroupMetadataValue)
                 assert value is None or isinstance(value, GroupMetadataValue)
                 replay_group(self._state, key.group, value, now_ms)
             case _:
-                cls = CONSUMER_VALUE_TYPES[key.__api_key__]
-                value = None if value_data is None else decode_value(value_data, cls)
                 replay_consumer(self._state, key, value, now_ms)
 
     # ------------------------------------------------------------------ load and unload

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.coordinators.transaction.state import TopicPartition
+    from hailbus_broker.protocol.schema import Message
 
 MARKER_RETRY_MS: Final = 1_000
 ABORT_RETRY_MS: Final = 1_000
@@ -110,10 +111,23 @@ class TransactionShard:
         Raises:
             ProtocolError: It says nothing that a transaction coordinator writes.
         """
-        del producer_id
         decoded = decode_key(key, {TransactionLogKey.__api_key__: TransactionLogKey})
-        assert isinstance(decoded, TransactionLogKey)
-        transactional_id = decoded.transactional_id
+        content = None if value is None else decode_value(value, TransactionLogValue)
+        self.replay_message(decoded, content, now_ms=now_ms, wall_ms=wall_ms, producer_id=producer_id)
+
+    def replay_message(
+        self,
+        key: Message,
+        value: Message | None,
+        *,
+        now_ms: int,
+        wall_ms: int | None = None,
+        producer_id: int = NO_PRODUCER_ID,
+    ) -> None:
+        """Apply one record that was decoded before; see `replay`."""
+        del producer_id
+        assert isinstance(key, TransactionLogKey)
+        transactional_id = key.transactional_id
         if value is None:
             self.transactions.pop(transactional_id, None)
             self._last_epochs.pop(transactional_id, None)
@@ -121,9 +135,8 @@ class TransactionShard:
             self._at_rest.pop(transactional_id, None)
             self._overdue.pop(transactional_id, None)
             return
-        record = decode_value(value, TransactionLogValue)
-        assert isinstance(record, TransactionLogValue)
-        changed = Transaction.from_value(transactional_id, record)
+        assert isinstance(value, TransactionLogValue)
+        changed = Transaction.from_value(transactional_id, value)
         remembered = self._last_epochs.get(transactional_id)
         if remembered is not None and remembered[0] == changed.producer_epoch:
             changed = replace(changed, last_producer_epoch=remembered[1])

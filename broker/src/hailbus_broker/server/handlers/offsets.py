@@ -10,9 +10,10 @@ from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable, Sequence
 
-    from hailbus_broker.cluster.metadata.image import MetadataImage
+    from hailbus_broker.cluster.metadata.image import MetadataImage, TopicState
+    from hailbus_broker.coordinators.outcome import PreparedRecords
     from hailbus_broker.protocol.definitions.offset_commit_request import OffsetCommitRequest
     from hailbus_broker.protocol.definitions.offset_delete_request import OffsetDeleteRequest
     from hailbus_broker.protocol.definitions.offset_delete_response import OffsetDeleteResponse
@@ -28,22 +29,49 @@ if TYPE_CHECKING:
 
 UNKNOWN_OFFSET: Final = -1
 
+PREPARED_IN_THREAD: Final = 250
+"""A thread prepares commits of more offsets: each takes 15 µs until it is in a batch."""
+
 SLICE: Final = 500
 """So many offsets are answered for in one turn of the loop."""
 
 
-def offset_commit(dispatcher: Dispatcher, request: Request, message: OffsetCommitRequest) -> None:
+def offset_commit(dispatcher: Dispatcher, request: Request, message: OffsetCommitRequest) -> Awaitable[None] | None:
     """OffsetCommit v2-10; v10 names topics by id."""
     node = dispatcher.node
     uses_ids = request.version >= 10
+    by_id, by_name = node.image.topics_by_id, node.image.topics
+    topics = [(by_id.get(topic.topic_id) if uses_ids else by_name.get(topic.name)) for topic in message.topics]
+    if sum(len(topic.partitions) for topic in message.topics) > PREPARED_IN_THREAD:
+        return _commit_many(dispatcher, request, message, topics)
+    _commit(dispatcher, request, message, _to_commit(message, topics, uses_ids=uses_ids), None)
+    return None
+
+
+async def _commit_many(
+    dispatcher: Dispatcher, request: Request, message: OffsetCommitRequest, topics: Sequence[TopicState | None]
+) -> None:
+    """Let a thread prepare what is committed; the group's state is looked at after that, and changed in one turn."""
+    node = dispatcher.node
+    driver = node.groups.driver(message.group_id)
+    if isinstance(driver, ErrorCode):
+        raise ApiError(driver)
+    wall_ms = node.clock.wall_ms()
+
+    def prepare() -> tuple[list[OffsetToCommit], PreparedRecords | None]:
+        entries = _to_commit(message, topics, uses_ids=request.version >= 10)
+        return entries, driver.shard.prepare_commit(message.group_id, entries, wall_ms=wall_ms)
+
+    _commit(dispatcher, request, message, *await node.threads.run(prepare))
+
+
+def _to_commit(
+    message: OffsetCommitRequest, topics: Sequence[TopicState | None], *, uses_ids: bool
+) -> list[OffsetToCommit]:
+    """Return the partitions of a commit, those that do not exist with a refusal."""
+    missing = ErrorCode.UNKNOWN_TOPIC_ID if uses_ids else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     entries = []
-    for topic in message.topics:
-        if uses_ids:
-            known = node.image.topics_by_id.get(topic.topic_id)
-            missing = ErrorCode.UNKNOWN_TOPIC_ID
-        else:
-            known = node.image.topics.get(topic.name)
-            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    for topic, known in zip(message.topics, topics, strict=True):
         for part in topic.partitions:
             problem = ErrorCode.NONE
             if known is None:
@@ -61,8 +89,18 @@ def offset_commit(dispatcher: Dispatcher, request: Request, message: OffsetCommi
                     refusal=problem,
                 )
             )
-    clock = node.clock
-    refusal = node.groups.run(
+    return entries
+
+
+def _commit(
+    dispatcher: Dispatcher,
+    request: Request,
+    message: OffsetCommitRequest,
+    entries: Sequence[OffsetToCommit],
+    prepared: PreparedRecords | None,
+) -> None:
+    clock = dispatcher.node.clock
+    refusal = dispatcher.node.groups.run(
         message.group_id,
         lambda shard: shard.commit(
             message.group_id,
@@ -73,6 +111,7 @@ def offset_commit(dispatcher: Dispatcher, request: Request, message: OffsetCommi
             request,
             now_ms=clock.now_ms(),
             wall_ms=clock.wall_ms(),
+            prepared=prepared,
         ),
     )
     if refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC
@@ -15,6 +16,7 @@ from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.markers import Marker, append_marker
 from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.server.dispatch import error_code
+from hailbus_broker.server.handlers.offsets import PREPARED_IN_THREAD
 from hailbus_broker.server.handlers.replies import CodeReply, Reply, code_response
 
 if TYPE_CHECKING:
@@ -368,6 +370,12 @@ async def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: T
     groups = node.groups.driver(message.group_id)
     if isinstance(groups, ErrorCode):
         raise ApiError(groups)
+    prepared = None
+    if len(entries) > PREPARED_IN_THREAD:
+        producer = message.producer_id, message.producer_epoch
+        wall_ms = node.clock.wall_ms()
+        prepare = partial(groups.shard.prepare_commit, message.group_id, entries, wall_ms=wall_ms, producer=producer)
+        prepared = await node.threads.run(prepare)
 
     def commit(code: ErrorCode) -> None:
         if code:
@@ -375,7 +383,12 @@ async def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: T
         else:
             groups.run(
                 groups.shard.commit_in_transaction(
-                    message, entries, request, now_ms=groups.now_ms(), wall_ms=node.clock.wall_ms()
+                    message,
+                    entries,
+                    request,
+                    now_ms=groups.now_ms(),
+                    wall_ms=node.clock.wall_ms(),
+                    prepared=prepared,
                 )
             )
 
