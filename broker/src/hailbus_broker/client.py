@@ -53,11 +53,17 @@ def accept(code: int, what: str) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """One connection to a broker."""
+    """One connection to a broker.
 
-    def __init__(self, client_id: str) -> None:
+    Args:
+        client_id: For the broker's logs.
+        when_lost: Called when the other side, or the network, has ended the connection.
+    """
+
+    def __init__(self, client_id: str, when_lost: Callable[[], object] = lambda: None) -> None:
         name = client_id.encode()
         self._client_id: Final = len(name).to_bytes(2, "big") + name
+        self._when_lost: Final = when_lost
         self._waiting: Final[deque[tuple[ApiKey, int, int, asyncio.Future[Any]]]] = deque()
         self._buffer = bytearray()
         self._next_id = 0
@@ -71,7 +77,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Fail what waits."""
-        self._end("the connection was lost")
+        if not self.is_closed:
+            self._end("the connection was lost")
+            self._when_lost()
 
     def _end(self, reason: str) -> None:
         self.is_closed = True

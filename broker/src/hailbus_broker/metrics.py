@@ -127,7 +127,7 @@ class Metrics:
         yield GaugeMetricFamily(
             "hailbus_broker_metadata_log_end_offset",
             "Log end offset of __cluster_metadata.",
-            value=node.metadata.replica.log.log_end_offset,
+            value=node.metadata.quorum.log.log_end_offset,
         )
 
     def _topics(self) -> Iterator[Metric]:

@@ -124,7 +124,7 @@ def test_the_quorum_is_this_node(broker: ThreadedBroker, client: BrokerClient, v
     ]
     metadata, other = ask(client, quorum.DescribeQuorumRequest(topics=asked), version).topics
     (found,) = metadata.partitions
-    end = broker.call(lambda running: running.node.metadata.replica.log.log_end_offset)
+    end = broker.call(lambda running: running.node.metadata.quorum.log.log_end_offset)
     assert (found.leader_id, found.high_watermark, found.observers) == (1, end, [])
     assert [(v.replica_id, v.log_end_offset) for v in found.current_voters] == [(1, end)]
     assert other.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

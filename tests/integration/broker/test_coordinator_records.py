@@ -160,7 +160,7 @@ def flip_a_bit(folder: Path) -> None:
     """Damage the first batch of a partition."""
     (segment,) = folder.glob("*.log")
     data = bytearray(segment.read_bytes())
-    data[100] ^= 1
+    data[80] ^= 1  # in a record
     segment.write_bytes(data)
 
 

@@ -48,22 +48,23 @@ def files(data: Path, pattern: str) -> list[str]:
 async def test_a_start_from_a_snapshot_finds_the_same_cluster(tmp_path: Path) -> None:
     async with running_broker(data_dir=str(tmp_path)) as broker:
         await change(broker, "rides", "bikes")
-        end = broker.node.metadata.replica.log.log_end_offset
+        end = broker.node.metadata.quorum.log.log_end_offset
         await broker.node.metadata.snapshot()
-        assert files(tmp_path, "*.checkpoint") == [f"{end:020}-0000000000.checkpoint"]
+        assert files(tmp_path, "*.checkpoint") == [f"{end:020}-0000000001.checkpoint"]
         assert files(tmp_path, "*.log") == [f"{end:020}.log"]
         await change(broker, "later")
         before, version = without_registration(broker.node.image), broker.node.image.version
-        log_end = broker.node.metadata.replica.log.log_end_offset
+        log_end = broker.node.metadata.quorum.log.log_end_offset
         assert version == log_end
     async with running_broker(data_dir=str(tmp_path)) as broker:
         assert without_registration(broker.node.image) == before
-        assert broker.node.metadata.replica.log.log_start_offset == end
-        assert broker.node.image.version == broker.node.metadata.replica.log.log_end_offset == log_end + 1
+        assert broker.node.metadata.quorum.log.log_start_offset == end
+        started = log_end + 2  # a leader's epoch, and a registration
+        assert broker.node.image.version == broker.node.metadata.quorum.log.log_end_offset == started
         assert sorted(broker.node.replicas.topics) == ["bikes", "later", "rides"]
-        second = broker.node.metadata.replica.log.log_end_offset
+        second = broker.node.metadata.quorum.log.log_end_offset
         await broker.node.metadata.snapshot()
-        assert files(tmp_path, "*.checkpoint") == [f"{second:020}-0000000000.checkpoint"]
+        assert files(tmp_path, "*.checkpoint") == [f"{second:020}-0000000002.checkpoint"]
     async with running_broker(data_dir=str(tmp_path)) as broker:
         assert without_registration(broker.node.image) == before
 
@@ -111,14 +112,14 @@ async def test_the_log_is_cut_when_it_is_larger_than_its_limit(tmp_path: Path) -
     settings = {"metadata.log.max.record.bytes.between.snapshots": "2000"}
     async with running_broker(settings, data_dir=str(tmp_path)) as broker:
         assert files(tmp_path, "*.checkpoint") == []
-        while broker.node.metadata.replica.log.size_bytes() <= 2000:
+        while broker.node.metadata.quorum.log.size_bytes() <= 2000:
             await broker.node.write_metadata(broker.node.controller.allocate_producer_ids()[1])
         await broker.node.write_metadata(
             broker.node.controller.allocate_producer_ids()[1]
         )  # while the first is written
         async with asyncio.timeout(20):
             while (  # noqa: ASYNC110 waits for what happens in a thread
-                broker.node.metadata.replica.log.size_bytes() > 2000 or len(files(tmp_path, "*.log")) > 1
+                broker.node.metadata.quorum.log.size_bytes() > 2000 or len(files(tmp_path, "*.log")) > 1
             ):
                 await asyncio.sleep(0.01)
         assert len(files(tmp_path, "*.checkpoint")) == 1

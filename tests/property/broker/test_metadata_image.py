@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from hailbus_broker.cluster.metadata.difference import difference
 from hailbus_broker.cluster.metadata.image import MetadataImage, PartitionState
 from hailbus_broker.cluster.metadata.records import RECORD_TYPES, decode_record, encode_record
 from hypothesis import given, note, settings
@@ -98,6 +99,38 @@ def test_a_delta_names_every_change(seed: int) -> None:
             for node_id in nodes_before.keys() | nodes_after.keys():
                 if nodes_before.get(node_id) != nodes_after.get(node_id):
                     assert noted[node_id] == nodes_before.get(node_id)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32))
+def test_the_difference_of_two_images_names_every_change(seed: int) -> None:
+    note(f"seed {seed}")
+    rng = random.Random(seed)
+    drawn = RandomRecords(rng)
+    before = MetadataImage()
+    before.apply([drawn.next() for _ in range(rng.randrange(60))])
+    after = before.copy()
+    applied = after.apply([drawn.next() for _ in range(rng.randrange(60))])
+    snapshot = MetadataImage()
+    snapshot.apply(after.to_records())
+    found = difference(before, snapshot)
+    old, new = partitions(before), partitions(snapshot)
+    assert {
+        (topic_id, index) for topic_id, indexes in found.new_partitions.items() for index in indexes
+    } == new.keys() - old.keys()
+    changed = {(topic_id, index) for topic_id, indexes in found.changed_partitions.items() for index in indexes}
+    assert changed == {key for key in new.keys() & old.keys() if new[key] != old[key]}
+    assert {topic.topic_id for topic in found.removed_topics} == before.topics_by_id.keys() - after.topics_by_id.keys()
+    assert found.brokers_before.keys() <= applied.brokers_before.keys()
+    assert found.brokers_before == {
+        node_id: before.brokers.get(node_id)
+        for node_id in before.brokers.keys() | snapshot.brokers.keys()
+        if before.brokers.get(node_id) != snapshot.brokers.get(node_id)
+    }
+    for kind, name, values in (*before.all_configs(), *snapshot.all_configs()):
+        is_changed = before.configs(kind, name) != snapshot.configs(kind, name)
+        assert ((int(kind), name) in found.configs) == is_changed, (kind, name, values)
+    assert found.has_new_features == (before.features != after.features)
 
 
 def test_every_type_of_record_is_drawn() -> None:

@@ -19,7 +19,7 @@ from hailbus_broker.log.recovery import DAMAGED_INFIX, RecoveryReport, recover
 from hailbus_broker.log.retention import PendingRemoval, Retention
 from hailbus_broker.log.sync import CheckpointFiles, LogSync, PendingSync
 from hailbus_broker.log.tail_cache import TailCache
-from hailbus_broker.log.truncation import truncate
+from hailbus_broker.log.truncation import restart, truncate
 
 if TYPE_CHECKING:
     from hailbus_broker.log.config import LogConfig
@@ -324,6 +324,15 @@ class PartitionLog:
             SwapRunningError: Compaction is renaming the log's files.
         """
         truncate(self._state, self._sync, offset)
+
+    def restart_at(self, offset: Offset, *, now_ms: int) -> None:
+        """Drop everything, and begin anew at an offset: what is before it comes from a snapshot, or from the leader.
+
+        Raises:
+            StorageError: The machine failed.
+            SwapRunningError: Compaction is renaming the log's files.
+        """
+        restart(self._state, self._sync, offset, now_ms=now_ms)
 
     # ---- compaction
 

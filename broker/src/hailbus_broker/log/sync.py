@@ -245,6 +245,17 @@ class LogSync:
         self._mid_snapshots = set(left)
         self._checkpoint_bytes = -1
 
+    def restarted(self, offset: Offset) -> None:
+        """The log is empty and begins at an offset: there is nothing that would have to be synced."""
+        for pending in self._running:
+            pending.end_offset = offset
+        self.synced_end_offset = offset
+        self._snapshot_offset = -1
+        self._mid_snapshots.clear()
+        self._checkpoint_bytes = -1
+        self.is_directory_dirty = True
+        self.are_epochs_dirty = True  # a running sync may still write those from before
+
     # ---- snapshots of the producers
 
     def prepare_checkpoint(self) -> CheckpointFiles | None:
@@ -285,6 +296,11 @@ class LogSync:
         self.is_directory_dirty = True
         self._snapshot_offset = state.log_end_offset
         self._snapshot_bytes = state.appended_bytes
+
+    def remove_snapshots(self) -> None:
+        """Remove all: they belong to records that are gone."""
+        for path in self._paths_of(set(self._snapshots_on_disk())):
+            self._state.disk.remove(path)
 
     def remove_old_snapshots(self) -> None:
         """Keep the snapshots at segment starts and the newest."""

@@ -1,10 +1,11 @@
-"""The end of a log is cut off: a follower drops what its leader does not have."""
+"""A log is cut: a follower drops what its leader does not have, or everything, to begin where its leader's begins."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from hailbus_broker.log.errors import StorageError, SwapRunningError
+from hailbus_broker.log.producer_state import ProducerState
 from hailbus_broker.log.recovery import RecoveryReport, load_producer_state
 from hailbus_broker.log.segment import Segment
 
@@ -80,3 +81,32 @@ def _reload_producers(state: LogState) -> None:
     )
     state.producers.keep_unreplicated_of(before, end_offset)
     state.producers.high_watermark_moved(state.high_watermark)
+
+
+def restart(state: LogState, sync: LogSync, offset: Offset, *, now_ms: int) -> None:
+    """Drop every batch, and begin anew at an offset; see `PartitionLog.restart_at`."""
+    if state.failure is not None:
+        raise state.failure
+    if state.is_swapping:
+        raise SwapRunningError(f"{state.directory} cannot be replaced while compaction renames its files")
+    try:
+        state.tail.clear()
+        for segment in state.segments:
+            sync.forget(segment.file_if_open)
+            segment.remove_files()
+        sync.remove_snapshots()
+        state.leader_epochs.entries.clear()
+        state.leader_epochs.save()
+        # No file of the old log may come back beside the new one: there would be a gap between them.
+        state.disk.sync_directory(state.directory)
+        active = Segment(state.disk, state.directory, offset, is_new=True, created_ms=now_ms)
+    except StorageError as error:
+        state.failure = error
+        raise
+    state.segments = [active]
+    state.active = active
+    state.newest_leader_epoch = state.leader_epochs.latest
+    state.producers = ProducerState()
+    state.log_start_offset = state.log_end_offset = state.high_watermark = offset
+    sync.dirty_files[active.file] = None
+    sync.restarted(offset)

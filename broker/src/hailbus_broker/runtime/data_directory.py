@@ -99,7 +99,7 @@ class DataDirectory:
         self._lock.release()
 
     def open_metadata(self, config: LogConfig, *, log_start_offset: int, now_ms: int) -> PartitionLog:
-        """Open the log of the cluster's metadata.
+        """Open the log of the cluster's metadata; the quorum knows how much of it is committed.
 
         Args:
             config: Of the log.
@@ -122,7 +122,6 @@ class DataDirectory:
                 "holds what was before: restore the .checkpoint file from a backup"
             )
         _tell_recovery(str(METADATA_LOG), found)
-        found.advance_high_watermark(found.log_end_offset)
         return found
 
     def _check_is_new(self) -> None:

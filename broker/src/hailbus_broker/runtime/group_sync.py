@@ -7,7 +7,7 @@ few lanes, each with one sync round at a time, so that a slow file holds up its 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from hailbus_broker.log import StorageError
 
@@ -15,16 +15,38 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from hailbus_broker.log import PendingSync
-    from hailbus_broker.runtime.replica import LeaderReplica
+    from hailbus_broker.log import PartitionLog, PendingSync
     from hailbus_broker.runtime.threads import Threads
 
-    Rounds: TypeAlias = list[tuple[LeaderReplica, PendingSync]]
-    Results: TypeAlias = list[tuple[LeaderReplica, PendingSync, StorageError | None]]
+    Rounds: TypeAlias = "list[tuple[SyncedReplica, PendingSync]]"
+    Results: TypeAlias = "list[tuple[SyncedReplica, PendingSync, StorageError | None]]"
 
 LANES: Final = 4
 SLICE: Final = 100
 """One turn of the loop reports the sync to so many partitions."""
+
+
+class SyncedReplica(Protocol):
+    """A replica whose log is synced here."""
+
+    @property
+    def lane(self) -> int:
+        """In which it is synced."""
+        ...
+
+    @property
+    def log(self) -> PartitionLog:
+        """The log."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    def synced(self, pending: PendingSync | None, error: StorageError | None = None) -> None:
+        """A sync has ended, in the loop; None says that there was nothing to sync."""
+        ...
 
 
 class GroupSync:
@@ -40,12 +62,12 @@ class GroupSync:
         self._loop = loop
         self._interval_s = interval_s
         self._threads = threads
-        self._dirty: list[dict[int, LeaderReplica]] = [{} for _ in range(LANES)]
+        self._dirty: list[dict[int, SyncedReplica]] = [{} for _ in range(LANES)]
         self._is_busy = [False] * LANES
         self._idle_callbacks: list[Callable[[], None]] = []
         self.round_count = 0
 
-    def mark(self, partition: LeaderReplica) -> None:
+    def mark(self, partition: SyncedReplica) -> None:
         """Sync a partition's log in the next round."""
         lane = partition.lane
         self._dirty[lane][id(partition)] = partition

@@ -1,68 +1,103 @@
-"""The cluster's metadata as a log: what the controller decides is appended, and published once it is committed."""
+"""The cluster's metadata on this node: what the controller decides is appended, and published once it is committed."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from hailbus_broker.cluster.metadata.reading import MetadataReader
 from hailbus_broker.cluster.metadata.records import encode_record
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId, encode_snapshot
-from hailbus_broker.log import Origin
+from hailbus_broker.log import Isolation
+from hailbus_broker.log.config import MAX_LONG
 from hailbus_broker.logging import get_logger
-from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
-from hailbus_broker.records import RecordToWrite, build_batch
+from hailbus_broker.protocol.definitions.abort_transaction_record import AbortTransactionRecord
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
+from hailbus_broker.records import RecordsError, RecordToWrite, build_batch, iterate_batches
 from hailbus_broker.runtime.lookups import answer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hailbus_broker.cluster.controller import Controller
+    from hailbus_broker.log import StorageError
     from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.records import LeaderEpoch, Offset
     from hailbus_broker.runtime.clock import Clock
     from hailbus_broker.runtime.metadata_publisher import MetadataPublisher
+    from hailbus_broker.runtime.metadata_quorum import MetadataQuorum
     from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
-    from hailbus_broker.runtime.replica import LeaderReplica
     from hailbus_broker.runtime.threads import Threads
 
 log: Any = get_logger()
 
+READ_BYTES: Final = 1024 * 1024
+"""So much of what others have written is read and published at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Records that this node has appended, and that are not published yet."""
+
+    start_offset: Offset
+    end_offset: Offset
+    records: Sequence[Message]
+    done: asyncio.Future[None]
+
 
 class MetadataLog:
-    """Writes the controller's decisions.
+    """Writes the controller's decisions, and publishes what is committed, whoever has written it.
 
-    A decision is appended, replayed into the controller's own image at once, so that the next decision knows of it,
-    and published to everything else when it is committed. The client that asked for it is answered after that.
+    While this node leads, a decision is appended, replayed into the controller's own image at once, so that the next
+    decision knows of it, and published to everything else when it is committed. The client that asked for it is
+    answered after that.
 
     Args:
-        replica: Of `__cluster_metadata`.
+        quorum: The replica of the log; give it this object as its listener.
         controller: Whose decisions are written.
         publisher: Of the committed image.
         snapshots: On the disk.
         clock: For timestamps.
         threads: Where snapshots are written.
+        stop: Called with a reason when the log cannot be read on: the node must not act on half of it.
+
+    Attributes:
+        is_active: Whether this node's controller decides: it leads, and knows all that was committed before.
     """
 
     def __init__(
         self,
-        replica: LeaderReplica,
+        quorum: MetadataQuorum,
         controller: Controller,
         publisher: MetadataPublisher,
         snapshots: MetadataSnapshots,
         *,
         clock: Clock,
         threads: Threads,
+        stop: Callable[[Exception], None],
     ) -> None:
-        self.replica: Final = replica
+        self.quorum: Final = quorum
+        self.is_active = False
         self._controller: Final = controller
         self._publisher: Final = publisher
         self._snapshots: Final = snapshots
         self._clock: Final = clock
         self._threads: Final = threads
+        self._stop: Final = stop
         self._loop: Final = asyncio.get_running_loop()
         self._nothing: Final[asyncio.Future[None]] = self._loop.create_future()
         self._nothing.set_result(None)
         self._last = self._nothing
+        self._writes: Final[deque[_Write]] = deque()
+        self._reader = MetadataReader(publisher.end_offset)
+        self._high_watermark = publisher.end_offset
+        self._reading: asyncio.Task[None] | None = None
+        self._activation: asyncio.Future[None] = self._loop.create_future()
+
+    # ------------------------------------------------------------------ the controller's decisions
 
     def write(self, records: Sequence[Message]) -> asyncio.Future[None]:
         """Append records.
@@ -72,31 +107,150 @@ class MetadataLog:
             rest on decisions that are not committed yet.
 
         Raises:
+            ApiError: NOT_CONTROLLER: another node decides.
             StorageError: The machine failed, or did before; nothing has changed then.
         """
         if not records:
             return self._last
-        done: asyncio.Future[None] = self._loop.create_future()
-        now_ms = self._clock.wall_ms()
-        batch = build_records(records, now_ms=now_ms)
-        result = self.replica.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
-        end_offset = result.last_offset + 1
+        if not self.is_active:
+            raise ApiError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")
+        self._last = self._append(records)
         self._controller.image.apply(records)
-        self._last = done
+        return self._last
 
-        def publish(error: Exception | None) -> None:
-            if error is None:
-                self._publisher.publish(records, end_offset, partial(_finish, done))
-                return
-            # Nothing is written any more; what is asked for from now on is answered from what was committed.
-            self._controller.image = self._publisher.image.copy()
-            self._last = self._nothing
-            if not done.done():
-                done.set_exception(error)
-                done.exception()  # not everybody waits for it
-
-        self.replica.when_committed(end_offset, publish)
+    def _append(self, records: Sequence[Message]) -> asyncio.Future[None]:
+        start_offset = self.quorum.log.log_end_offset
+        done: asyncio.Future[None] = self._loop.create_future()
+        # It may be committed before `append` returns.
+        self._writes.append(_Write(start_offset, start_offset + len(records), records, done))
+        try:
+            self.quorum.append(build_records(records, now_ms=self._clock.wall_ms()))
+        except BaseException:
+            if self._writes and self._writes[-1].done is done:
+                self._writes.pop()
+            raise
         return done
+
+    async def until_active(self) -> None:
+        """Wait until this node's controller decides.
+
+        Raises:
+            Exception: Why it will not, as far as this is known.
+        """
+        await asyncio.shield(self._activation)
+
+    def refuse(self, error: StorageError) -> None:
+        """The data directory is offline."""
+        self.quorum.refuse(error)
+        self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing is written any more: what is asked for from now on is answered from what was committed."""
+        self.is_active = False
+        before, self._activation = self._activation, self._loop.create_future()
+        if not before.done():
+            before.set_exception(error)
+            before.exception()  # not everybody waits for it
+        self._controller.image = self._publisher.image.copy()
+        self._last = self._nothing
+        writes = list(self._writes)
+        self._writes.clear()
+        for write in writes:
+            if not write.done.done():
+                write.done.set_exception(error)
+                write.done.exception()  # not everybody waits for it
+
+    # ------------------------------------------------------------------ what the quorum says
+
+    def leads(self, epoch: LeaderEpoch, from_offset: Offset) -> None:
+        """See `QuorumListener`: the controller decides when the first record of the epoch is committed."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        done.add_done_callback(partial(self._activate, epoch))
+        self._writes.append(_Write(from_offset, from_offset + 1, (), done))
+
+    def _activate(self, epoch: LeaderEpoch, published: asyncio.Future[None]) -> None:
+        if published.cancelled() or published.exception() is not None:
+            return
+        if not self.quorum.is_leader or self.quorum.epoch != epoch:
+            return
+        self._controller.image = self._publisher.image.copy()
+        self.is_active = True
+        if not self._activation.done():
+            self._activation.set_result(None)
+        log.info("controller_active", epoch=epoch)
+        if self._reader.transactions.is_open:
+            self._append([AbortTransactionRecord(reason="The controller that began it is gone.")])
+
+    def follows(self, leader_id: int | None) -> None:
+        """See `QuorumListener`: what is not committed may be, or not; those who wait ask the new leader."""
+        if self.is_active or self._writes:
+            self._fail(ApiError(ErrorCode.NOT_CONTROLLER, f"Another controller is active: {leader_id}."))
+
+    def committed(self, high_watermark: Offset) -> None:
+        """See `QuorumListener`."""
+        self._high_watermark = high_watermark
+        self._publish_own()
+
+    def loaded(self, snapshot: SnapshotId) -> None:
+        """See `QuorumListener`."""
+        records = self._snapshots.read(snapshot)
+        self._reader = MetadataReader(snapshot.end_offset)
+        self._high_watermark = snapshot.end_offset
+        self._publisher.publish(records, snapshot.end_offset, lambda: None, is_snapshot=True)
+
+    def _publish_own(self) -> None:
+        """Publish what this node has written, and have a task read what others have."""
+        while self._writes and self._writes[0].start_offset == self._reader.next_offset:
+            write = self._writes[0]
+            if write.end_offset > self._high_watermark:
+                return
+            self._writes.popleft()
+            self._publish(self._reader.take(write.records, write.end_offset), partial(_finish, write.done))
+        if self._reader.next_offset < self._high_watermark and self._reading is None:
+            self._reading = self._loop.create_task(self._read_others(), name="metadata-reader")
+            self._reading.add_done_callback(self._read)
+
+    def _publish(self, records: Sequence[Message], done: Callable[[], object] = lambda: None) -> None:
+        self._publisher.publish(records, self._reader.snapshot_offset, done)
+
+    def _read(self, task: asyncio.Task[None]) -> None:
+        self._reading = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, Exception):
+            self._fail(error)
+            self._stop(error)
+            return
+        self._publish_own()
+
+    async def _read_others(self) -> None:
+        """Publish what is committed from the log, up to the first record that this node has written."""
+        while True:
+            reader = self._reader
+            limit = min(self._writes[0].start_offset if self._writes else MAX_LONG, self._high_watermark)
+            if reader.next_offset >= limit:
+                return
+            found = self.quorum.log.read(reader.next_offset, READ_BYTES, isolation=Isolation.LOG_END)
+            data = await self._threads.run(found.to_bytes)
+            if self._reader is not reader:
+                continue  # a snapshot has come meanwhile
+            before = reader.next_offset
+            for batch in iterate_batches(data, whole=False):
+                if batch.header.next_offset > limit:
+                    break
+                batch.check_crc(path=self.quorum.log.directory)
+                self._publish(reader.read([batch]))
+            if reader.next_offset == before:
+                raise RecordsError(f"what lies at offset {before} of the metadata log is no batch")
+
+    async def close(self) -> None:
+        """Publish no more."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    # ------------------------------------------------------------------ snapshots
 
     async def snapshot(self) -> None:
         """Write down what the log adds up to, and let go of what was before.
@@ -104,18 +258,19 @@ class MetadataLog:
         Raises:
             StorageError: The machine failed.
         """
+        partition_log = self.quorum.log
         # A segment that is not whole, before one that is, would be damage to the next start.
-        await self.replica.committed()
-        await self.write([])
-        records = self._publisher.image.to_records()
-        covered = SnapshotId(end_offset=self._publisher.end_offset, leader_epoch=self.replica.leader_epoch)
+        await self.quorum.sync()
         now_ms = self._clock.wall_ms()
-        partition_log = self.replica.log
         partition_log.roll(now_ms=now_ms)
-        # With this record the new segment and all that the snapshot covers are safe, before the old segments go.
-        await self.write([NoOpRecord()])
+        records = self._publisher.image.to_records()
+        end_offset = self._publisher.end_offset
+        covered = SnapshotId(end_offset, max(partition_log.leader_epochs.epoch_at(end_offset - 1), 0))
         data = await self._threads.run(partial(encode_snapshot, records, timestamp=now_ms))
         await self._threads.run(partial(self._snapshots.write, covered, data))
+        self.quorum.snapshot_written(covered)
+        # The new segment is safe before the old ones go.
+        await self.quorum.sync()
         partition_log.delete_records(covered.end_offset)
         removal = await answer(self._threads, lambda reads: partition_log.start_retention(now_ms=now_ms, reads=reads))
         if removal is not None:

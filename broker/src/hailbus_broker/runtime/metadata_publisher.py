@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from hailbus_broker.cluster.metadata.difference import difference
+from hailbus_broker.cluster.metadata.image import MetadataImage
 from hailbus_broker.logging import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hailbus_broker.cluster.metadata.image import MetadataDelta, MetadataImage
+    from hailbus_broker.cluster.metadata.image import MetadataDelta
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.records import Offset
 
@@ -32,23 +34,40 @@ class MetadataPublisher:
     Args:
         image: What was committed before.
         end_offset: Where that ends in the log, exclusive.
-        subscribers: They receive each change in this order.
 
     Attributes:
         image: The committed metadata. Nobody else changes it.
         end_offset: Everything below this offset of the metadata log is in the image.
     """
 
-    def __init__(self, image: MetadataImage, end_offset: Offset, subscribers: Sequence[Subscriber]) -> None:
-        self.image: Final = image
+    def __init__(self, image: MetadataImage, end_offset: Offset) -> None:
+        self.image = image
         self.end_offset = end_offset
-        self._subscribers: Final = tuple(subscribers)
-        self._queue: Final[deque[tuple[Sequence[Message], Offset, Callable[[], object]]]] = deque()
+        self._subscribers: tuple[Subscriber, ...] = ()
+        self._queue: Final[deque[_Commit]] = deque()
         self._has_work: Final = asyncio.Event()
 
-    def publish(self, records: Sequence[Message], end_offset: Offset, done: Callable[[], object]) -> None:
-        """Take in records that are committed, and call back when all subscribers have acted on them."""
-        self._queue.append((records, end_offset, done))
+    def subscribe(self, *subscribers: Subscriber) -> None:
+        """Tell subscribers of each change from now on, in this order; they know the present image."""
+        self._subscribers = subscribers
+
+    def publish(
+        self,
+        records: Sequence[Message],
+        end_offset: Offset,
+        done: Callable[[], object],
+        *,
+        is_snapshot: bool = False,
+    ) -> None:
+        """Take in records that are committed, and call back when all subscribers have acted on them.
+
+        Args:
+            records: What was committed.
+            end_offset: Where it ends in the log, exclusive.
+            done: Called back.
+            is_snapshot: Whether the records are everything, in place of all that came before.
+        """
+        self._queue.append(_Commit(records, end_offset, done, is_snapshot))
         self._has_work.set()
 
     async def run(self) -> None:
@@ -57,12 +76,27 @@ class MetadataPublisher:
             await self._has_work.wait()
             self._has_work.clear()
             while self._queue:
-                records, end_offset, done = self._queue.popleft()
-                delta = self.image.apply(records)
-                self.end_offset = end_offset
+                commit = self._queue.popleft()
+                if commit.is_snapshot:
+                    image = MetadataImage()
+                    image.apply(commit.records)
+                    delta = difference(self.image, image)
+                    self.image = image
+                else:
+                    delta = self.image.apply(commit.records)
+                self.end_offset = self.image.version = commit.end_offset
                 for subscriber in self._subscribers:
                     try:
                         await subscriber.apply(delta, self.image)
                     except Exception:
                         log.exception("metadata_not_applied", subscriber=type(subscriber).__name__)
-                done()
+                commit.done()
+
+
+class _Commit(NamedTuple):
+    """See `MetadataPublisher.publish`."""
+
+    records: Sequence[Message]
+    end_offset: Offset
+    done: Callable[[], object]
+    is_snapshot: bool

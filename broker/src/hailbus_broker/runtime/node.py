@@ -9,19 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.controller import PRODUCER_ID_BLOCK, Controller
 from hailbus_broker.cluster.metadata.image import (
-    CLUSTER_METADATA_TOPIC,
     GROUP_METADATA_TOPIC,
     MetadataImage,
     ResourceType,
 )
-from hailbus_broker.cluster.metadata.reading import MetadataReader
-from hailbus_broker.log import DiskReadNeededError, LogConfig, Lookup, Origin, StorageError, TailCache
+from hailbus_broker.cluster.raft.voters import ReplicaKey, Voter, VoterSet
+from hailbus_broker.log import DiskReadNeededError, Lookup, StorageError, TailCache
 from hailbus_broker.logging import get_logger
-from hailbus_broker.protocol.definitions.abort_transaction_record import AbortTransactionRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.errors import ApiError, ProtocolError
-from hailbus_broker.protocol.schema import ZERO_UUID
-from hailbus_broker.records import CorruptBatchError
+from hailbus_broker.records import RecordsError
 from hailbus_broker.runtime.cleaner import Cleaner
 from hailbus_broker.runtime.data_directory import DataDirectory
 from hailbus_broker.runtime.errors import StartError
@@ -31,22 +28,19 @@ from hailbus_broker.runtime.log_settings import log_config
 from hailbus_broker.runtime.lookups import answer
 from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.markers import LocalMarkers
-from hailbus_broker.runtime.metadata_log import MetadataLog, build_records
-from hailbus_broker.runtime.metadata_publisher import MetadataPublisher
-from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
-from hailbus_broker.runtime.replay import read_batches
-from hailbus_broker.runtime.replica import LeaderReplica
+from hailbus_broker.runtime.metadata import Metadata, QuorumSettings, open_metadata
 from hailbus_broker.runtime.replica_manager import ReplicaManager
 from hailbus_broker.runtime.transaction_coordinator import TransactionCoordinator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hailbus_broker.cluster.metadata.image import MetadataDelta
     from hailbus_broker.cluster.options import BrokerConfig
-    from hailbus_broker.log import PartitionLog, PendingRemoval
+    from hailbus_broker.log import PendingRemoval
     from hailbus_broker.log.lookup import Reads
     from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.runtime.replica import LeaderReplica
 
 log: Any = get_logger()
 
@@ -96,6 +90,11 @@ class Node:
         self._background: dict[asyncio.Task[Any], None] = {}
         self.failure: StorageError | None = None
         """Why the data directory is offline: nothing is written to it before the next start."""
+        self.reason_to_stop: Exception | None = None
+        """Why the node must not go on; `when_unfit` is called then."""
+        self.when_unfit: Callable[[], object] = lambda: None
+        self._is_open = False
+        self._parts: Metadata | None = None
         self._is_stopping = False
         self._checkpointing = asyncio.Lock()
         self._last_warning_ms: int | None = None
@@ -116,14 +115,13 @@ class Node:
             self.disk, self.config["log.dirs"], node_id=self.node_id, rng=self.rng, tail_cache=self.tail_cache
         )
         try:
+            await self._open_metadata()
             self._open()
             await self.groups.start(self.image)
             await self.transactions.start(self.image)
         except BaseException:
-            self.data.release()
-            self._close_threads()
+            await self._abandon()
             raise
-        self.spawn(self.publisher.run(), "metadata-publisher")
         self.every(self.config["offsets.retention.check.interval.ms"], self.groups.expire_offsets)
         self.every(RETRY_OFFLINE_MS, self._retry_offline)
         self.every(self.config["log.flush.offset.checkpoint.interval.ms"], self._checkpoint)
@@ -139,19 +137,62 @@ class Node:
             )
             self.spawn(cleaner.run(backoff_ms=self.config["log.cleaner.backoff.ms"]), "cleaner")
 
+    async def _open_metadata(self) -> None:
+        """Take part in the quorum of the metadata, until this node knows all that is committed and has registered.
+
+        Raises:
+            StartError: The metadata is damaged, or cannot be written.
+        """
+        self.cluster_id = self.data.cluster_id
+
+        def controller_of(image: MetadataImage) -> Controller:
+            self.controller = Controller(
+                image, self.config, node_id=self.node_id, directory_id=self.data.directory_id, chance=self.rng
+            )
+            return self.controller
+
+        parts = open_metadata(
+            QuorumSettings(voters=VoterSet([Voter(ReplicaKey(self.node_id), ())])),
+            node_id=self.node_id,
+            data=self.data,
+            machine=self.machine,
+            sync=self.sync,
+            threads=self.threads,
+            controller_of=controller_of,
+            report=self.take_offline,
+            stop=self._become_unfit,
+        )
+        self._parts = parts
+        self.metadata, self.publisher = parts.log, parts.publisher
+        self.spawn(self.publisher.run(), "metadata-publisher")
+        try:
+            parts.quorum.start(self.metadata)
+            await self.metadata.until_active()
+            self._refresh_config(self.image)
+            await self._register()
+        except StorageError as error:
+            raise StartError(f"cannot write the cluster's metadata: {error}") from error
+        except RecordsError as error:
+            raise StartError(f"cannot read the cluster's metadata: {error}; restore the file from a backup") from error
+        except ProtocolError as error:
+            raise StartError(f"cannot read the cluster's metadata: {error}") from error
+
+    async def _register(self) -> None:
+        """Write down that this node runs, before anything else: partitions without metadata are a sign of damage."""
+        self.broker_epoch = self.metadata.quorum.log.log_end_offset
+        records = self.controller.register_broker(
+            broker_epoch=self.broker_epoch, was_clean=self.data.logs.was_clean, incarnation_id=self.rng.randbytes(16)
+        )
+        for start in range(0, len(records), RECORDS_PER_BATCH):
+            await self.metadata.write(records[start : start + RECORDS_PER_BATCH])
+
     def _open(self) -> None:
-        """Open everything in the data directory.
+        """Open all else that is in the data directory.
 
         Raises:
             StartError: It is damaged.
         """
-        self.cluster_id = self.data.cluster_id
-        image, snapshots, metadata_log = self._replay_metadata()
-        self._refresh_config(image)
-        self.controller = Controller(
-            image, self.config, node_id=self.node_id, directory_id=self.data.directory_id, chance=self.rng
-        )
-        self._register(image, metadata_log)
+        image = self.image
         topics = list(image.topics.values())
         known = {(topic.name, state.index): topic.topic_id for topic in topics for state in topic.partitions}
         self.data.restore_deleted(known)
@@ -193,92 +234,46 @@ class Node:
             threads=self.threads,
             spawn=self.spawn,
         )
-        self.publisher = MetadataPublisher(
-            image, metadata_log.log_end_offset, [self, self.replicas, self.groups, self.transactions]
-        )
-        self.controller.image = image.copy()
-        self.metadata = MetadataLog(
-            LeaderReplica(
-                topic=CLUSTER_METADATA_TOPIC,
-                topic_id=ZERO_UUID,
-                index=0,
-                leader_epoch=0,
-                log=metadata_log,
-                sync=self.sync,
-                report=self.take_offline,
-            ),
-            self.controller,
-            self.publisher,
-            snapshots,
-            clock=self.clock,
-            threads=self.threads,
-        )
-
-    def _replay_metadata(self) -> tuple[MetadataImage, MetadataSnapshots, PartitionLog]:
-        image = MetadataImage()
-        snapshots = MetadataSnapshots(self.disk, self.data.metadata_path)
-        snapshot = snapshots.newest()
-        if snapshot is not None:
-            image.apply(snapshots.read(snapshot))
-            image.version = snapshot.end_offset
-        metadata_log = self.data.open_metadata(
-            LogConfig(retention_ms=-1),
-            log_start_offset=0 if snapshot is None else snapshot.end_offset,
-            now_ms=self.clock.wall_ms(),
-        )
-        reader = MetadataReader(metadata_log.log_start_offset)
-        try:
-            for batch in read_batches(metadata_log):
-                image.apply(reader.read([batch]))
-        except CorruptBatchError as error:
-            raise StartError(f"cannot read the cluster's metadata: {error}; restore the file from a backup") from error
-        except ProtocolError as error:
-            raise StartError(f"cannot read the cluster's metadata: {error}") from error
-        if reader.transactions.is_open:
-            self._append_metadata(metadata_log, [AbortTransactionRecord(reason="The broker was restarted.")])
-        image.version = metadata_log.log_end_offset
-        return image, snapshots, metadata_log
-
-    def _register(self, image: MetadataImage, metadata_log: PartitionLog) -> None:
-        """Write down that this node runs, before anything else: partitions without metadata are a sign of damage."""
-        self.broker_epoch = metadata_log.log_end_offset
-        records = self.controller.register_broker(
-            broker_epoch=self.broker_epoch, was_clean=self.data.logs.was_clean, incarnation_id=self.rng.randbytes(16)
-        )
-        self._append_metadata(metadata_log, records)
-        image.apply(records)
-
-    def _append_metadata(self, metadata_log: PartitionLog, records: Sequence[Message]) -> None:
-        """Append records while nothing else uses the log, and sync them.
-
-        Raises:
-            StartError: The machine failed.
-        """
-        now_ms = self.clock.wall_ms()
-        try:
-            for start in range(0, len(records), RECORDS_PER_BATCH):
-                batch = build_records(records[start : start + RECORDS_PER_BATCH], now_ms=now_ms)
-                metadata_log.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
-            metadata_log.advance_high_watermark(metadata_log.sync())
-        except StorageError as error:
-            raise StartError(f"cannot write the cluster's metadata: {error}") from error
+        self.publisher.subscribe(self, self.replicas, self.groups, self.transactions)
+        self._is_open = True
 
     async def stop(self) -> None:
         """Sync and close all logs and mark the directory as cleanly left."""
         self._is_stopping = True
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._end_background()
         self.groups.close()
         self.transactions.close()
         await self.sync.drain()
+        if self._parts is not None:
+            await self._parts.close()
         self._close_threads()
-        for error in self.data.close(self.metadata.replica.log, now_ms=self.clock.wall_ms(), failure=self.failure):
+        for error in self.data.close(self.metadata.quorum.log, now_ms=self.clock.wall_ms(), failure=self.failure):
             log.error("log_not_closed", error=str(error))
+
+    async def _abandon(self) -> None:
+        """Give everything back after a start that failed."""
+        self._is_stopping = True
+        await self._end_background()
+        if self._parts is not None:
+            await self._parts.close()
+        self.data.release()
+        self._close_threads()
+
+    async def _end_background(self) -> None:
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     def _close_threads(self) -> None:
         self.sync.close()
         self.threads.close()
+
+    def _become_unfit(self, error: Exception) -> None:
+        """Stop as soon as possible: what this node would do on from here, others would have to undo."""
+        if self.reason_to_stop is None:
+            self.reason_to_stop = error
+            log.critical("node_unfit", error=str(error), advice="keep its data directory, and restore it from a backup")
+            self.when_unfit()
 
     def take_offline(self, error: StorageError) -> None:
         """The machine failed: nothing is written to the data directory any more, until the next start looks at it.
@@ -300,8 +295,10 @@ class Node:
             error=str(error),
             advice="nothing is lost that was acknowledged: make room or mend the disk, then restart the broker",
         )
-        for replica in (self.metadata.replica, *self.replicas.leaders()):
-            replica.refuse(error)
+        self.metadata.refuse(error)
+        if self._is_open:
+            for replica in self.replicas.leaders():
+                replica.refuse(error)
 
     def warn_of_descriptors(self, reason: str) -> None:
         """Log that something was refused or put off because too many files are open; once in a while."""
@@ -437,7 +434,7 @@ class Node:
     def _maybe_snapshot_metadata(self) -> None:
         limit = self.config["metadata.log.max.record.bytes.between.snapshots"]
         is_busy = any(task.get_name() == "metadata-snapshot" for task in self._background)
-        if self.failure is None and self.metadata.replica.log.size_bytes() > limit and not is_busy:
+        if self.failure is None and self.metadata.quorum.log.size_bytes() > limit and not is_busy:
             self.spawn(self._snapshot_metadata_in_time(), "metadata-snapshot")
 
     async def _snapshot_metadata_in_time(self) -> None:

@@ -71,7 +71,7 @@ async def start_on(state: State, directory: Path, settings: dict[str, str]) -> V
     except StartError as error:
         return View(failure=str(error))
     try:
-        await node.metadata.replica.committed()
+        await node.metadata.quorum.sync()
         for groups in node.groups.active():
             await groups.committed()
         for transactions in node.transactions.active():

@@ -10,7 +10,7 @@ from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.records import iterate_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.records import BatchView, Offset
@@ -45,6 +45,20 @@ class MetadataReader:
             ProtocolError: A value is no metadata record, or a transaction has no beginning. The node must stop.
         """
         return self.transactions.take(self._records(batches))
+
+    def take(self, records: Sequence[Message], end_offset: Offset) -> list[Message]:
+        """Return the records to apply now, where the next batch is at hand as it was before its encoding.
+
+        Args:
+            records: Of the batch; none if it is a control batch.
+            end_offset: Of the batch.
+
+        Raises:
+            ProtocolError: A transaction has no beginning. The node must stop.
+        """
+        start_offset = self.next_offset
+        self.next_offset = end_offset
+        return self.transactions.take(enumerate(records, start_offset))
 
     def _records(self, batches: Iterable[BatchView]) -> Iterator[tuple[Offset, Message]]:
         for batch in batches:

@@ -109,7 +109,7 @@ class Following:
             except (RecordsError, ProtocolError):
                 self._quorum.back_off(outstanding, now_ms)
                 return
-            self._quorum.learn(changes)
+            self._quorum.history.learn(changes)
             role.leader_high_watermark = response.high_watermark
             self.follow_high_watermark(role)
 

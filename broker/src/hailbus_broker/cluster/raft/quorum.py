@@ -162,14 +162,6 @@ class Quorum:
         """Pause after a request that failed."""
         self.requests.pause(outstanding.to, type(outstanding.request), now_ms + self.settings.retry_backoff_ms)
 
-    def learn(self, changes: Sequence[tuple[Offset, VoterSet | int]]) -> None:
-        """Take in voters, and levels of `kraft.version`, that the log has got."""
-        for offset, change in changes:
-            if isinstance(change, VoterSet):
-                self.history.add_voters(offset, change)
-            else:
-                self.history.add_level(offset, change)
-
     # ------------------------------------------------------------------ changes of role
 
     def change(self, role: Role) -> None:

@@ -141,8 +141,14 @@ class Raft:
     ) -> None:
         """The log begins with the snapshot now, and the snapshot has these voters and levels of `kraft.version`."""
         self.quorum.history.clear()
-        self.quorum.learn(changes)
+        self.quorum.history.learn(changes)
         self.quorum.commit_up_to(snapshot.end_offset)
+        if isinstance(self.quorum.role, Follower):
+            self.quorum.role.download = None
+        self._settle(now_ms)
+
+    def snapshot_refused(self, now_ms: int) -> None:
+        """The snapshot that has arrived is damaged: fetch it again."""
         if isinstance(self.quorum.role, Follower):
             self.quorum.role.download = None
         self._settle(now_ms)

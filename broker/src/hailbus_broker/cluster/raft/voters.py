@@ -145,6 +145,14 @@ class VoterHistory:
         """A record with a level of `kraft.version` was appended."""
         self._levels.append((offset, level))
 
+    def learn(self, changes: Iterable[tuple[Offset, VoterSet | int]]) -> None:
+        """Records with voters, or with levels of `kraft.version`, were appended."""
+        for offset, change in changes:
+            if isinstance(change, VoterSet):
+                self.add_voters(offset, change)
+            else:
+                self.add_level(offset, change)
+
     def truncate_to(self, end_offset: Offset) -> None:
         """The log was cut: it ends before this offset."""
         self._sets = [entry for entry in self._sets if entry[0] < end_offset]

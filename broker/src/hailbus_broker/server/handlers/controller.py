@@ -120,8 +120,8 @@ def describe_quorum(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
                 result.error_message = f"Only {CLUSTER_METADATA_TOPIC}-0 has a quorum."
                 continue
             result.leader_id = node.node_id
-            result.leader_epoch = node.metadata.replica.leader_epoch
-            result.high_watermark = node.metadata.replica.log.high_watermark
+            result.leader_epoch = node.metadata.quorum.epoch
+            result.high_watermark = node.metadata.quorum.high_watermark
             result.current_voters = [_own_state(node)]
     response.nodes = [
         QuorumNode(
@@ -142,7 +142,7 @@ def _own_state(node: Node) -> ReplicaState:
     return ReplicaState(
         replica_id=node.node_id,
         replica_directory_id=node.data.directory_id,
-        log_end_offset=node.metadata.replica.log.log_end_offset,
+        log_end_offset=node.metadata.quorum.log.log_end_offset,
         last_fetch_timestamp=now_ms,
         last_caught_up_timestamp=now_ms,
     )
