@@ -22,8 +22,9 @@ class Cluster:
         self.image = MetadataImage()
         self.config = BrokerConfig({name.replace("_", "."): value for name, value in settings.items()})
         self.controller = Controller(
-            self.image, self.config, node_id=1, directory_id=bytes(16), chance=random.Random(3)
+            self.image, self.config, node_id=1, directory_id=b"d" * 16, chance=random.Random(3)
         )
+        self.write(self.controller.register_broker(broker_epoch=0, was_clean=True, incarnation_id=bytes(16)))
 
     def write(self, records: list[Message]) -> None:
         for record in records:

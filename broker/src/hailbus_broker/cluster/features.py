@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 GROUP_VERSION: Final = "group.version"
 TRANSACTION_VERSION: Final = "transaction.version"
+METADATA_VERSION: Final = "metadata.version"
+ELR_VERSION: Final = "eligible.leader.replicas.version"
 
 SUPPORTED: Final[dict[str, tuple[int, int]]] = {GROUP_VERSION: (0, 1), TRANSACTION_VERSION: (0, 2)}
 """Lowest and highest level by name. Each level listed here is fully supported; a new cluster finalises the highest."""

@@ -1,12 +1,10 @@
-"""What a cluster's controller is asked: elections, reassignments, its quorum, the features.
-
-With one node there is one replica of everything, so most answers are that nothing needs to be done, or cannot be.
-"""
+"""What a cluster's controller is asked: elections, reassignments, its quorum, the features."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from hailbus_broker.cluster.controller.reassignment import list_reassignments
 from hailbus_broker.cluster.features import FeatureUpdate, UpgradeType
 from hailbus_broker.cluster.metadata.image import CLUSTER_METADATA_TOPIC
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
@@ -17,84 +15,26 @@ if TYPE_CHECKING:
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
-PREFERRED: Final = 0
-UNCLEAN: Final = 1
+
+async def elect_leaders(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
+    """ElectLeaders v0-2, preferred and unclean."""
+    node = dispatcher.node
+    decision = node.controller.elect_leaders(message, version=request.version)
+    await node.write_metadata(decision.records)
+    return decision.response
 
 
-def elect_leaders(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
-    """ElectLeaders v0-2, preferred and unclean: every partition is led by the only replica that it has."""
-    from hailbus_broker.protocol.definitions.elect_leaders_response import (
-        ElectLeadersResponse,
-        PartitionResult,
-        ReplicaElectionResult,
-    )
-
-    if request.version >= 1 and message.election_type not in {PREFERRED, UNCLEAN}:
-        return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
-    response = ElectLeadersResponse()
-    # Asked for all, Kafka lists those that changed: none.
-    for topic in message.topic_partitions or ():
-        result = ReplicaElectionResult(topic=topic.topic)
-        response.replica_election_results.append(result)
-        for index in topic.partitions:
-            is_there = _exists(dispatcher.node, topic.topic, index)
-            result.partition_result.append(
-                PartitionResult(
-                    partition_id=index,
-                    error_code=ErrorCode.ELECTION_NOT_NEEDED,
-                    error_message="Leader election not needed for topic partition.",
-                )
-                if is_there
-                else PartitionResult(
-                    partition_id=index,
-                    error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    error_message=f"No such topic or partition: {topic.topic}-{index}.",
-                )
-            )
-    return response
+async def alter_partition_reassignments(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """AlterPartitionReassignments v0-1."""
+    node = dispatcher.node
+    decision = node.controller.alter_reassignments(message)
+    await node.write_metadata(decision.records)
+    return decision.response
 
 
-def _exists(node: Node, topic: str, index: int) -> bool:
-    found = node.image.topics.get(topic)
-    return found is not None and 0 <= index < len(found.partitions)
-
-
-def alter_partition_reassignments(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
-    """AlterPartitionReassignments v0-1: a partition can be put where it is, and nowhere else."""
-    from hailbus_broker.protocol.definitions.alter_partition_reassignments_response import (
-        AlterPartitionReassignmentsResponse,
-        ReassignablePartitionResponse,
-        ReassignableTopicResponse,
-    )
-
-    response = AlterPartitionReassignmentsResponse(
-        allow_replication_factor_change=message.allow_replication_factor_change
-    )
-    for topic in message.topics:
-        answer = ReassignableTopicResponse(name=topic.name)
-        response.responses.append(answer)
-        for asked in topic.partitions:
-            result = ReassignablePartitionResponse(partition_index=asked.partition_index, error_message=None)
-            answer.partitions.append(result)
-            try:
-                dispatcher.node.controller.check_reassignment(
-                    topic.name,
-                    asked.partition_index,
-                    asked.replicas,
-                    may_change_factor=message.allow_replication_factor_change,
-                )
-            except ApiError as error:
-                result.error_code, result.error_message = error.code, error.message
-    return response
-
-
-def list_partition_reassignments(_: Dispatcher, __: Request, ___: Any) -> Any:
-    """ListPartitionReassignments v0: with one node there are none."""
-    from hailbus_broker.protocol.definitions.list_partition_reassignments_response import (
-        ListPartitionReassignmentsResponse,
-    )
-
-    return ListPartitionReassignmentsResponse()
+def list_partition_reassignments(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """ListPartitionReassignments v0: those that are committed."""
+    return list_reassignments(dispatcher.node.image, message)
 
 
 def describe_quorum(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
