@@ -92,7 +92,13 @@ class World:
 
     def owners(self) -> list[tuple[str, int]]:
         group = self.shard.consumer_groups[GROUP]
-        return sorted((index_owner, index) for (_, index), index_owner in group.owners(group.members.values()).items())
+        return sorted(
+            (member.member_id, index)
+            for member in group.members.values()
+            for partitions in (member.assigned, member.pending_revocation)
+            for indexes in partitions.values()
+            for index in indexes
+        )
 
 
 class Classic:

@@ -7,6 +7,7 @@ results that are equally good.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from heapq import heapify, heappush, heapreplace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -49,24 +50,68 @@ def assign_uniform(
         if (topic, partition) not in taken
     ]
     eligible = {topic: [member for member in members if topic in subscriptions[member]] for topic in wanted}
+    candidates = _Candidates(owned, eligible)
     for place in free:
-        member = min(eligible[place[0]], key=lambda name: (len(owned[name]), name))
-        owned[member].add(place)
-    _balance(owned, eligible)
+        owned[candidates.with_least(place[0])].add(place)
+    _balance(owned, candidates)
     return {member: _grouped(places) for member, places in owned.items()}
 
 
-def _balance(owned: dict[str, set[tuple[Uuid, int]]], eligible: Mapping[Uuid, list[str]]) -> None:
+class _Candidates:
+    """Finds who has the fewest partitions among the subscribers of a topic, in logarithmic time.
+
+    Topics with the same subscribers share a heap of counts and names. An entry may be out of date: a lower count than
+    the member's is corrected when the entry comes to the top, so that only a member that loses a partition has to be
+    noted, by `lost`.
+
+    Args:
+        owned: The partitions of each member; read again with each question.
+        eligible: The subscribers of each topic.
+    """
+
+    def __init__(self, owned: Mapping[str, set[tuple[Uuid, int]]], eligible: Mapping[Uuid, list[str]]) -> None:
+        self._owned: Final = owned
+        heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+        self._heaps: Final[dict[Uuid, list[tuple[int, str]]]] = {}
+        self._of_member: Final[dict[str, list[list[tuple[int, str]]]]] = {name: [] for name in owned}
+        for topic, names in eligible.items():
+            key = tuple(names)
+            if key not in heaps:
+                heaps[key] = [(len(owned[name]), name) for name in names]
+                heapify(heaps[key])
+                for name in names:
+                    self._of_member[name].append(heaps[key])
+            self._heaps[topic] = heaps[key]
+
+    def with_least(self, topic: Uuid) -> str:
+        """Return the subscriber with the fewest partitions; among equals the first one by name."""
+        heap = self._heaps[topic]
+        while True:
+            count, name = heap[0]
+            actual = len(self._owned[name])
+            if actual == count:
+                return name
+            heapreplace(heap, (actual, name))
+
+    def lost(self, name: str) -> None:
+        """Note that a member has fewer partitions than before."""
+        entry = len(self._owned[name]), name
+        for heap in self._of_member[name]:
+            heappush(heap, entry)
+
+
+def _balance(owned: dict[str, set[tuple[Uuid, int]]], candidates: _Candidates) -> None:
     """Move partitions from those who have most, as long as that evens the numbers out."""
     is_moving = True
     while is_moving:
         is_moving = False
         for giver in sorted(owned, key=lambda name: (-len(owned[name]), name)):
             for place in sorted(owned[giver], reverse=True):
-                taker = min(eligible[place[0]], key=lambda name: (len(owned[name]), name))
+                taker = candidates.with_least(place[0])
                 if len(owned[taker]) + 1 < len(owned[giver]):
                     owned[giver].discard(place)
                     owned[taker].add(place)
+                    candidates.lost(giver)
                     is_moving = True
 
 

@@ -115,15 +115,16 @@ class ConsumerGroup:
                 votes[member.server_assignor] = votes.get(member.server_assignor, 0) + 1
         return max(votes, key=lambda name: votes[name]) if votes else default
 
-    def owners(self, members: Iterable[ConsumerMember]) -> dict[tuple[Uuid, int], str]:
-        """Who has each partition, or has not given it up yet."""
-        found = {}
-        for member in members:
-            for partitions in (member.assigned, member.pending_revocation):
-                for topic, indexes in partitions.items():
-                    for index in indexes:
-                        found[topic, index] = member.member_id
-        return found
+
+def held(members: Iterable[ConsumerMember], topic: Uuid, indexes: frozenset[int]) -> frozenset[int]:
+    """Return those of some partitions that members have, or have not given up yet."""
+    found: frozenset[int] = frozenset()
+    for member in members:
+        for partitions in (member.assigned, member.pending_revocation):
+            of_topic = partitions.get(topic)
+            if of_topic is not None and not indexes.isdisjoint(of_topic):
+                found |= indexes & of_topic
+    return found
 
 
 def without_empty(assignment: Mapping[Uuid, frozenset[int]]) -> dict[Uuid, frozenset[int]]:

@@ -15,6 +15,7 @@ from hailbus_broker.coordinators.group.consumer import (
     ConsumerGroup,
     ConsumerMember,
     MemberState,
+    held,
     without_empty,
 )
 from hailbus_broker.protocol import codec
@@ -196,10 +197,8 @@ def has_to_rejoin(group: ConsumerGroup, member: ConsumerMember) -> bool:
         return True
     if member.state is not MemberState.UNRELEASED_PARTITIONS:
         return False
-    owners = group.owners(other for other in group.members.values() if other.member_id != member.member_id)
+    others = [other for other in group.members.values() if other.member_id != member.member_id]
     waits_for = group.target.get(member.member_id, {})
     return not any(
-        (topic, index) in owners
-        for topic, indexes in waits_for.items()
-        for index in indexes - member.assigned.get(topic, frozenset())
+        held(others, topic, indexes - member.assigned.get(topic, frozenset())) for topic, indexes in waits_for.items()
     )

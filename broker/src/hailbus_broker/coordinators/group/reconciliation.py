@@ -12,6 +12,7 @@ from hailbus_broker.coordinators.group.consumer import (
     ConsumerGroup,
     ConsumerMember,
     MemberState,
+    held,
     intersects,
     without_empty,
 )
@@ -90,7 +91,7 @@ class Reconciliation:
         if assignment_epoch < group_epoch:
             target = self._assign(group, members, target, subscriptions, group_epoch, decision)
             assignment_epoch = group_epoch
-        reconciled = _reconcile(group, members, updated, assignment_epoch, target.get(member_id, {}), owned)
+        reconciled = _reconcile(members, updated, assignment_epoch, target.get(member_id, {}), owned)
         if reconciled != updated or member_id not in group.members:
             decision.records.append(current_record(group.group_id, reconciled))
         decision.add_consumer(group)
@@ -182,7 +183,6 @@ class Reconciliation:
 
 
 def _reconcile(
-    group: ConsumerGroup,
     members: Mapping[str, ConsumerMember],
     member: ConsumerMember,
     target_epoch: int,
@@ -204,11 +204,11 @@ def _reconcile(
     )
     if revoked and member.member_epoch != JOIN_EPOCH and (owned is None or intersects(revoked, owned)):
         return replace(member, state=MemberState.UNREVOKED_PARTITIONS, assigned=kept, pending_revocation=revoked)
-    owners = group.owners(other for key, other in members.items() if key != member.member_id)
+    others = [other for key, other in members.items() if key != member.member_id]
     got: dict[Uuid, frozenset[int]] = {}
     has_unreleased = False
     for topic, indexes in target.items():
-        available = frozenset(index for index in indexes if (topic, index) not in owners)
+        available = indexes - held(others, topic, indexes)
         has_unreleased = has_unreleased or available != indexes
         got[topic] = available
     moved = replace(
