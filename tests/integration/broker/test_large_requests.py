@@ -24,6 +24,7 @@ from hailbus_broker.protocol.definitions.describe_configs_request import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
 )
+from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
 from hailbus_broker.protocol.definitions.heartbeat_response import HeartbeatResponse
 from hailbus_broker.protocol.definitions.list_offsets_request import (
@@ -50,12 +51,12 @@ from hailbus_broker.runtime.coordinator import Coordinator
 from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.runtime.shard_driver import REPLIES_AT_ONCE
 from hailbus_broker.server.dispatch import DECODED_IN_LOOP_BYTES
-from hailbus_broker.server.handlers import configs, offsets, produce
+from hailbus_broker.server.handlers import configs, fetch, offsets, produce
 from hailbus_broker.server.handlers.log_offsets import SLICE
 from hailbus_broker.server.request import MANY_ENTRIES, has_many_entries
 from hailbus_broker.testing.broker import UnsyncedDisk
 
-from tests.integration.broker.wire import Wire, server_on, until
+from tests.integration.broker.wire import Wire, led, server_on, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -276,6 +277,61 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
             (ErrorCode.NONE, 1)
         ]
         wire.close()
+
+
+async def test_a_fetch_of_many_partitions_is_read_in_slices_and_misses_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire, other = await Wire.to(server.bootstrap), await Wire.to(server.bootstrap)
+        monkeypatch.setattr(fetch, "SLICE", 20)
+        count = 3 * fetch.SLICE + 1
+        assert await wire.create("wide", count) == ErrorCode.NONE
+        request = FetchRequest(
+            max_wait_ms=25_000,
+            min_bytes=1,
+            max_bytes=2**20,
+            topics=[
+                FetchTopic(
+                    topic="wide",
+                    partitions=[
+                        FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=2**20)
+                        for index in range(count)
+                    ],
+                )
+            ],
+        )
+        read_in: list[int] = []
+        read = fetch.ParkedFetch.read
+        with counted_turns() as turns:
+
+            def reading(parked: fetch.ParkedFetch, so_far: fetch._Reading, start: int, end: int) -> None:
+                assert end - start == fetch.SLICE
+                read_in.append(turns.count)
+                if len(read_in) == 4:  # the first partition was read long ago
+                    first = led(server.node, "wide", 0)
+                    first.append(build_batch([RecordToWrite(key=None, value=b"late", timestamp=1)]), now_ms=1)
+                read(parked, so_far, start, end)
+
+            monkeypatch.setattr(fetch.ParkedFetch, "read", reading)
+            async with asyncio.timeout(20):
+                answer = await wire.ask(ApiKey.FETCH, 11, request)
+            assert len(set(read_in)) == len(read_in), "one slice in a turn"
+            # Parked: what comes later is noticed, too.
+            request.topics[0].partitions[0].fetch_offset = 1
+            wire.send(ApiKey.FETCH, 11, request)
+            await until(lambda: len(led(server.node, "wide", count - 1).readers) == 1, "a parked fetch")
+            assert await other.produce("wide", [b"later"], count - 1) == (ErrorCode.NONE, 0)
+            async with asyncio.timeout(20):
+                second = await wire.receive(ApiKey.FETCH, 11)
+        partitions = answer.responses[0].partitions
+        assert [part.partition_index for part in partitions] == list(range(count))
+        assert [part.partition_index for part in partitions if part.records] == [0]
+        found = [part.partition_index for part in second.responses[0].partitions if part.records]
+        assert found == [count - 1]
+        assert not any(led(server.node, "wide", index).readers for index in range(count))
+        wire.close()
+        other.close()
 
 
 async def with_committed_offsets(wire: Wire, count: int) -> None:
