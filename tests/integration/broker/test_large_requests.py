@@ -282,7 +282,8 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
 async def test_a_fetch_of_many_partitions_is_read_in_slices_and_misses_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+    not_synced = {"log.flush.interval.messages": "1000"}  # so readers are notified within the append
+    async with server_on(UnsyncedDisk(), str(tmp_path), **not_synced) as server:
         wire, other = await Wire.to(server.bootstrap), await Wire.to(server.bootstrap)
         monkeypatch.setattr(fetch, "SLICE", 20)
         count = 3 * fetch.SLICE + 1
