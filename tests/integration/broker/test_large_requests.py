@@ -244,7 +244,10 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
 
         begun: list[int] = []
         synced: list[tuple[int, int]] = []
+        sizes: list[int] = []
+        built_in: set[int] = set()
         append, account, sync = LeaderReplica.append, LeaderReplica.synced, group_sync._run
+        build = produce._response
         all_begun = threading.Event()
         with counted_turns() as turns:
 
@@ -259,10 +262,17 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
                 account(replica, *arguments)  # type: ignore[arg-type]  # passed on
 
             def syncing(rounds: group_sync.Rounds) -> group_sync.Results:
-                assert all_begun.wait(30)  # so the next round has all that is left
+                assert all_begun.wait(30)  # so the next round could have all that is left
+                sizes.append(len(rounds))
                 return sync(rounds)
 
+            def building(topics: produce.Topics) -> object:
+                built_in.add(threading.get_ident())
+                return build(topics)
+
             monkeypatch.setattr(group_sync, "_run", syncing)
+            monkeypatch.setattr(group_sync, "ROUND", 60)
+            monkeypatch.setattr(produce, "_response", building)
             monkeypatch.setattr(LeaderReplica, "append", appending)
             monkeypatch.setattr(LeaderReplica, "synced", accounting)
             wire.send(ApiKey.PRODUCE, 9, request(b"first", range(count)))
@@ -272,6 +282,9 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
         assert len(begun) == count + 1
         assert max(begun.count(turn) for turn in begun) <= produce.SLICE + 1
         assert max(synced.count(turn) for turn in synced) <= group_sync.SLICE
+        assert max(sizes) == 60
+        assert count <= sum(sizes) <= count + 1
+        assert len(built_in - {threading.get_ident()}) >= 1, "a thread makes the large answer"
         parts = [part for answer in answers for part in answer.responses[0].partition_responses]
         assert [(part.error_code, part.base_offset) for part in parts] == [(ErrorCode.NONE, 0)] * count + [
             (ErrorCode.NONE, 1)

@@ -154,6 +154,11 @@ class Request:
             codec.encode(message, version, out)
             self.respond_encoded(out)
             return
+        self.respond_from_thread(lambda: message, version=version)
+
+    def respond_from_thread(self, make: Callable[[], Message], *, version: int | None = None) -> None:
+        """Let a thread make a message and encode it, then send it."""
+        version = self.version if version is None else version
 
         def done(out: bytearray | None, error: BaseException | None) -> None:
             if out is None:
@@ -163,7 +168,7 @@ class Request:
 
         def encode() -> bytearray:
             out = self.response_head()
-            codec.encode(message, version, out)
+            codec.encode(make(), version, out)
             return out
 
         self.connection.in_thread(encode, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -220,14 +221,25 @@ class Produce:
                 write_single_produced(out, request.version, single, base_offset, log_append_time_ms, log_start_offset)
                 request.respond_encoded(out)
                 return
-        response = ProduceResponse()
-        for topic, batches in topics:
-            results = [batch.to_response() for batch in batches]
-            if isinstance(topic, str):
-                response.responses.append(TopicProduceResponse(name=topic, partition_responses=results))
-            else:
-                response.responses.append(TopicProduceResponse(topic_id=topic, partition_responses=results))
-        request.respond(response)
+        if _count(topics) > SLICE:
+            request.respond_from_thread(partial(_response, topics))
+        else:
+            request.respond(_response(topics))
+
+
+def _count(topics: Topics) -> int:
+    return sum(len(batches) for _, batches in topics)
+
+
+def _response(topics: Topics) -> ProduceResponse:
+    response = ProduceResponse()
+    for topic, batches in topics:
+        results = [batch.to_response() for batch in batches]
+        if isinstance(topic, str):
+            response.responses.append(TopicProduceResponse(name=topic, partition_responses=results))
+        else:
+            response.responses.append(TopicProduceResponse(topic_id=topic, partition_responses=results))
+    return response
 
 
 def handle(dispatcher: Dispatcher, request: Request, _: Any) -> Awaitable[None] | None:
@@ -255,7 +267,7 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> Awaitable[None] 
         for data in message.topic_data:
             batches = [ProducedBatch(produce, part.index, part.records) for part in data.partition_data]
             produce.topics.append((data.topic_id if has_ids else data.name, batches))
-        if sum(len(batches) for _, batches in produce.topics) > SLICE:
+        if _count(produce.topics) > SLICE:
             request.connection.hold()
             return _begin_in_slices(dispatcher, produce, transactional_id)
         for name_or_id, batches in produce.topics:
