@@ -6,6 +6,13 @@ from dataclasses import replace
 
 import pytest
 from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw, run_scenario, shrink
+from hailbus_broker.testing.campaign.context import Context, Stop
+from hailbus_broker.testing.campaign.probes import Prober
+from hailbus_broker.testing.campaign.producers import TransactionalSession
+from hailbus_broker.testing.campaign.recorder import MAIN, Recorder, TransactionOp
+from hailbus_broker.testing.campaign.writers import create_topic
+from hailbus_broker.testing.simulation import World
+from hailbus_broker.testing.simulation.broker import SimulatedBroker
 from hailbus_broker.testing.simulation.patching import patched
 
 NAMES = {"PlannedClient": PlannedClient, "PlannedFault": PlannedFault, "Scenario": Scenario}
@@ -66,3 +73,42 @@ def test_a_client_that_comes_to_an_error_is_a_finding(monkeypatch: pytest.Monkey
     monkeypatch.setattr("hailbus_broker.testing.campaign.readers.ListReader.run", broken)
     (found, *_) = run_scenario(scenario).problems["failures"]
     assert "a defect of the client" in found
+
+
+def test_a_late_end_of_a_transaction_comes_over_the_older_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe of it holds also where its first connection was lost, and made again after the second one."""
+
+    async def main(world: World) -> list[str]:
+        broker = SimulatedBroker(world, {}, name="broker")
+        await broker.start()
+        recorder = Recorder(world.note)
+        context = Context(
+            name="prober",
+            life=0,
+            rate=1.0,
+            bootstrap=broker.bootstrap,
+            partition_count=1,
+            rng=world.rng("prober"),
+            recorder=recorder,
+            stop=Stop(),
+            process=world.main,
+        )
+        client = context.client()
+        await create_topic(client, MAIN, 1, {})
+        prober = Prober(context)
+        prober._name = "late"
+        await prober._client.connect()
+        await prober._other.connect()
+        write = prober._write
+
+        async def write_and_reconnect(session: TransactionalSession) -> TransactionOp:
+            op = await write(session)
+            if session.client is prober._client:
+                session.client.close()
+            return op
+
+        monkeypatch.setattr(prober, "_write", write_and_reconnect)
+        await prober._end_late()
+        return recorder.failures
+
+    assert World(1).run(main) == []

@@ -181,6 +181,7 @@ class Prober:
 
     async def _end_late(self) -> None:
         """Let an EndTxn of transactions v1 arrive over a connection that the producer has given up meanwhile."""
+        self._other.close()  # the broker tells the connections apart by their age: the next one has to be newer
         session = self._session(self._client, is_v2=False)
         await session.init()
         op = await self._write(session)
