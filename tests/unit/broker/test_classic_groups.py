@@ -33,13 +33,16 @@ WALL_AHEAD_MS = 1_700_000_000_000
 class Coordinator:
     """A shard with its log, which is a list.
 
-    `is_refusing` lets the log refuse the next records, as if they were too large.
+    `is_refusing` lets the log refuse the next records, as if they were too large; `is_slow` lets the replies wait for
+    `sync_log`.
     """
 
     def __init__(self, *, delay_ms: int = 0) -> None:
         self.now_ms = 1_000
         self.suspended_ms = 0
         self.is_refusing = False
+        self.is_slow = False
+        self.parked: list[Outcome] = []
         self.refused: list[object] = []
         self.records: list[tuple[bytes, bytes | None]] = []
         self.answers: dict[object, Message] = {}
@@ -70,9 +73,23 @@ class Coordinator:
             key, value = record.encode_key(), record.encode_value()
             self.records.append((key, value))
             self.shard.replay(key, value, now_ms=self.now_ms)
+        if self.is_slow and outcome.replies:
+            outcome.replies_parked()
+            self.parked.append(outcome)
+        else:
+            self.answer(outcome)
+
+    def answer(self, outcome: Outcome) -> None:
         for token, message in outcome.replies:
             assert token not in self.answers, f"{token} was answered twice"
             self.answers[token] = message
+
+    def sync_log(self) -> None:
+        self.is_slow = False
+        parked, self.parked = self.parked, []
+        for outcome in parked:
+            self.answer(outcome)
+            outcome.replies_released(self.now_ms)
 
     def restart(self) -> None:
         self.shard = self.make(0)
@@ -374,6 +391,39 @@ def test_a_generation_is_refused_where_there_is_no_group_or_nobody_in_it() -> No
     assert coordinator.commit(1, generation=generation, member_id=first) == ErrorCode.UNKNOWN_MEMBER_ID
     assert coordinator.commit(1, generation=generation) == ErrorCode.UNKNOWN_MEMBER_ID
     assert coordinator.committed() is None
+
+
+def test_a_member_that_waits_for_the_disk_is_not_silent() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a")
+    leader = coordinator.joined("a")
+    coordinator.is_slow = True
+    coordinator.sync("s", leader.member_id, 1, {leader.member_id: b"all"})
+    coordinator.advance(9_000)
+    coordinator.advance(25_000)  # longer than its session timeout
+    assert leader.member_id in coordinator.group().members
+    coordinator.sync_log()
+    assert coordinator.synced("s").assignment == b"all"
+    coordinator.advance(9_999)  # its session has begun with the answer
+    assert coordinator.beat(leader.member_id, 1) == ErrorCode.NONE
+    coordinator.advance(9_999)
+    assert leader.member_id in coordinator.group().members
+    coordinator.advance(1)
+    assert coordinator.group().members == {}
+
+
+def test_an_answer_that_comes_after_its_member_has_left_begins_no_session() -> None:
+    coordinator = Coordinator()
+    coordinator.join("a")
+    leader = coordinator.joined("a")
+    coordinator.is_slow = True
+    coordinator.sync("s", leader.member_id, 1, {leader.member_id: b"all"})
+    coordinator.is_slow = False
+    assert coordinator.leave(leader.member_id) == ErrorCode.NONE
+    coordinator.sync_log()
+    coordinator.advance(30_000)
+    assert coordinator.group().members == {}
+    assert coordinator.shard.next_deadline_ms() is None
 
 
 def test_who_commits_or_syncs_is_not_silent() -> None:

@@ -102,6 +102,12 @@ class Outcome:
         A decision works on copies. Until this call the shard is as it was before the decision.
         """
 
+    def replies_parked(self) -> None:
+        """Note that the replies wait until the records are durable; `replies_released` follows."""
+
+    def replies_released(self, now_ms: int) -> None:
+        """Note that replies which were parked have been sent, or refused."""
+
 
 def decode_key(data: bytes | memoryview, types: dict[int, type[Message]]) -> Message:
     """The key of a coordinator's record.

@@ -188,7 +188,8 @@ class ShardDriver(Generic[ShardT]):
                 if self.partition.log.high_watermark >= self.end_offset:
                     self._send(outcome, None)
                 else:
-                    self.partition.when_committed(self.end_offset, lambda error: self._send(outcome, error))
+                    outcome.replies_parked()
+                    self.partition.when_committed(self.end_offset, lambda error: self._release(outcome, error))
             for name, data in outcome.log_events:
                 log.info(name, **data)
             return ErrorCode.NONE
@@ -254,6 +255,11 @@ class ShardDriver(Generic[ShardT]):
         if outcome.prepared is not None:
             for message, content in outcome.prepared.messages:
                 self.shard.replay_message(message, content, now_ms=now_ms, producer_id=producer_id)
+
+    def _release(self, outcome: Outcome, error: Exception | None) -> None:
+        self._send(outcome, error)
+        outcome.replies_released(self.now_ms())
+        self.arm_timer()
 
     def _send(self, outcome: Outcome, error: Exception | None) -> None:
         if error is not None or self.state is not DriverState.ACTIVE:

@@ -53,7 +53,7 @@ class ClassicRebalances:
             return
         deadline_ms = self._state.session_deadlines.get(key, now_ms)
         waits = member.sync_token is not None or (member.join_token is not None and not member.is_new)
-        if waits:
+        if waits or key in self._state.parked_replies:
             # A member that waits for our answer is not silent.
             deadline_ms = max(deadline_ms, now_ms + member.session_timeout_ms)
         if deadline_ms > now_ms:

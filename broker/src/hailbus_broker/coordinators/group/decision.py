@@ -28,6 +28,7 @@ class GroupDecision(Outcome):
     _classic: dict[str, ClassicGroup] | None = None
     _consumer: tuple[ConsumerGroup, int] | None = None
     _sessions: dict[MemberKey, int] | None = None
+    _timeouts: dict[MemberKey, int] | None = None
     _revocation: tuple[MemberKey, int | None] | None = None
     _checks: list[tuple[MemberKey, int]] | None = None
     _rebalances: list[tuple[RebalanceHistory, Rebalance]] | None = None
@@ -62,7 +63,11 @@ class GroupDecision(Outcome):
     def touch(self, group: ClassicGroup, member: Member, *, timeout_ms: int | None = None) -> None:
         """Let a classic member's session begin again."""
         timeout_ms = member.session_timeout_ms if timeout_ms is None else timeout_ms
-        self.extend_session((group.group_id, member.member_id), self.now_ms + timeout_ms)
+        key = (group.group_id, member.member_id)
+        if self._timeouts is None:
+            self._timeouts = {}
+        self._timeouts[key] = timeout_ms
+        self.extend_session(key, self.now_ms + timeout_ms)
 
     def extend_session(self, key: MemberKey, deadline_ms: int) -> None:
         """Let a member's session last until a time."""
@@ -117,3 +122,17 @@ class GroupDecision(Outcome):
         for history, rebalance in self._rebalances or ():
             history.entries.append(rebalance)
             state.rebalance_counts[rebalance.cause] += 1
+
+    def replies_parked(self) -> None:
+        """See `Outcome`; a member that waits for our disk is not silent."""
+        self.state.parked_replies.update(list(self._timeouts or ()))
+
+    def replies_released(self, now_ms: int) -> None:
+        """See `Outcome`; the sessions begin again, since no member could have sent a heartbeat before."""
+        state = self.state
+        for key, timeout_ms in (self._timeouts or {}).items():
+            state.parked_replies[key] -= 1
+            if not state.parked_replies[key]:
+                del state.parked_replies[key]
+            if key in state.session_deadlines:
+                state.touch(key, max(state.session_deadlines[key], now_ms + timeout_ms))

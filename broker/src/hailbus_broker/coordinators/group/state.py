@@ -37,6 +37,7 @@ class GroupState:
         consumer_groups: Groups of the consumer protocol.
         session_deadlines: When each member is evicted unless it is heard of; not durable.
         revocation_deadlines: When a member that must give partitions up is evicted; not durable.
+        parked_replies: How many replies for each classic member wait until records are durable; not durable.
         timers: When the deadlines of a member or of a group are checked; not durable.
         rebalance_counts: Rebalances since the shard was loaded, by cause.
     """
@@ -57,6 +58,7 @@ class GroupState:
         self.consumer_groups: Final[dict[str, ConsumerGroup]] = {}
         self.session_deadlines: Final[dict[MemberKey, int]] = {}
         self.revocation_deadlines: Final[dict[MemberKey, int]] = {}
+        self.parked_replies: Final[Counter[MemberKey]] = Counter()
         self.timers: Final[Timers[MemberKey]] = Timers()
         self.rebalance_counts: Final[Counter[RebalanceCause]] = Counter()
 
