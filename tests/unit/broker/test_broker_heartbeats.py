@@ -6,6 +6,7 @@ import pytest
 from hailbus_broker.cluster.metadata.records import encode_record
 from hailbus_broker.protocol.definitions.abort_transaction_record import AbortTransactionRecord
 from hailbus_broker.protocol.definitions.broker_heartbeat_request import BrokerHeartbeatRequest
+from hailbus_broker.protocol.definitions.config_record import ConfigRecord
 from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
@@ -83,15 +84,19 @@ def test_a_new_controller_gives_every_broker_a_whole_session() -> None:
 
 
 def test_a_new_cluster_begins_with_its_levels_in_a_transaction() -> None:
-    cluster = Brokers()
-    levels = {"group.version": 1, "metadata.version": 30}
+    cluster = Brokers(settings={"min.insync.replicas": "2"})
+    levels = {"group.version": 1, "metadata.version": 30, "eligible.leader.replicas.version": 1}
     records = cluster.controller.activate(now_ms=0, has_open_transaction=False, bootstrap=levels)
     assert [type(record).__name__ for record in records] == [
         "BeginTransactionRecord",
         "FeatureLevelRecord",
         "FeatureLevelRecord",
+        "FeatureLevelRecord",
+        "ConfigRecord",
         "EndTransactionRecord",
     ]
+    minimum = ConfigRecord(resource_type=4, resource_name="", name="min.insync.replicas", value="2")
+    assert records[-2] == minimum
     # As Apache Kafka begins its logs.
     assert encode_record(records[0]).hex() == "01170001001212426f6f747374726170207265636f726473"
     assert b"metadata.version" in encode_record(records[1])

@@ -14,8 +14,11 @@ from hailbus_broker.cluster.controller.producer_ids import ProducerIdDecisions
 from hailbus_broker.cluster.controller.reassignment import ReassignmentDecisions
 from hailbus_broker.cluster.controller.registration import RegistrationDecisions
 from hailbus_broker.cluster.controller.topics import TopicDecisions
+from hailbus_broker.cluster.features import ELR_VERSION, METADATA_VERSION
+from hailbus_broker.cluster.metadata.names import ResourceType
 from hailbus_broker.protocol.definitions.abort_transaction_record import AbortTransactionRecord
 from hailbus_broker.protocol.definitions.begin_transaction_record import BeginTransactionRecord
+from hailbus_broker.protocol.definitions.config_record import ConfigRecord
 from hailbus_broker.protocol.definitions.end_transaction_record import EndTransactionRecord
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
 from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
@@ -79,8 +82,17 @@ class Controller(
             records.append(BeginTransactionRecord(name="Bootstrap records"))
             records += [
                 FeatureLevelRecord(name=name, feature_level=level)
-                for name, level in sorted(bootstrap.items(), key=lambda item: (item[0] != "metadata.version", item[0]))
+                for name, level in sorted(bootstrap.items(), key=lambda item: (item[0] != METADATA_VERSION, item[0]))
             ]
+            if bootstrap.get(ELR_VERSION):
+                # Who is eligible depends on the minimum, so it must be the same for all controllers.
+                minimum = ConfigRecord(
+                    resource_type=ResourceType.BROKER,
+                    resource_name="",
+                    name="min.insync.replicas",
+                    value=str(self._config["min.insync.replicas"]),
+                )
+                records.append(minimum)
             records.append(EndTransactionRecord())
         return records
 

@@ -110,8 +110,7 @@ class PartitionChange:
         self._assign(record)
         if self.recovery is not before.recovery:
             record.leader_recovery_state = int(self.recovery)
-        unchanged = PartitionChangeRecord(partition_id=before.index, topic_id=self._topic_id)
-        return None if record == unchanged else record
+        return None if _is_empty(record) else record
 
     def _complete_reassignment(self) -> None:
         """End a reassignment as soon as every replica that stays is in sync."""
@@ -185,3 +184,17 @@ class PartitionChange:
             record.removing_replicas = list(self.removing)
         if self.adding != before.adding_replicas:
             record.adding_replicas = list(self.adding)
+
+
+def _is_empty(record: PartitionChangeRecord) -> bool:
+    return (
+        record.leader == NO_LEADER_CHANGE
+        and record.leader_recovery_state == LeaderRecovery.NO_CHANGE
+        and record.isr is None
+        and record.replicas is None
+        and record.directories is None
+        and record.adding_replicas is None
+        and record.removing_replicas is None
+        and record.eligible_leader_replicas is None
+        and record.last_known_elr is None
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hailbus_broker.cluster.controller.partition_change import Election, PartitionChange
 from hailbus_broker.cluster.controller.sessions import BrokerSessions
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from hailbus_broker.cluster.metadata.image import MetadataImage, PartitionState, TopicState
     from hailbus_broker.cluster.options import BrokerConfig
     from hailbus_broker.protocol.schema import Message, Uuid
+
+
+class TopicRules(NamedTuple):
+    """What a topic's settings say about elections.
+
+    Attributes:
+        min_isr: `min.insync.replicas`, never more than the replication factor.
+        allows_unclean: Whether the topic would rather lose records than wait for a replica that has them all.
+    """
+
+    min_isr: int
+    allows_unclean: bool
 
 
 class ControllerState:
@@ -108,26 +120,20 @@ class ControllerState:
         """Whether the cluster keeps eligible leader replicas (KIP-966)."""
         return self.image.features.get(ELR_VERSION, 0) >= 1
 
-    def min_isr(self, topic: TopicState) -> int:
-        """Return `min.insync.replicas` of a topic, which is never more than its replication factor."""
-        wanted: int = topic_value(self._topic_configs(topic), self._config, "min.insync.replicas")
-        return min(wanted, len(topic.partitions[0].replicas)) if topic.partitions else wanted
+    def rules(self, topic: TopicState) -> TopicRules:
+        """Return what a topic's settings say about elections."""
+        configs = self.image.configs
+        overrides = {**configs(ResourceType.BROKER, ""), **configs(ResourceType.TOPIC, topic.name)}
+        minimum: int = topic_value(overrides, self._config, "min.insync.replicas")
+        allows: bool = topic_value(overrides, self._config, "unclean.leader.election.enable")
+        return TopicRules(
+            min_isr=min(minimum, len(topic.partitions[0].replicas)) if topic.partitions else minimum,
+            allows_unclean=allows,
+        )
 
     def allows_unclean_election(self, topic: TopicState) -> bool:
         """Whether a topic would rather lose records than wait for a replica that has them all."""
-        allows: bool = topic_value(self._topic_configs(topic), self._config, "unclean.leader.election.enable")
-        return allows
-
-    def _topic_configs(self, topic: TopicState) -> dict[str, str]:
-        configs = self.image.configs
-        return {
-            **{
-                name: value
-                for name, value in configs(ResourceType.BROKER, "").items()
-                if name in {"min.insync.replicas", "unclean.leader.election.enable"}
-            },
-            **configs(ResourceType.TOPIC, topic.name),
-        }
+        return self.rules(topic).allows_unclean
 
     # ------------------------------------------------------------------ changes of partitions
 
@@ -138,6 +144,7 @@ class ControllerState:
         *,
         is_acceptable: Callable[[int], bool] | None = None,
         election: Election | None = None,
+        rules: TopicRules | None = None,
     ) -> PartitionChange:
         """Begin a change of a partition.
 
@@ -146,9 +153,12 @@ class ControllerState:
             state: What it is now.
             is_acceptable: Whether a broker may lead; None for those that are active.
             election: None for an unclean one where the topic allows it.
+            rules: Of the topic, if they are at hand.
         """
+        if rules is None:
+            rules = self.rules(topic)
         if election is None:
-            election = Election.UNCLEAN if self.allows_unclean_election(topic) else Election.ONLINE
+            election = Election.UNCLEAN if rules.allows_unclean else Election.ONLINE
         may_lead = is_acceptable or self.is_active
 
         def can_lead(broker_id: int) -> bool:
@@ -163,7 +173,7 @@ class ControllerState:
             topic.topic_id,
             state,
             can_lead=can_lead,
-            min_isr=self.min_isr(topic),
+            min_isr=rules.min_isr,
             has_elr=self.has_elr,
             default_directory=self.default_directory,
             election=election,
@@ -190,8 +200,11 @@ class ControllerState:
             return broker_id not in {removed, lost_tail} and (broker_id == added or self.is_active(broker_id))
 
         records: list[Message] = []
+        rules: dict[Uuid, TopicRules] = {}
         for topic, state in partitions:
-            change = self.change(topic, state, is_acceptable=is_acceptable)
+            if topic.topic_id not in rules:
+                rules[topic.topic_id] = self.rules(topic)
+            change = self.change(topic, state, is_acceptable=is_acceptable, rules=rules[topic.topic_id])
             change.isr = tuple(broker_id for broker_id in state.isr if broker_id not in {removed, lost_tail})
             if lost_tail is not None:
                 change.without_tail = frozenset({lost_tail})
