@@ -56,7 +56,7 @@ async def elect(node: Node, topic: str, leader: int) -> None:
     topic_id = node.image.topics[topic].topic_id
     change = PartitionChangeRecord(topic_id=topic_id, partition_id=0, leader=leader)
     published = asyncio.Event()
-    node.publisher.publish([change], node.publisher.end_offset, published.set)
+    node.core.publisher.publish([change], node.core.publisher.end_offset, published.set)
     await asyncio.wait_for(published.wait(), 30)
 
 
@@ -233,9 +233,11 @@ async def test_a_decision_of_an_earlier_leadership_is_neither_written_nor_acknow
                 answers.append(code)
 
         entry = OffsetToCommit(topic="t", topic_id=b"", partition=0, offset=99, leader_epoch=0, metadata="")
-        times = {"now_ms": driver.now_ms(), "wall_ms": driver.clock.wall_ms()}
-        late = driver.shard.commit(GROUP, -1, "", None, [entry], Request(), **times)
-        early = driver.shard.commit(GROUP, -1, "", None, [entry], Request(), **times)
+        now_ms, wall_ms = driver.now_ms(), driver.clock.wall_ms()
+        late, early = [
+            driver.shard.commit(GROUP, -1, "", None, [entry], Request(), now_ms=now_ms, wall_ms=wall_ms)
+            for _ in range(2)
+        ]
         driver.run(early)  # appended, and not durable yet
         assert not answers
         await elect(server.node, GROUP_METADATA_TOPIC, ANOTHER_BROKER)

@@ -31,9 +31,9 @@ async def test_a_node_stops_at_a_record_that_it_does_not_know(tmp_path: Path) ->
     async with running_broker(data_dir=str(tmp_path)) as broker:
         offset = await append(broker, bytes([1, 99, 0, 0]))
         async with asyncio.timeout(10):
-            while broker.node.reason_to_stop is None:  # noqa: ASYNC110 a record is read by a thread
+            while broker.node.core.reason_to_stop is None:  # noqa: ASYNC110 a record is read by a thread
                 await asyncio.sleep(0.01)
-        assert f"offset {offset} " in str(broker.node.reason_to_stop)
+        assert f"offset {offset} " in str(broker.node.core.reason_to_stop)
         with pytest.raises(ApiError, match="not the active controller"):
             broker.node.metadata.write(broker.node.controller.allocate_producer_ids()[1])
     with pytest.raises(StartError, match=rf"record at offset {offset} has type 99 \(unknown\) in version 0"):

@@ -44,12 +44,12 @@ def serve(
     options = config.load(file_text=file_text, environment=environment, settings=settings, flags=flags)
     logging.configure(log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(Server(Node(options))))
-    return 0
+        return runner.run(_run(Server(Node(options))))
 
 
-async def _run(server: Server) -> None:
+async def _run(server: Server) -> int:
     stop = asyncio.Event()
+    server.node.core.when_unfit = stop.set
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -85,6 +85,7 @@ async def _run(server: Server) -> None:
         await metrics_server.stop()
     await server.stop()
     log.info("broker_stopped")
+    return 0 if server.node.core.reason_to_stop is None else 1
 
 
 async def _collecting_until(stop: asyncio.Event) -> None:

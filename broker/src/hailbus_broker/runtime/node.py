@@ -3,68 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from hailbus_broker.cluster.controller import PRODUCER_ID_BLOCK, Controller
-from hailbus_broker.cluster.metadata.image import (
-    GROUP_METADATA_TOPIC,
-    MetadataImage,
-    ResourceType,
-)
+from hailbus_broker.cluster.controller import PRODUCER_ID_BLOCK
+from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, ResourceType
 from hailbus_broker.cluster.raft.voters import ReplicaKey, Voter, VoterSet
-from hailbus_broker.log import DiskReadNeededError, Lookup, StorageError, TailCache
+from hailbus_broker.log import DiskReadNeededError, Lookup, StorageError
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
-from hailbus_broker.protocol.errors import ApiError, ProtocolError
-from hailbus_broker.records import RecordsError
+from hailbus_broker.protocol.errors import ApiError
 from hailbus_broker.runtime.cleaner import Cleaner
-from hailbus_broker.runtime.data_directory import DataDirectory
-from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.group_coordinator import GroupCoordinator
-from hailbus_broker.runtime.group_sync import LANES, GroupSync
 from hailbus_broker.runtime.log_settings import log_config
 from hailbus_broker.runtime.lookups import answer
-from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.markers import LocalMarkers
-from hailbus_broker.runtime.metadata import Metadata, QuorumSettings, open_metadata
+from hailbus_broker.runtime.metadata import QuorumSettings
+from hailbus_broker.runtime.node_core import NodeCore, metadata_error
 from hailbus_broker.runtime.replica_manager import ReplicaManager
 from hailbus_broker.runtime.transaction_coordinator import TransactionCoordinator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from hailbus_broker.cluster.metadata.image import MetadataDelta
+    from hailbus_broker.cluster.metadata.image import MetadataImage
     from hailbus_broker.cluster.options import BrokerConfig
     from hailbus_broker.log import PendingRemoval
     from hailbus_broker.log.lookup import Reads
     from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.runtime.machine import Machine
     from hailbus_broker.runtime.replica import LeaderReplica
 
 log: Any = get_logger()
 
-TAIL_CACHE_BYTES: Final = 32 * 1024 * 1024
 RETRY_OFFLINE_MS: Final = 1_000
-WORK_THREADS: Final = 6
-"""For what waits for the disk and is not a sync: reads of cold segments, checkpoints, compaction, removals."""
 LOADING_THREADS: Final = 16
-WARNING_INTERVAL_MS: Final = 10_000
 RETENTION_SLICE: Final = 200
 """So many logs are looked at in one turn of the loop."""
 RECORDS_PER_BATCH: Final = 5_000
 """Of metadata that a start writes: a batch of so many is far below the largest that a log takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """An address that this node listens on, and the one that it advertises to clients."""
-
-    name: str
-    host: str
-    port: int
-    advertised_host: str
-    advertised_port: int
 
 
 class Node:
@@ -76,28 +53,19 @@ class Node:
     """
 
     def __init__(self, config: BrokerConfig, *, machine: Machine | None = None) -> None:
-        self.config = config
-        self.machine = machine or Machine()
-        self.clock = self.machine.clock
-        self.disk = self.machine.disk
-        self.rng = self.machine.random
-        self.node_id: int = config["node.id"] if "node.id" in config.given else config["broker.id"]
-        self.listeners: list[Listener] = []
+        self.core: Final = NodeCore(config, machine=machine)
+        self.config: Final = config
+        self.machine: Final = self.core.machine
+        self.clock: Final = self.core.clock
+        self.disk: Final = self.core.disk
+        self.rng: Final = self.core.rng
+        self.node_id: Final = self.core.node_id
+        self.listeners: Final = self.core.listeners
         self.broker_epoch = 0
         self._next_producer_id = 0
         self._last_producer_id = 0
         self._reservation: asyncio.Future[None] | None = None
-        self._background: dict[asyncio.Task[Any], None] = {}
-        self.failure: StorageError | None = None
-        """Why the data directory is offline: nothing is written to it before the next start."""
-        self.reason_to_stop: Exception | None = None
-        """Why the node must not go on; `when_unfit` is called then."""
-        self.when_unfit: Callable[[], object] = lambda: None
-        self._is_open = False
-        self._parts: Metadata | None = None
-        self._is_stopping = False
         self._checkpointing = asyncio.Lock()
-        self._last_warning_ms: int | None = None
 
     # ------------------------------------------------------------------ start and stop
 
@@ -107,20 +75,21 @@ class Node:
         Raises:
             StartError: The directory cannot be used.
         """
-        self.loop = asyncio.get_running_loop()
-        self.threads = self.machine.start_threads(WORK_THREADS, "work")
-        self.sync = GroupSync(self.loop, self.machine.start_threads(LANES, "sync"))
-        self.tail_cache = TailCache(TAIL_CACHE_BYTES)
-        self.data = DataDirectory(
-            self.disk, self.config["log.dirs"], node_id=self.node_id, rng=self.rng, tail_cache=self.tail_cache
-        )
+        core = self.core
+        core.open()
+        self.loop, self.threads, self.sync, self.data = core.loop, core.threads, core.sync, core.data
+        self.spawn, self.every, self.take_offline = core.spawn, core.every, core.take_offline
         try:
-            await self._open_metadata()
+            core.join_quorum(QuorumSettings(voters=VoterSet([Voter(ReplicaKey(self.node_id), ())])))
+            await core.until_active()
+            self.metadata, self.controller = core.metadata, core.controller
+            core.refresh_config(self.image)
+            await self._register()
             self._open()
             await self.groups.start(self.image)
             await self.transactions.start(self.image)
         except BaseException:
-            await self._abandon()
+            await core.stop(is_clean=False)
             raise
         self.every(self.config["offsets.retention.check.interval.ms"], self.groups.expire_offsets)
         self.every(RETRY_OFFLINE_MS, self._retry_offline)
@@ -137,54 +106,21 @@ class Node:
             )
             self.spawn(cleaner.run(backoff_ms=self.config["log.cleaner.backoff.ms"]), "cleaner")
 
-    async def _open_metadata(self) -> None:
-        """Take part in the quorum of the metadata, until this node knows all that is committed and has registered.
+    async def _register(self) -> None:
+        """Write down that this node runs, before anything else: partitions without metadata are a sign of damage.
 
         Raises:
-            StartError: The metadata is damaged, or cannot be written.
+            StartError: The metadata cannot be written.
         """
-        self.cluster_id = self.data.cluster_id
-
-        def controller_of(image: MetadataImage) -> Controller:
-            self.controller = Controller(
-                image, self.config, node_id=self.node_id, directory_id=self.data.directory_id, chance=self.rng
-            )
-            return self.controller
-
-        parts = open_metadata(
-            QuorumSettings(voters=VoterSet([Voter(ReplicaKey(self.node_id), ())])),
-            node_id=self.node_id,
-            data=self.data,
-            machine=self.machine,
-            sync=self.sync,
-            threads=self.threads,
-            controller_of=controller_of,
-            report=self.take_offline,
-            stop=self._become_unfit,
-        )
-        self._parts = parts
-        self.metadata, self.publisher = parts.log, parts.publisher
-        self.spawn(self.publisher.run(), "metadata-publisher")
-        try:
-            parts.quorum.start(self.metadata)
-            await self.metadata.until_active()
-            self._refresh_config(self.image)
-            await self._register()
-        except StorageError as error:
-            raise StartError(f"cannot write the cluster's metadata: {error}") from error
-        except RecordsError as error:
-            raise StartError(f"cannot read the cluster's metadata: {error}; restore the file from a backup") from error
-        except ProtocolError as error:
-            raise StartError(f"cannot read the cluster's metadata: {error}") from error
-
-    async def _register(self) -> None:
-        """Write down that this node runs, before anything else: partitions without metadata are a sign of damage."""
         self.broker_epoch = self.metadata.quorum.log.log_end_offset
         records = self.controller.register_broker(
             broker_epoch=self.broker_epoch, was_clean=self.data.logs.was_clean, incarnation_id=self.rng.randbytes(16)
         )
-        for start in range(0, len(records), RECORDS_PER_BATCH):
-            await self.metadata.write(records[start : start + RECORDS_PER_BATCH])
+        try:
+            for start in range(0, len(records), RECORDS_PER_BATCH):
+                await self.metadata.write(records[start : start + RECORDS_PER_BATCH])
+        except StorageError as error:
+            raise metadata_error(error) from error
 
     def _open(self) -> None:
         """Open all else that is in the data directory.
@@ -234,110 +170,32 @@ class Node:
             threads=self.threads,
             spawn=self.spawn,
         )
-        self.publisher.subscribe(self, self.replicas, self.groups, self.transactions)
-        self._is_open = True
+        self.core.publisher.subscribe(self.core, self.replicas, self.groups, self.transactions)
+        self.core.when_offline = self.replicas.refuse
 
     async def stop(self) -> None:
         """Sync and close all logs and mark the directory as cleanly left."""
-        self._is_stopping = True
-        await self._end_background()
+        await self.core.end_background()
         self.groups.close()
         self.transactions.close()
-        await self.sync.drain()
-        if self._parts is not None:
-            await self._parts.close()
-        self._close_threads()
-        for error in self.data.close(self.metadata.quorum.log, now_ms=self.clock.wall_ms(), failure=self.failure):
-            log.error("log_not_closed", error=str(error))
-
-    async def _abandon(self) -> None:
-        """Give everything back after a start that failed."""
-        self._is_stopping = True
-        await self._end_background()
-        if self._parts is not None:
-            await self._parts.close()
-        self.data.release()
-        self._close_threads()
-
-    async def _end_background(self) -> None:
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
-
-    def _close_threads(self) -> None:
-        self.sync.close()
-        self.threads.close()
-
-    def _become_unfit(self, error: Exception) -> None:
-        """Stop as soon as possible: what this node would do on from here, others would have to undo."""
-        if self.reason_to_stop is None:
-            self.reason_to_stop = error
-            log.critical("node_unfit", error=str(error), advice="keep its data directory, and restore it from a backup")
-            self.when_unfit()
-
-    def take_offline(self, error: StorageError) -> None:
-        """The machine failed: nothing is written to the data directory any more, until the next start looks at it.
-
-        As in Apache Kafka one failure takes the whole directory: what the system does after one is unknown, and a
-        retried sync may report success for pages that are lost. Apache Kafka then stops, having no other directory;
-        here everything that was committed can still be read.
-        """
-        if error.is_out_of_descriptors:
-            self.data.release_closed_segments()
-            self.warn_of_descriptors(str(error))
-            return
-        if self.failure is not None or self._is_stopping:
-            return
-        self.failure = error
-        log.error(
-            "log_directory_offline",
-            path=self.data.path,
-            error=str(error),
-            advice="nothing is lost that was acknowledged: make room or mend the disk, then restart the broker",
-        )
-        self.metadata.refuse(error)
-        if self._is_open:
-            for replica in self.replicas.leaders():
-                replica.refuse(error)
-
-    def warn_of_descriptors(self, reason: str) -> None:
-        """Log that something was refused or put off because too many files are open; once in a while."""
-        now_ms = self.clock.now_ms()
-        if self._last_warning_ms is None or now_ms - self._last_warning_ms >= WARNING_INTERVAL_MS:
-            self._last_warning_ms = now_ms
-            log.warning(
-                "too_many_open_files",
-                reason=reason,
-                limit=self.machine.descriptors.limit,
-                advice="raise the limit of open files (ulimit -n), or have fewer partitions or connections",
-            )
-
-    def spawn(self, coroutine: Any, name: str) -> asyncio.Task[Any]:
-        """Run something beside the requests until it ends or the node stops."""
-        task = self.loop.create_task(coroutine, name=name)
-        self._background[task] = None
-        task.add_done_callback(self._background.pop)
-        return task
-
-    def every(self, interval_ms: int, work: Any) -> None:
-        """Do something at intervals, until the node stops."""
-
-        async def repeat() -> None:
-            while True:
-                await asyncio.sleep(interval_ms / 1000)
-                try:
-                    work()
-                except Exception:
-                    log.exception("periodic_work_failed", work=work.__name__)
-
-        self.spawn(repeat(), work.__name__)
+        await self.core.stop()
 
     # ------------------------------------------------------------------ metadata
 
     @property
     def image(self) -> MetadataImage:
         """The committed metadata."""
-        return self.publisher.image
+        return self.core.image
+
+    @property
+    def cluster_id(self) -> str:
+        """Of the cluster that the node belongs to."""
+        return self.core.cluster_id
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the data directory is offline."""
+        return self.core.failure
 
     def write_metadata(self, records: Sequence[Message]) -> asyncio.Future[None]:
         """Append the controller's records; see `MetadataLog.write`.
@@ -351,24 +209,14 @@ class Node:
         try:
             self.replicas.check_room(sum(isinstance(record, PartitionRecord) for record in records))
         except ApiError as error:
-            self.warn_of_descriptors(error.message or "")
+            self.core.warn_of_descriptors(error.message or "")
             raise
         return self.metadata.write(records)
 
-    async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Act on changed settings of brokers, and on a log that has grown; see `metadata_publisher.Subscriber`."""
-        if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
-            self._refresh_config(image)
-        self._maybe_snapshot_metadata()
-
-    def _refresh_config(self, image: MetadataImage) -> None:
-        cluster_wide = image.configs(ResourceType.BROKER, "")
-        own = image.configs(ResourceType.BROKER, str(self.node_id))
-        self.config.refresh({**cluster_wide, **own})
-
     def _retry_offline(self) -> None:
         if self.replicas.has_retriable and self.failure is None:
-            self.publisher.publish([], self.publisher.end_offset, lambda: None)
+            publisher = self.core.publisher
+            publisher.publish([], publisher.end_offset, lambda: None)
 
     def create_internal_topic(self, name: str) -> asyncio.Future[None] | None:
         """Create the coordinators' topic if it is missing; None when it is there."""
@@ -431,20 +279,8 @@ class Node:
         except StorageError as error:
             self.take_offline(error)
 
-    def _maybe_snapshot_metadata(self) -> None:
-        limit = self.config["metadata.log.max.record.bytes.between.snapshots"]
-        is_busy = any(task.get_name() == "metadata-snapshot" for task in self._background)
-        if self.failure is None and self.metadata.quorum.log.size_bytes() > limit and not is_busy:
-            self.spawn(self._snapshot_metadata_in_time(), "metadata-snapshot")
-
-    async def _snapshot_metadata_in_time(self) -> None:
-        try:
-            await self.metadata.snapshot()
-        except StorageError as error:
-            self.take_offline(error)
-
     def _apply_retention(self) -> None:
-        if not any(task.get_name() == "retention" for task in self._background):
+        if not self.core.is_running("retention"):
             self.spawn(self._retain_in_slices(), "retention")
 
     async def _retain_in_slices(self) -> None:

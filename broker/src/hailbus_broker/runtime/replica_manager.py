@@ -106,6 +106,11 @@ class ReplicaManager:
                 if isinstance(replica, LeaderReplica):
                     yield replica
 
+    def refuse(self, error: StorageError) -> None:
+        """Take no more records, since the data directory is offline."""
+        for replica in self.leaders():
+            replica.refuse(error)
+
     def failure_of(self, topic_id: Uuid) -> StorageError | None:
         """Why a topic has replicas that stay offline until the next start, if it has."""
         for replica in self.topics_by_id.get(topic_id, ()):

@@ -19,7 +19,7 @@ from hailbus_broker.server.request import Request
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hailbus_broker.runtime.node import Listener, Node
+    from hailbus_broker.runtime.node_core import Listener, NodeCore
     from hailbus_broker.server.request import Part
 
 log: Any = get_logger()
@@ -42,16 +42,19 @@ class Service(Protocol):
     """What a connection needs of the part that serves its requests.
 
     Attributes:
-        node: The broker.
         connections: Those that are open.
         connection_count: Of all that there ever were.
         bytes_in_work: Size of the requests of all connections.
     """
 
-    node: Node
     connections: dict[Connection, None]
     connection_count: int
     bytes_in_work: int
+
+    @property
+    def core(self) -> NodeCore:
+        """Of the node, whatever its roles."""
+        ...
 
     def handle(self, request: Request) -> None:
         """Serve a request; its answer may come later."""
@@ -116,9 +119,9 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.peer_host, self.peer = str(peer[0]), f"{peer[0]}:{peer[1]}"
-        node = self.dispatcher.node
-        if not node.machine.descriptors.has_room_for_connection(transport.get_extra_info("socket").fileno()):
-            node.warn_of_descriptors(f"a connection from {self.peer} was refused")
+        core = self.dispatcher.core
+        if not core.machine.descriptors.has_room_for_connection(transport.get_extra_info("socket").fileno()):
+            core.warn_of_descriptors(f"a connection from {self.peer} was refused")
             self.close()
             return
         self.dispatcher.connections[self] = None
@@ -211,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pipeline.answered()
         if not self._is_dispatching and not self._is_flush_due and self._pipeline.has_answers:
             self._is_flush_due = True
-            self.dispatcher.node.loop.call_soon(self._flush)
+            self.dispatcher.core.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False
@@ -254,8 +257,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.abort(f"too many open files: {error}")
                 return
             self._socket.setblocking(False)
-        node = self.dispatcher.node
-        self._file_send = FileSend(node.loop, node.threads, self._socket, parts, self._files_sent)
+        core = self.dispatcher.core
+        self._file_send = FileSend(core.loop, core.threads, self._socket, parts, self._files_sent)
         self._is_file_send_due = transport.get_write_buffer_size() > 0
         if self._is_file_send_due:
             transport.set_write_buffer_limits(high=0)  # calls `resume_writing` when it is empty
@@ -268,7 +271,7 @@ class Connection(asyncio.BufferedProtocol):
         assert transport is not None
         if error is not None:
             if error.errno == EIO:
-                self.dispatcher.node.take_offline(StorageError(f"cannot read: {error}", errno=EIO))
+                self.dispatcher.core.take_offline(StorageError(f"cannot read: {error}", errno=EIO))
             # The client has a part of the answer: there is no way to tell it but this one.
             self.close()
             return
@@ -311,7 +314,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def in_thread(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], object]) -> None:
         """See `Peer`."""
-        self.dispatcher.node.threads.submit(work, done)
+        self.dispatcher.core.threads.submit(work, done)
 
     def abort(self, sentence: str) -> None:
         """Close the connection because of what came over it, with one line in the log."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from hailbus_broker.log import LogError
 from hailbus_broker.logging import get_logger
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.runtime.node import Node
+    from hailbus_broker.runtime.node_core import NodeCore
     from hailbus_broker.runtime.replica import LeaderReplica
     from hailbus_broker.server.connection import Connection
     from hailbus_broker.server.request import Request
@@ -60,17 +61,24 @@ class WaitingBatch(Protocol):
 
 
 class Dispatcher:
-    """Hands requests to their handlers and turns what goes wrong into what a client understands."""
+    """Hands requests to their handlers and turns what goes wrong into what a client understands.
 
-    def __init__(self, node: Node, handlers: Mapping[ApiKey, Handler]) -> None:
-        self.node = node
+    Args:
+        core: Of the node that serves.
+        handlers: Of a listener's APIs.
+        node: The broker, for handlers of brokers' APIs.
+    """
+
+    def __init__(self, core: NodeCore, handlers: Mapping[ApiKey, Handler], *, node: Node | None = None) -> None:
+        self.core: Final = core
+        self.node: Final = cast("Node", node)  # the handlers of a controller's listener use the core alone
         self.connections: dict[Connection, None] = {}
         self.handlers: Final = handlers
         self.ranges: Final = {
             key: (APIS[key].first if handler.first is None else handler.first, APIS[key].last)
             for key, handler in handlers.items()
         }
-        self.fetch_sessions = FetchSessions(node.config["max.incremental.fetch.session.cache.slots"], node.rng)
+        self.fetch_sessions = FetchSessions(core.config["max.incremental.fetch.session.cache.slots"], core.rng)
         self.metadata_cache: dict[tuple[str, int, bytes], bytes] = {}
         self.metadata_cache_bytes = 0
         self.metadata_cache_version = -1
@@ -85,7 +93,7 @@ class Dispatcher:
         self._held: dict[Connection, int] = {}
         self.connection_count = 0
         """Of all connections that there ever were."""
-        self._max_bytes_in_work: int = node.config["queued.max.request.bytes"]
+        self._max_bytes_in_work: int = core.config["queued.max.request.bytes"]
         self._waiting: dict[Connection, None] = {}
         self.disturb: Callable[[Request, Callable[[Request], None]], bool] | None = None
         self.observe: Callable[[Request], None] | None = None
@@ -144,7 +152,7 @@ class Dispatcher:
         decode = partial(
             codec.decode, request_class(request.api_key), request.frame, request.version, position=request.position
         )
-        request.message = await self.node.threads.run(decode)
+        request.message = await self.core.threads.run(decode)
         result = handler.handle(self, request, request.message)
         response: Message | None = await result if isinstance(result, Awaitable) else result
         return response

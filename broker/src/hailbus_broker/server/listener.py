@@ -1,39 +1,42 @@
-"""The listening sockets of a broker."""
+"""The listening sockets of a node."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.runtime.errors import StartError
-from hailbus_broker.runtime.node import Listener, Node
+from hailbus_broker.runtime.node_core import Listener
 from hailbus_broker.server.connection import Connection, ReceiveBuffer
 from hailbus_broker.server.dispatch import Dispatcher
+from hailbus_broker.server.handlers.quorum import CONTROLLER_HANDLERS
 from hailbus_broker.server.handlers.table import HANDLERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hailbus_broker.runtime.controller_node import ControllerNode
+    from hailbus_broker.runtime.node import Node
 
-class Server:
-    """A node and its listeners.
+
+class Listeners:
+    """The listening sockets of a node, and the connections that come in over them.
 
     Args:
-        node: Started by `start`.
+        dispatcher: Serves the requests.
     """
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.dispatcher: Dispatcher | None = None
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher: Final = dispatcher
         self._servers: list[asyncio.Server] = []
 
-    async def start(self) -> None:
-        """Bind, open the data, and serve.
+    async def bind(self) -> None:
+        """Bind all addresses of the settings, and note them in the node; nobody can connect yet.
 
         Raises:
             StartError: With one sentence that says what to do.
         """
-        config = self.node.config
+        dispatcher, config = self._dispatcher, self._dispatcher.core.config
         addresses = parse_listeners(config["listeners"], "listeners")
         _check_protocols(config["listener.security.protocol.map"], addresses)
         advertised = parse_listeners(config["advertised.listeners"] or "", "advertised.listeners")
@@ -44,8 +47,6 @@ class Server:
             )
         loop = asyncio.get_running_loop()
         receive = ReceiveBuffer()
-        self.dispatcher = dispatcher = Dispatcher(self.node, HANDLERS)
-        pending: list[tuple[asyncio.Server, str, str]] = []
         for name, (host, port) in addresses.items():
             holder: list[Listener] = []
 
@@ -55,7 +56,7 @@ class Server:
             try:
                 server = await loop.create_server(connect, host or None, port, start_serving=False, backlog=1024)
             except OSError as error:
-                await self._close_servers()
+                self.close()
                 raise StartError(
                     f"cannot listen on {host}:{port}: {_reason(error)}; "
                     "stop what uses the address or choose another with --listen"
@@ -73,17 +74,43 @@ class Server:
                 advertised_port=told_port or bound[1],
             )
             holder.append(listener)
-            self.node.listeners.append(listener)
-            pending.append((server, host, name))
-        try:
-            await self.node.start()
-        except BaseException:
-            await self._close_servers()
-            raise
-        for server, _, _ in pending:
+            dispatcher.core.listeners.append(listener)
+
+    async def serve(self) -> None:
+        """Let clients connect."""
+        for server in self._servers:
             await server.start_serving()
-        if config["connections.max.idle.ms"] >= 0:
-            self.node.every(config["connections.max.idle.ms"], dispatcher.close_idle_connections)
+        core = self._dispatcher.core
+        if core.config["connections.max.idle.ms"] >= 0:
+            core.every(core.config["connections.max.idle.ms"], self._dispatcher.close_idle_connections)
+
+    def close(self) -> None:
+        """Let nobody else connect."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+
+class Server:
+    """A broker and its listeners.
+
+    Args:
+        node: Started by `start`.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.dispatcher: Dispatcher | None = None
+        self._listeners: Listeners | None = None
+
+    async def start(self) -> None:
+        """Bind, open the data, and serve.
+
+        Raises:
+            StartError: With one sentence that says what to do.
+        """
+        self.dispatcher = Dispatcher(self.node.core, HANDLERS, node=self.node)
+        self._listeners = await _start(self.node, self.dispatcher)
 
     @property
     def bootstrap(self) -> str:
@@ -93,15 +120,55 @@ class Server:
 
     async def stop(self) -> None:
         """Close the listeners and connections, then the node."""
-        await self._close_servers()
+        if self._listeners is not None:
+            self._listeners.close()
         if self.dispatcher is not None:
             await self.dispatcher.close()
         await self.node.stop()
 
-    async def _close_servers(self) -> None:
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+
+class ControllerServer:
+    """A controller and its listeners.
+
+    Args:
+        node: Started by `start`.
+    """
+
+    def __init__(self, node: ControllerNode) -> None:
+        self.node: Final = node
+        self._dispatcher: Dispatcher | None = None
+        self._listeners: Listeners | None = None
+
+    async def start(self) -> None:
+        """Bind, open the data, and serve.
+
+        Raises:
+            StartError: With one sentence that says what to do.
+        """
+        self._dispatcher = Dispatcher(self.node.core, CONTROLLER_HANDLERS)
+        self._listeners = await _start(self.node, self._dispatcher)
+
+    async def stop(self) -> None:
+        """Lead no more, then close the listeners and connections, and the node."""
+        self.node.resign()
+        if self._listeners is not None:
+            self._listeners.close()
+        if self._dispatcher is not None:
+            await self._dispatcher.close()
+        await self.node.stop()
+
+
+async def _start(node: Node | ControllerNode, dispatcher: Dispatcher) -> Listeners:
+    """Bind, start a node, and let its clients connect."""
+    listeners = Listeners(dispatcher)
+    await listeners.bind()
+    try:
+        await node.start()
+    except BaseException:
+        listeners.close()
+        raise
+    await listeners.serve()
+    return listeners
 
 
 def parse_listeners(text: str, option: str) -> dict[str, tuple[str, int]]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.protocol.errors import ErrorCode
     from hailbus_broker.protocol.schema import Message
-    from hailbus_broker.runtime.node import Listener
+    from hailbus_broker.runtime.node_core import Listener
 
 Part = bytes | bytearray | memoryview | FileSlice
 

@@ -75,7 +75,7 @@ def api_versions(dispatcher: Dispatcher, request: Request, message: Any) -> ApiV
         if not (_is_software_name(name) and _is_software_name(version)):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         request.connection.client_software = f"{name} {version}"
-    finalized = dispatcher.node.image.features
+    finalized = dispatcher.core.image.features
     return ApiVersionsResponse(
         api_keys=_versions(dispatcher),
         supported_features=[
@@ -84,7 +84,7 @@ def api_versions(dispatcher: Dispatcher, request: Request, message: Any) -> ApiV
             # v3 clients cannot read a lowest level of 0 (KAFKA-17011).
             if low > 0 or request.version >= 4
         ],
-        finalized_features_epoch=dispatcher.node.image.version,
+        finalized_features_epoch=dispatcher.core.image.version,
         finalized_features=[
             FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
             for name, level in sorted(finalized.items())

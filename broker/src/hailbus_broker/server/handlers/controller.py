@@ -1,4 +1,4 @@
-"""What a cluster's controller is asked: elections, reassignments, its quorum, the features."""
+"""What a cluster's controller is asked: elections, reassignments, the features."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.controller.reassignment import list_reassignments
 from hailbus_broker.cluster.features import FeatureUpdate, UpgradeType
-from hailbus_broker.cluster.metadata.image import CLUSTER_METADATA_TOPIC
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from hailbus_broker.protocol.definitions.describe_quorum_response import ReplicaState
-    from hailbus_broker.runtime.node import Node
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
@@ -35,57 +32,6 @@ async def alter_partition_reassignments(dispatcher: Dispatcher, _: Request, mess
 def list_partition_reassignments(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
     """ListPartitionReassignments v0: those that are committed."""
     return list_reassignments(dispatcher.node.image, message)
-
-
-def describe_quorum(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
-    """DescribeQuorum v0-2: this node leads `__cluster_metadata` and is its only voter."""
-    from hailbus_broker.protocol.definitions.describe_quorum_response import (
-        DescribeQuorumResponse,
-        Listener,
-        PartitionData,
-        TopicData,
-    )
-    from hailbus_broker.protocol.definitions.describe_quorum_response import Node as QuorumNode
-
-    node = dispatcher.node
-    response = DescribeQuorumResponse(error_message=None)
-    for topic in message.topics:
-        answer = TopicData(topic_name=topic.topic_name)
-        response.topics.append(answer)
-        for asked in topic.partitions:
-            result = PartitionData(partition_index=asked.partition_index, error_message=None)
-            answer.partitions.append(result)
-            if topic.topic_name != CLUSTER_METADATA_TOPIC or asked.partition_index != 0:
-                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                result.error_message = f"Only {CLUSTER_METADATA_TOPIC}-0 has a quorum."
-                continue
-            result.leader_id = node.node_id
-            result.leader_epoch = node.metadata.quorum.epoch
-            result.high_watermark = node.metadata.quorum.high_watermark
-            result.current_voters = [_own_state(node)]
-    response.nodes = [
-        QuorumNode(
-            node_id=node.node_id,
-            listeners=[
-                Listener(name=listener.name, host=listener.advertised_host, port=listener.advertised_port)
-                for listener in node.listeners
-            ],
-        )
-    ]
-    return response
-
-
-def _own_state(node: Node) -> ReplicaState:
-    from hailbus_broker.protocol.definitions.describe_quorum_response import ReplicaState
-
-    now_ms = node.clock.wall_ms()
-    return ReplicaState(
-        replica_id=node.node_id,
-        replica_directory_id=node.data.directory_id,
-        log_end_offset=node.metadata.quorum.log.log_end_offset,
-        last_fetch_timestamp=now_ms,
-        last_caught_up_timestamp=now_ms,
-    )
 
 
 async def update_features(dispatcher: Dispatcher, request: Request, message: Any) -> Any:

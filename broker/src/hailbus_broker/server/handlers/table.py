@@ -17,6 +17,7 @@ from hailbus_broker.server.handlers import (
     offsets,
     produce,
     producers,
+    quorum,
     topics,
     transactions,
 )
@@ -58,7 +59,7 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.ALTER_PARTITION_REASSIGNMENTS: Handler(controller.alter_partition_reassignments),
     ApiKey.LIST_PARTITION_REASSIGNMENTS: Handler(controller.list_partition_reassignments),
     ApiKey.OFFSET_DELETE: Handler(offsets.offset_delete),
-    ApiKey.DESCRIBE_QUORUM: Handler(controller.describe_quorum),
+    ApiKey.DESCRIBE_QUORUM: Handler(quorum.describe_quorum),
     ApiKey.UPDATE_FEATURES: Handler(controller.update_features),
     ApiKey.DESCRIBE_CLUSTER: Handler(cluster.describe_cluster),
     ApiKey.DESCRIBE_PRODUCERS: Handler(producers.describe_producers),
