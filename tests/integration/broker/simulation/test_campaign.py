@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
+from hailbus_broker.client import RefusedError
+from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw, run_scenario, shrink
 from hailbus_broker.testing.campaign.context import Context, Stop
+from hailbus_broker.testing.campaign.groups import Membership, find_coordinator
 from hailbus_broker.testing.campaign.probes import Prober
 from hailbus_broker.testing.campaign.producers import TransactionalSession
 from hailbus_broker.testing.campaign.recorder import MAIN, Recorder, TransactionOp
@@ -75,24 +79,28 @@ def test_a_client_that_comes_to_an_error_is_a_finding(monkeypatch: pytest.Monkey
     assert "a defect of the client" in found
 
 
+def context_of(world: World, broker: SimulatedBroker) -> Context:
+    """What a client of a campaign is given, for one that the test itself drives."""
+    return Context(
+        name="client",
+        life=0,
+        rate=1.0,
+        bootstrap=broker.bootstrap,
+        partition_count=1,
+        rng=world.rng("client"),
+        recorder=Recorder(world.note),
+        stop=Stop(),
+        process=world.main,
+    )
+
+
 def test_a_late_end_of_a_transaction_comes_over_the_older_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe of it holds also where its first connection was lost, and made again after the second one."""
 
     async def main(world: World) -> list[str]:
         broker = SimulatedBroker(world, {}, name="broker")
         await broker.start()
-        recorder = Recorder(world.note)
-        context = Context(
-            name="prober",
-            life=0,
-            rate=1.0,
-            bootstrap=broker.bootstrap,
-            partition_count=1,
-            rng=world.rng("prober"),
-            recorder=recorder,
-            stop=Stop(),
-            process=world.main,
-        )
+        context = context_of(world, broker)
         client = context.client()
         await create_topic(client, MAIN, 1, {})
         prober = Prober(context)
@@ -109,6 +117,30 @@ def test_a_late_end_of_a_transaction_comes_over_the_older_connection(monkeypatch
 
         monkeypatch.setattr(prober, "_write", write_and_reconnect)
         await prober._end_late()
-        return recorder.failures
+        return context.recorder.failures
 
     assert World(1).run(main) == []
+
+
+def test_a_member_keeps_its_session_while_a_slow_disk_delays_its_assignment() -> None:
+    async def main(world: World) -> tuple[float, int]:
+        settings = {"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "500"}
+        broker = SimulatedBroker(world, settings, name="broker")
+        await broker.start()
+        context = context_of(world, broker)
+        client = context.client(timeout_s=20.0)
+        await find_coordinator(context, client, "g")
+        member = Membership(context, client, "g")
+        with pytest.raises(RefusedError, match="MEMBER_ID_REQUIRED"):
+            await member.join()
+        began_s = world.loop.now_s
+        broker.disk.sync_s = (1.0, 1.0)
+        await member.join()
+        broker.disk.sync_s = (0.001, 0.002)
+        took_s = world.loop.now_s - began_s
+        await asyncio.sleep(2.0)
+        return took_s, await member.heartbeat()
+
+    took_s, code = World(1).run(main)
+    assert took_s > 2.5  # its session timeout
+    assert code == ErrorCode.NONE
