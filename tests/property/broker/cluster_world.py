@@ -362,6 +362,9 @@ class World:
     def check(self, before: Partitions, what: str) -> None:
         for key, state in self.partitions().items():
             old = before.get(key)
+            if what in {"register unclean", "unregister"}:
+                self.tail_lost.add(key)
+            has_lost = key in self.tail_lost
             self.check_state(key, state, what)
             if old is None:
                 continue
@@ -371,7 +374,7 @@ class World:
                 assert state.partition_epoch > old.partition_epoch
             if state.leader != old.leader:
                 assert state.leader_epoch > old.leader_epoch, "a change of the leader begins an epoch"
-                self.note_election(key, old, state, what)
+                self.note_election(key, old, state, what, has_lost=has_lost)
 
     def check_state(self, key: tuple[bytes, int], state: PartitionState, what: str) -> None:
         topic = self.image.topics_by_id[key[0]]
@@ -398,12 +401,12 @@ class World:
         if not self.controller.has_elr:
             assert state.isr, "without ELR the last replica stays in the ISR"
             assert not state.elr
-        if what in {"register unclean", "unregister"}:
-            self.tail_lost.add(key)
         if not state.isr and not state.elr:
             assert key in self.tail_lost, f"{topic.name}-{state.index} has neither ISR nor ELR after {what}"
 
-    def note_election(self, key: tuple[bytes, int], old: PartitionState, state: PartitionState, what: str) -> None:
+    def note_election(
+        self, key: tuple[bytes, int], old: PartitionState, state: PartitionState, what: str, *, has_lost: bool
+    ) -> None:
         if state.leader == NO_LEADER:
             self.seen["leader lost"] += 1
             return
@@ -416,7 +419,7 @@ class World:
         elif state.leader in old.elr:
             self.seen["elected from ELR"] += 1
             assert not set(old.isr) & set(state.isr), "a replica in sync comes before an eligible one"
-        elif old.last_known_elr == (state.leader,) and not old.isr and not old.elr and not was_asked:
+        elif old.last_known_elr == (state.leader,) and not old.isr and has_lost and not was_asked:
             self.seen["elected as last known"] += 1
             assert state.isr == (state.leader,)
             assert state.recovery is LeaderRecovery.RECOVERING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hailbus_broker.cluster.controller.reassignment import list_reassignments
+from hailbus_broker.cluster.metadata.image import LeaderRecovery
 from hailbus_broker.protocol.definitions.alter_partition_reassignments_request import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -92,6 +93,10 @@ def test_one_is_taken_back_from_new_replicas_only_where_unclean_elections_are_al
     cluster.fence(1)
     assert (cluster.partition().leader, cluster.partition().isr) == (2, (2,))
     assert ErrorCode(cluster.reassign(None).error_code) is code
+    if code is ErrorCode.NONE:
+        state = cluster.partition()
+        assert (state.replicas, state.isr, state.leader) == ((1,), (1,), -1)
+        assert state.recovery is LeaderRecovery.RECOVERING, "what broker 2 has committed is lost"
 
 
 def test_a_second_reassignment_takes_the_place_of_the_first(cluster: Brokers) -> None:

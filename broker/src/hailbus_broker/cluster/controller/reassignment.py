@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hailbus_broker.cluster.controller.decision import Decision
 from hailbus_broker.cluster.controller.partition_change import Election
 from hailbus_broker.cluster.controller.state import ControllerState
+from hailbus_broker.cluster.metadata.topics import LeaderRecovery
 from hailbus_broker.protocol.definitions.alter_partition_reassignments_response import (
     AlterPartitionReassignmentsResponse,
     ReassignablePartitionResponse,
@@ -108,6 +109,7 @@ class ReassignmentDecisions(ControllerState):
                 "Invalid replica assignment: addingReplicas contains all replicas.",
             )
         isr = tuple(broker_id for broker_id in state.isr if broker_id in replicas)
+        recovery = state.recovery
         if not isr and not any(broker_id in state.elr for broker_id in replicas):
             if not self.allows_unclean_election(topic):
                 raise ApiError(
@@ -115,9 +117,11 @@ class ReassignmentDecisions(ControllerState):
                     f"Unable to revert partition assignment for {topic.name}:{state.index} because it would require "
                     "an unclean leader election.",
                 )
-            isr = replicas[:1]
+            isr = (next((broker_id for broker_id in replicas if self.is_active(broker_id)), replicas[0]),)
+            recovery = LeaderRecovery.RECOVERING
         change = self.change(topic, state)
         change.isr, change.replicas, change.removing, change.adding = isr, replicas, (), ()
+        change.recovery = recovery
         record = change.build()
         return [] if record is None else [record]
 
