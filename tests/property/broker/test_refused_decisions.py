@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hailbus_broker.coordinators.outcome import Outcome
-    from hailbus_broker.coordinators.transaction.outcome import TransactionOutcome
+    from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite, TransactionOutcome
+    from hailbus_broker.coordinators.transaction.state import TopicPartition
 
 WALL_AHEAD_MS = 1_700_000_000_000
 GROUPS = ["a", "b"]
@@ -308,15 +309,13 @@ class TransactionTwins:
             self.compare()
             for markers in outcome.markers:
                 failed = [("t", 0)] if self.rng.random() < 0.2 else []
-                written = partial(
-                    TransactionShard.markers_written,
-                    markers=markers,
-                    failed=failed,
-                    now_ms=self.now_ms,
-                    wall_ms=self.now_ms,
-                )
-                self.decide(written)
+                self.decide(partial(self.written, markers, failed))
         self.compare()
+
+    def written(
+        self, markers: MarkersToWrite, failed: list[TopicPartition], shard: TransactionShard
+    ) -> TransactionOutcome:
+        return shard.markers_written(markers, failed=failed, now_ms=self.now_ms, wall_ms=self.now_ms)
 
     def compare(self) -> None:
         assert self.refusing.transactions == self.other.transactions

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from hailbus_broker.coordinators.patterns import PatternError
+from hailbus_broker.coordinators.transaction.deadlines import ABORT_RETRY_MS, MARKER_RETRY_MS
 from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite, TransactionOutcome
-from hailbus_broker.coordinators.transaction.shard import (
-    ABORT_RETRY_MS,
-    MARKER_RETRY_MS,
-    TransactionConfig,
-    TransactionShard,
-)
+from hailbus_broker.coordinators.transaction.shard import TransactionConfig, TransactionShard
 from hailbus_broker.coordinators.transaction.state import TRANSITIONS, State, Transaction
 from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddOffsetsToTxnResponse
 from hailbus_broker.protocol.definitions.transaction_log_key import TransactionLogKey
@@ -365,11 +361,11 @@ def test_an_id_has_one_timer_however_many_transactions_it_has(bench: Bench) -> N
         bench.now += 1
         bench.add(1000, 0, A)
         bench.end(1000, 0)
-    assert len(bench.shard._timers) == 1
+    assert len(bench.shard._deadlines.timers) == 1
     bench.now += MINUTE
     bench.tick()
     assert bench.is_in(State.COMPLETE_COMMIT)
-    assert not bench.shard._timers
+    assert not bench.shard._deadlines.timers
 
 
 def test_an_abort_that_cannot_be_recorded_is_tried_again(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from hailbus_broker.logging import get_logger
@@ -31,38 +32,43 @@ class Spawn(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorPorts:
+    """What the coordinators use of their node.
+
+    Attributes:
+        replicas: Of this node.
+        clock: Where time comes from.
+        threads: Where partitions are read.
+        spawn: Runs loads in the background.
+    """
+
+    replicas: ReplicaManager
+    clock: Clock
+    threads: Threads
+    spawn: Spawn
+
+
 class Coordinator(Generic[DriverT]):
     """Follows the leadership of its topic's partitions: loads a shard when this node begins to lead, unloads it after.
 
     Args:
         topic: The topic whose partitions hold the shards.
         make: Makes the driver of a partition that this node leads.
-        replicas: Of this node.
-        clock: Where time comes from.
-        threads: Where partitions are read.
-        spawn: Runs loads in the background.
+        ports: Of the node.
 
     Attributes:
         drivers: By the index of their partition.
         partition_count: Of the topic; 0 before it exists. It decides which partition a key belongs to.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        make: Callable[[LeaderReplica], DriverT],
-        *,
-        replicas: ReplicaManager,
-        clock: Clock,
-        threads: Threads,
-        spawn: Spawn,
-    ) -> None:
+    def __init__(self, topic: str, make: Callable[[LeaderReplica], DriverT], ports: CoordinatorPorts) -> None:
         self._topic: Final = topic
         self._make: Final = make
-        self._replicas: Final = replicas
-        self._clock: Final = clock
-        self._threads: Final = threads
-        self._spawn: Final = spawn
+        self._replicas: Final = ports.replicas
+        self._clock: Final = ports.clock
+        self._threads: Final = ports.threads
+        self._spawn: Final = ports.spawn
         self.drivers: Final[dict[int, DriverT]] = {}
         self.partition_count = 0
 

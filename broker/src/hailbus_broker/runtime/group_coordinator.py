@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.outcome import Outcome
     from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.clock import Clock
-    from hailbus_broker.runtime.coordinator import Spawn
+    from hailbus_broker.runtime.coordinator import CoordinatorPorts
     from hailbus_broker.runtime.replica import LeaderReplica
-    from hailbus_broker.runtime.replica_manager import ReplicaManager
-    from hailbus_broker.runtime.threads import Threads
 
 log: Any = get_logger()
 
@@ -98,10 +96,7 @@ class GroupCoordinator(Coordinator[GroupDriver]):
         config: The broker's settings.
         image: The committed metadata.
         rng: For member ids.
-        replicas: Of this node.
-        clock: Where time comes from.
-        threads: Where partitions are read.
-        spawn: Runs loads in the background.
+        ports: Of the node.
     """
 
     def __init__(
@@ -110,14 +105,9 @@ class GroupCoordinator(Coordinator[GroupDriver]):
         config: BrokerConfig,
         image: MetadataImage,
         rng: random.Random,
-        replicas: ReplicaManager,
-        clock: Clock,
-        threads: Threads,
-        spawn: Spawn,
+        ports: CoordinatorPorts,
     ) -> None:
-        super().__init__(
-            GROUP_METADATA_TOPIC, self._driver_of, replicas=replicas, clock=clock, threads=threads, spawn=spawn
-        )
+        super().__init__(GROUP_METADATA_TOPIC, self._driver_of, ports)
         self._config: Final = config
         self._image: Final = image
         self._rng: Final = rng

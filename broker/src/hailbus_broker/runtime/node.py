@@ -14,6 +14,7 @@ from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.errors import ApiError
 from hailbus_broker.runtime.cleaner import Cleaner
+from hailbus_broker.runtime.coordinator import CoordinatorPorts
 from hailbus_broker.runtime.group_coordinator import GroupCoordinator
 from hailbus_broker.runtime.log_settings import log_config
 from hailbus_broker.runtime.lookups import answer
@@ -153,22 +154,17 @@ class Node:
             remove_later=lambda folders: self.spawn(self._remove_folders(folders), "removal"),
         )
         self.replicas.open_all(image)
+        ports = CoordinatorPorts(replicas=self.replicas, clock=self.clock, threads=self.threads, spawn=self.spawn)
         self.groups = GroupCoordinator(
             config=self.config,
             image=image,
             rng=self.rng,
-            replicas=self.replicas,
-            clock=self.clock,
-            threads=self.threads,
-            spawn=self.spawn,
+            ports=ports,
         )
         self.transactions = TransactionCoordinator(
             config=self.config,
             marker_sender=LocalMarkers(self.replicas, self.clock),
-            replicas=self.replicas,
-            clock=self.clock,
-            threads=self.threads,
-            spawn=self.spawn,
+            ports=ports,
         )
         self.core.publisher.subscribe(self.core, self.replicas, self.groups, self.transactions)
         self.core.when_offline = self.replicas.refuse

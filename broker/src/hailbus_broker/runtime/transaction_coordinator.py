@@ -20,11 +20,9 @@ if TYPE_CHECKING:
     from hailbus_broker.coordinators.transaction.state import TopicPartition
     from hailbus_broker.records import BatchView, Record
     from hailbus_broker.runtime.clock import Clock
-    from hailbus_broker.runtime.coordinator import Spawn
+    from hailbus_broker.runtime.coordinator import CoordinatorPorts
     from hailbus_broker.runtime.markers import MarkerSender
     from hailbus_broker.runtime.replica import LeaderReplica
-    from hailbus_broker.runtime.replica_manager import ReplicaManager
-    from hailbus_broker.runtime.threads import Threads
 
 
 class TransactionDriver(ShardDriver[TransactionShard]):
@@ -95,10 +93,7 @@ class TransactionCoordinator(Coordinator[TransactionDriver]):
     Args:
         config: The broker's settings.
         marker_sender: Brings markers to the partitions of transactions.
-        replicas: Of this node.
-        clock: Where time comes from.
-        threads: Where partitions are read.
-        spawn: Runs loads in the background.
+        ports: Of the node.
     """
 
     def __init__(
@@ -106,14 +101,9 @@ class TransactionCoordinator(Coordinator[TransactionDriver]):
         *,
         config: BrokerConfig,
         marker_sender: MarkerSender,
-        replicas: ReplicaManager,
-        clock: Clock,
-        threads: Threads,
-        spawn: Spawn,
+        ports: CoordinatorPorts,
     ) -> None:
-        super().__init__(
-            TRANSACTION_STATE_TOPIC, self._driver_of, replicas=replicas, clock=clock, threads=threads, spawn=spawn
-        )
+        super().__init__(TRANSACTION_STATE_TOPIC, self._driver_of, ports)
         self._config: Final = config
         self._marker_sender: Final = marker_sender
 

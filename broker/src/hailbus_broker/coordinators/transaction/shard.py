@@ -12,16 +12,15 @@ Times are milliseconds since 1970 UTC, because they are stored.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.coordinators.outcome import CoordinatorRecord, ResponseT, decode_key, decode_value
-from hailbus_broker.coordinators.timers import Timers
+from hailbus_broker.coordinators.transaction.deadlines import TransactionDeadlines
+from hailbus_broker.coordinators.transaction.ends import TransactionEnds
 from hailbus_broker.coordinators.transaction.outcome import MarkersToWrite, TransactionOutcome
 from hailbus_broker.coordinators.transaction.state import (
-    AT_REST,
     NO_EPOCH,
     NO_PRODUCER_ID,
     PREPARED,
@@ -31,22 +30,17 @@ from hailbus_broker.coordinators.transaction.state import (
     owner_error,
 )
 from hailbus_broker.coordinators.transaction.views import TransactionViews
-from hailbus_broker.protocol.definitions.end_txn_response import EndTxnResponse
 from hailbus_broker.protocol.definitions.init_producer_id_response import InitProducerIdResponse
 from hailbus_broker.protocol.definitions.transaction_log_key import TransactionLogKey
 from hailbus_broker.protocol.definitions.transaction_log_value import TransactionLogValue
 from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.coordinators.transaction.state import TopicPartition
     from hailbus_broker.protocol.schema import Message
-
-MARKER_RETRY_MS: Final = 1_000
-ABORT_RETRY_MS: Final = 1_000
-"""After which time the abort of an overdue transaction is retried when its record was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +59,8 @@ class TransactionConfig:
 class TransactionShard:
     """The transactional ids of one partition.
 
-    Durable: `transactions`. Not durable: the epoch before the current one, when failed markers are tried again, by
-    which connection each transactional id was used last, and what follows from `transactions`: when the open ones are
-    due, and the order in which those at rest expire.
+    Durable: `transactions`. Not durable: the epoch before the current one, by which connection each transactional id
+    was used last, and the deadlines, which follow from `transactions`.
 
     Records hold times of the wall clock (`wall_ms`), as those of Apache Kafka. Deadlines go by the monotonic clock
     (`now_ms`), so that a transaction does not stay open because somebody set the clock back.
@@ -78,12 +71,14 @@ class TransactionShard:
         self.coordinator_epoch = coordinator_epoch
         self.transactions: dict[str, Transaction] = {}
         self._last_epochs: dict[str, tuple[int, int]] = {}  # (producer id, epoch) → the epoch before, see `replay`
-        self._unwritten: dict[str, tuple[int, MarkersToWrite]] = {}  # when to try again
         self._connections: dict[str, int] = {}
-        self._timers: Timers[str] = Timers()
-        self._overdue: dict[str, int] = {}  # id → when its open transaction is aborted
-        self._at_rest: OrderedDict[str, int] = OrderedDict()  # id → when it came to rest, the longest ago first
+        self._deadlines: Final = TransactionDeadlines(config.id_expiration_ms)
+        ends = TransactionEnds(self.transactions, self._deadlines, write=self._write, markers_of=self._markers_of)
         views = TransactionViews(self.transactions)
+        self.end: Final = ends.end
+        self.markers_written: Final = ends.markers_written
+        self.next_deadline_ms: Final = self._deadlines.next_ms
+        self._fence_and_abort: Final = ends.fence_and_abort
         self.describe: Final = views.describe
         self.list: Final = views.list
 
@@ -132,8 +127,7 @@ class TransactionShard:
             self.transactions.pop(transactional_id, None)
             self._last_epochs.pop(transactional_id, None)
             self._connections.pop(transactional_id, None)
-            self._at_rest.pop(transactional_id, None)
-            self._overdue.pop(transactional_id, None)
+            self._deadlines.forgotten(transactional_id)
             return
         assert isinstance(value, TransactionLogValue)
         changed = Transaction.from_value(transactional_id, value)
@@ -141,19 +135,7 @@ class TransactionShard:
         if remembered is not None and remembered[0] == changed.producer_epoch:
             changed = replace(changed, last_producer_epoch=remembered[1])
         self.transactions[transactional_id] = changed
-        self._at_rest.pop(transactional_id, None)
-        overdue_ms = self._overdue.pop(transactional_id, None)
-        if changed.state in AT_REST:
-            age_ms = 0 if wall_ms is None else max(wall_ms - changed.updated_ms, 0)
-            self._at_rest[transactional_id] = now_ms - age_ms
-        elif changed.state is State.ONGOING:
-            if overdue_ms is None:
-                # The wall clock may be anywhere: a transaction is neither older than its timeout, nor of the future.
-                timeout_ms = max(changed.timeout_ms, 0)
-                age_ms = 0 if wall_ms is None else min(max(wall_ms - changed.start_ms, 0), timeout_ms)
-                overdue_ms = now_ms + timeout_ms - age_ms
-            self._overdue[transactional_id] = overdue_ms
-            self._timers.arm(transactional_id, overdue_ms)
+        self._deadlines.replayed(changed, now_ms=now_ms, wall_ms=wall_ms)
 
     @staticmethod
     def waiting() -> Iterable[Token[Any]]:
@@ -351,204 +333,21 @@ class TransactionShard:
         self._connections[transactional_id] = newest
         return connection < newest
 
-    # ---- EndTxn
-
-    def end(
-        self,
-        transactional_id: str,
-        producer_id: int,
-        producer_epoch: int,
-        is_commit: bool,  # as in the request
-        token: Token[EndTxnResponse],
-        *,
-        is_v2: bool,
-        new_producer_id: Callable[[], int],
-        wall_ms: int,
-    ) -> TransactionOutcome:
-        """Commit or abort the open transaction. Asking again for what was done is fine, for the opposite is not.
-
-        Args:
-            transactional_id: The owner of the transaction.
-            producer_id: Of the one who asks.
-            producer_epoch: Likewise.
-            is_commit: Or an abort.
-            token: To be answered by an EndTxnResponse.
-            new_producer_id: Takes one that nobody has.
-            wall_ms: Milliseconds since 1970 UTC.
-            is_v2: EndTxn v5 and newer: the answer holds the producer epoch of the next transaction.
-        """
-        outcome = TransactionOutcome(request=token)
-
-        def answer(error: ErrorCode, current: Transaction | None = None) -> TransactionOutcome:
-            response = EndTxnResponse(error_code=error)
-            if current is not None:
-                exchanged = current.next_producer_id != NO_PRODUCER_ID
-                response.producer_id = current.next_producer_id if exchanged else current.producer_id
-                response.producer_epoch = 0 if exchanged else current.producer_epoch
-            outcome.reply(token, response)
-            return outcome
-
-        transaction = self.transactions.get(transactional_id)
-        if transaction is None:
-            return answer(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        wanted = State.PREPARE_COMMIT if is_commit else State.PREPARE_ABORT
-        done = State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT
-        if is_v2 and transaction.is_repeated_end(producer_id, producer_epoch):
-            if transaction.state is done:
-                return answer(ErrorCode.NONE, transaction)
-            return answer(
-                ErrorCode.CONCURRENT_TRANSACTIONS if transaction.state is wanted else ErrorCode.INVALID_TXN_STATE
-            )
-        error = owner_error(transaction, producer_id, producer_epoch)
-        if error is not ErrorCode.NONE:
-            return answer(error)
-        has_nothing = transaction.state in AT_REST
-        match transaction.state:
-            case State.ONGOING:
-                pass
-            case State.PREPARE_COMMIT | State.PREPARE_ABORT:
-                is_same = transaction.state is wanted
-                return answer(ErrorCode.CONCURRENT_TRANSACTIONS if is_same else ErrorCode.INVALID_TXN_STATE)
-            case State.COMPLETE_COMMIT | State.COMPLETE_ABORT if not is_v2:
-                return answer(ErrorCode.NONE if transaction.state is done else ErrorCode.INVALID_TXN_STATE)
-            case _ if is_v2 and not is_commit:
-                pass  # an abort of nothing still brings a new epoch
-            case _:
-                return answer(ErrorCode.INVALID_TXN_STATE)
-        prepared = replace(
-            transaction,
-            state=wanted,
-            partitions=() if has_nothing else transaction.partitions,
-            start_ms=wall_ms if has_nothing else transaction.start_ms,
-            updated_ms=wall_ms,
-            is_v2=is_v2,
-        )
-        if is_v2:
-            prepared = replace(
-                prepared,
-                producer_epoch=transaction.producer_epoch + 1,
-                last_producer_epoch=transaction.producer_epoch,
-                next_producer_id=new_producer_id() if transaction.is_epoch_exhausted else NO_PRODUCER_ID,
-            )
-        self._write(outcome, prepared)
-        outcome.markers.append(self._markers_of(prepared))
-        return answer(ErrorCode.NONE, prepared if is_v2 else None)
-
-    def markers_written(
-        self, markers: MarkersToWrite, *, failed: Collection[TopicPartition] = (), now_ms: int, wall_ms: int
-    ) -> TransactionOutcome:
-        """The markers are durable, but for some partitions, where they are tried again after a second."""
-        outcome = TransactionOutcome()
-        transaction = self.transactions.get(markers.transactional_id)
-        if (
-            transaction is None
-            or transaction.state not in PREPARED
-            or (transaction.producer_id, transaction.producer_epoch) != (markers.producer_id, markers.producer_epoch)
-        ):
-            return outcome
-        if failed:
-            rest = replace(markers, partitions=tuple(sorted(failed)))
-            retry = now_ms + MARKER_RETRY_MS, rest
-            outcome.on_install.append(partial(self._unwritten.__setitem__, markers.transactional_id, retry))
-            outcome.log_events.append(
-                ("transaction_markers_failed", {"transactional_id": markers.transactional_id, "count": len(failed)})
-            )
-            return outcome
-        outcome.on_install.append(partial(self._unwritten.pop, markers.transactional_id, None))
-        # The markers are there. If the record is refused they need not be written again, but it has to be.
-        done = now_ms + MARKER_RETRY_MS, replace(markers, partitions=())
-        outcome.on_refused = lambda _: self._unwritten.__setitem__(markers.transactional_id, done)
-        completed = replace(
-            transaction,
-            state=State.COMPLETE_COMMIT if transaction.state is State.PREPARE_COMMIT else State.COMPLETE_ABORT,
-            partitions=(),
-            updated_ms=wall_ms,
-        )
-        if transaction.next_producer_id != NO_PRODUCER_ID:
-            completed = replace(
-                completed,
-                producer_id=transaction.next_producer_id,
-                previous_producer_id=transaction.producer_id,
-                next_producer_id=NO_PRODUCER_ID,
-                producer_epoch=0,
-            )
-        self._write(outcome, completed)
-        return outcome
-
-    def _fence_and_abort(
-        self, outcome: TransactionOutcome, transaction: Transaction, wall_ms: int, reason: str
-    ) -> None:
-        """Abort an open transaction with a higher producer epoch, so that its producer is fenced."""
-        prepared = replace(
-            transaction,
-            state=State.PREPARE_ABORT,
-            # The last epoch may be used for this. Above it there is none: then the same epoch has fenced before.
-            producer_epoch=min(transaction.producer_epoch + 1, 2**15 - 1),
-            last_producer_epoch=NO_EPOCH,
-            updated_ms=wall_ms,
-        )
-        self._write(outcome, prepared)
-        outcome.markers.append(self._markers_of(prepared))
-        outcome.log_events.append(
-            (
-                "transaction_aborted",
-                {
-                    "transactional_id": transaction.transactional_id,
-                    "producer_id": transaction.producer_id,
-                    "producer_epoch": transaction.producer_epoch,
-                    "reason": reason,
-                    "open_for_ms": wall_ms - transaction.start_ms,
-                },
-            )
-        )
-
     # ---- time
-
-    def next_deadline_ms(self) -> int | None:
-        """Return when `tick` has something to do, by the monotonic clock; None for never.
-
-        The cost does not depend on how many ids there are.
-        """
-        deadlines = [due for due, _ in self._unwritten.values()]
-        due_ms = self._timers.next_ms()
-        if due_ms is not None:
-            deadlines.append(due_ms)
-        if self._at_rest:
-            deadlines.append(next(iter(self._at_rest.values())) + self.config.id_expiration_ms)
-        return min(deadlines, default=None)
 
     def tick(self, now_ms: int, *, wall_ms: int) -> Iterator[TransactionOutcome]:
         """Abort transactions that are open for too long, forget ids that nobody uses, try failed markers again.
 
         Each of these has an outcome of its own, to be carried out before the next one is asked for.
         """
-        for transactional_id, (due, markers) in sorted(self._unwritten.items()):
-            if due <= now_ms:
-                del self._unwritten[transactional_id]
-                yield TransactionOutcome(markers=[replace(markers, is_resumed=True)])
-        while (due_id := self._timers.pop_due(now_ms)) is not None:
-            transactional_id = due_id
-            transaction = self.transactions.get(transactional_id)
-            if transaction is None or transaction.state is not State.ONGOING:
-                continue
-            overdue_ms = self._overdue[transactional_id]
-            if overdue_ms > now_ms:
-                self._timers.arm(transactional_id, overdue_ms)
-                continue
-            self._timers.arm(transactional_id, now_ms + ABORT_RETRY_MS)
+        for markers in self._deadlines.due_markers(now_ms):
+            yield TransactionOutcome(markers=[replace(markers, is_resumed=True)])
+        for transactional_id in self._deadlines.overdue(now_ms):
+            transaction = self.transactions[transactional_id]
             outcome = TransactionOutcome()
             reason = f"open for longer than its timeout of {transaction.timeout_ms} ms"
             self._fence_and_abort(outcome, transaction, wall_ms, reason)
             yield outcome
-        expired = []
-        for transactional_id, rest_ms in self._at_rest.items():
-            if rest_ms + self.config.id_expiration_ms > now_ms:
-                break
-            expired.append(transactional_id)
-        for transactional_id in expired:
-            # Moved behind the others: if the record is refused, the removal is retried after another expiration time.
-            self._at_rest[transactional_id] = now_ms
-            self._at_rest.move_to_end(transactional_id)
-            yield TransactionOutcome(
-                records=[CoordinatorRecord(TransactionLogKey(transactional_id=transactional_id), None)]
-            )
+        for transactional_id in self._deadlines.expired(now_ms):
+            key = TransactionLogKey(transactional_id=transactional_id)
+            yield TransactionOutcome(records=[CoordinatorRecord(key, None)])
