@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from hailbus_broker.client import UnreachableError
 from hailbus_broker.cluster.metadata.image import CLUSTER_METADATA_TOPIC
-from hailbus_broker.cluster.raft import wire
 from hailbus_broker.cluster.raft.effects import (
     Committed,
     Effect,
@@ -23,6 +22,7 @@ from hailbus_broker.cluster.raft.effects import (
 )
 from hailbus_broker.cluster.raft.leader import Leader
 from hailbus_broker.cluster.raft.messages import (
+    MAX_FETCH_BYTES,
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchRequest,
@@ -43,6 +43,7 @@ from hailbus_broker.runtime.group_sync import LANES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import ModuleType
 
     from hailbus_broker.cluster.metadata.snapshot import SnapshotId
     from hailbus_broker.cluster.raft.raft import Raft
@@ -67,6 +68,13 @@ API_KEYS: Final[Mapping[type[Request], ApiKey]] = {
     FetchRequest: ApiKey.FETCH,
     FetchSnapshotRequest: ApiKey.FETCH_SNAPSHOT,
 }
+
+
+def _wire() -> ModuleType:
+    """Return the module that knows the protocol's messages; a node that is alone never loads them."""
+    from hailbus_broker.cluster.raft import wire
+
+    return wire
 
 
 class _Caller(NamedTuple):
@@ -222,7 +230,7 @@ class MetadataQuorum:
         Raises:
             ApiError: It is about something else than the metadata partition alone, or this replica has failed.
         """
-        request = wire.decode_request(message)
+        request = _wire().decode_request(message)
         if self.failure is not None or self._is_closed:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"This replica takes no part any more: {self.failure}")
         self._input(lambda: self.raft.request(request, _Caller(request, respond), self._clock.now_ms()))
@@ -358,7 +366,7 @@ class MetadataQuorum:
         task.add_done_callback(self._tasks.pop)
 
     async def _ask(self, effect: Send) -> None:
-        key = API_KEYS[type(effect.request)]
+        key, wire = API_KEYS[type(effect.request)], _wire()
         try:
             message = await self._peers.ask(
                 effect.endpoint, key, wire.encode_request(effect.request), timeout_s=self._request_timeout_s
@@ -381,7 +389,7 @@ class MetadataQuorum:
         elif isinstance(response, FetchSnapshotResponse) and response.error is ErrorCode.NONE:
             self._spawn(self._send_snapshot(request, response, respond), "quorum-fetch-snapshot")
         else:
-            respond(wire.encode_response(request, response))
+            respond(_wire().encode_response(request, response))
 
     async def _send_records(
         self, request: Request, response: FetchResponse, offset: Offset, respond: Callable[[Message], object]
@@ -390,7 +398,7 @@ class MetadataQuorum:
         data = b""
         error = ErrorCode.NONE
         try:
-            found = self.log.read(offset, wire.MAX_FETCH_BYTES, isolation=Isolation.LOG_END)
+            found = self.log.read(offset, MAX_FETCH_BYTES, isolation=Isolation.LOG_END)
             data = found.to_bytes() if found.file_slice is None else await self._threads.run(found.to_bytes)
         except LogError as raised:
             error = ErrorCode[raised.error_name]
@@ -398,15 +406,15 @@ class MetadataQuorum:
             error = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if error is not ErrorCode.NONE:
             refusal = FetchResponse(leadership=self.raft.quorum.leadership, error=error)
-            respond(wire.encode_response(request, refusal))
+            respond(_wire().encode_response(request, refusal))
             return
-        respond(wire.encode_response(request, replace(response, records=data)))
+        respond(_wire().encode_response(request, replace(response, records=data)))
 
     async def _send_snapshot(
         self, request: Request, response: FetchSnapshotResponse, respond: Callable[[Message], object]
     ) -> None:
         snapshot, position = response.snapshot, response.position
-        read = partial(self._snapshots.read_part, snapshot, position, wire.MAX_FETCH_BYTES)
+        read = partial(self._snapshots.read_part, snapshot, position, MAX_FETCH_BYTES)
         try:
             size, data = await self._threads.run(read)
         except StorageError as error:
@@ -418,7 +426,7 @@ class MetadataQuorum:
             answer = replace(response, error=ErrorCode.POSITION_OUT_OF_RANGE)
         else:
             answer = replace(response, size=size, data=data)
-        respond(wire.encode_response(request, answer))
+        respond(_wire().encode_response(request, answer))
 
     # ------------------------------------------------------------------ snapshots of the leader
 

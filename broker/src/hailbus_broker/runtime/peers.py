@@ -7,13 +7,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.client import Connection, UnreachableError
-from hailbus_broker.cluster.raft.voters import Endpoint
 from hailbus_broker.protocol.api import APIS, ApiKey
-from hailbus_broker.protocol.definitions.api_versions_request import ApiVersionsRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hailbus_broker.cluster.raft.voters import Endpoint
     from hailbus_broker.protocol.schema import Message
 
 HANDSHAKE_VERSION: Final = 3
@@ -110,9 +109,7 @@ class _Peer:
     ) -> None:
         self._address: Final = address
         self._client_id: Final = client_id
-        self._hello: Final = ApiVersionsRequest(
-            client_software_name=SOFTWARE_NAME, client_software_version=software_version
-        )
+        self._software_version: Final = software_version
         self._timeout_s: Final = timeout_s
         self._when_lost: Final = when_lost
         self._connection: Connection | None = None
@@ -133,6 +130,8 @@ class _Peer:
             return self._connection, self._versions
 
     async def _connect(self) -> tuple[Connection, Mapping[ApiKey, int]]:
+        from hailbus_broker.protocol.definitions.api_versions_request import ApiVersionsRequest
+
         host, port = self._address
         loop = asyncio.get_running_loop()
         try:
@@ -142,7 +141,8 @@ class _Peer:
                 )
         except OSError as error:  # TimeoutError is one
             raise UnreachableError(f"no connection to {host}:{port}: {error}") from error
-        future = connection.send(ApiKey.API_VERSIONS, HANDSHAKE_VERSION, self._hello)
+        hello = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=self._software_version)
+        future = connection.send(ApiKey.API_VERSIONS, HANDSHAKE_VERSION, hello)
         answer = await self.answer(future, connection, self._timeout_s)
         return connection, _common_versions(answer.api_keys)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId
 from hailbus_broker.cluster.raft.voters import Endpoint, ReplicaKey
@@ -11,6 +11,9 @@ from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from hailbus_broker.records import LeaderEpoch, Offset
+
+MAX_FETCH_BYTES: Final = 8 * 1024 * 1024
+"""Of the records, or the part of a snapshot, that a replica asks for at once."""
 
 
 class LogPosition(NamedTuple):

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 METADATA_TOPIC_ID: Final = bytes(15) + b"\x01"
 """The id of `__cluster_metadata` in every cluster."""
-MAX_FETCH_BYTES: Final = 8 * 1024 * 1024
-"""Of the records, or the part of a snapshot, that a replica asks for at once."""
 _NOBODY: Final = -1
 
 T = TypeVar("T")
@@ -112,7 +110,7 @@ def encode_request(request: raft.Request) -> Message:
                 replica_state=fetch_request.ReplicaState(replica_id=request.replica.node_id),
                 max_wait_ms=request.max_wait_ms,
                 min_bytes=0,
-                max_bytes=MAX_FETCH_BYTES,
+                max_bytes=raft.MAX_FETCH_BYTES,
                 topics=[
                     fetch_request.FetchTopic(
                         topic=CLUSTER_METADATA_TOPIC,
@@ -133,7 +131,7 @@ def encode_request(request: raft.Request) -> Message:
             return fetch_snapshot_request.FetchSnapshotRequest(
                 cluster_id=request.cluster_id,
                 replica_id=request.replica.node_id,
-                max_bytes=MAX_FETCH_BYTES,
+                max_bytes=raft.MAX_FETCH_BYTES,
                 topics=[
                     fetch_snapshot_request.TopicSnapshot(
                         name=CLUSTER_METADATA_TOPIC,
