@@ -347,6 +347,13 @@ BROKER_OPTIONS: Final = _table(
         1,
     ),
     Option(
+        "metadata.log.max.snapshot.interval.ms",
+        _L,
+        "3600000",
+        "After which time committed metadata is in a snapshot, however small its log is; 0 for no such time.",
+        0,
+    ),
+    Option(
         "metadata.max.idle.interval.ms",
         _I,
         "500",

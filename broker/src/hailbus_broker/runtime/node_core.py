@@ -71,6 +71,7 @@ class NodeCore:
         self.when_offline: Callable[[StorageError], object] = lambda _: None
         self._background: Final[dict[asyncio.Task[Any], None]] = {}
         self._parts: Metadata | None = None
+        self.controller: Controller
         self._is_stopping = False
         self._last_warning_ms: int | None = None
 
@@ -118,6 +119,9 @@ class NodeCore:
         self.metadata, self.publisher = parts.log, parts.publisher
         self.spawn(self.publisher.run(), "metadata-publisher")
         parts.quorum.start(self.metadata)
+        snapshot_interval_ms = self.config["metadata.log.max.snapshot.interval.ms"]
+        if snapshot_interval_ms:
+            self.every(snapshot_interval_ms, self._snapshot_at_interval)
 
     async def until_active(self) -> None:
         """Wait until this node's controller decides.
@@ -239,8 +243,16 @@ class NodeCore:
         if any(kind == ResourceType.BROKER for kind, _ in delta.configs):
             self.refresh_config(image)
         limit = self.config["metadata.log.max.record.bytes.between.snapshots"]
-        is_large = self.metadata.quorum.log.size_bytes() > limit
-        if is_large and self.failure is None and not self.is_running("metadata-snapshot"):
+        if self.metadata.quorum.log.size_bytes() > limit:
+            self._start_snapshot()
+
+    def _snapshot_at_interval(self) -> None:
+        """Write a snapshot if records were committed since the last one, where the log starts now."""
+        if self.publisher.end_offset > self.metadata.quorum.log.log_start_offset:
+            self._start_snapshot()
+
+    def _start_snapshot(self) -> None:
+        if self.failure is None and not self.is_running("metadata-snapshot"):
             self.spawn(self._snapshot_metadata(), "metadata-snapshot")
 
     def refresh_config(self, image: MetadataImage) -> None:
