@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw
+from hailbus_broker.testing.campaign.scenario import SERVICES_AT
+from hailbus_devtools.simulate.guests.pinned import problems_of
 from hailbus_devtools.simulate.main import FIRST_SCENARIO, source_of_test, write_table
 from hailbus_devtools.simulate.mutants import Mutant, MutantError, apply, package_of_the_broker, read_mutants
 from hailbus_devtools.tools import ROOT
@@ -86,3 +88,13 @@ def test_a_scenario_is_written_as_a_test_that_style_and_lint_accept(scenario: Sc
     exec(source, names)  # noqa: S102 - what the command itself has written
     assert names["SCENARIO"] == scenario
     assert callable(names["test_scenario_3"])
+
+
+def test_a_shrunk_scenario_with_guests_runs_in_a_process_with_a_fixed_hash_seed() -> None:
+    scenario = replace(draw(SERVICES_AT), faults=())
+    source = source_of_test(scenario, SERVICES_AT, ["unpublished"])
+    names: dict[str, object] = {}
+    exec(compile(source, "test_scenario.py", "exec"), names)  # noqa: S102 - what `source_of_test` has written
+    assert names["SCENARIO"] == scenario
+    assert names["problems_of"] is problems_of
+    assert "problems_of(SCENARIO) == {}" in source

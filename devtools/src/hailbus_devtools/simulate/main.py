@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from hailbus_devtools.simulate.guest_counters import REQUIRED_OF_GUESTS
 from hailbus_devtools.simulate.mutants import Mutant, read_mutants
 from hailbus_devtools.tools import ROOT
 
@@ -66,12 +67,13 @@ REQUIRED: Final = (
     "transaction aborted",
     "transaction committed",
     "transaction state cut",
+    *REQUIRED_OF_GUESTS,
 )
 """What a campaign has to reach, or it shows less than it says."""
 ENOUGH_SEEDS: Final = 200
 """A campaign of so many seeds has to reach all of `REQUIRED`."""
 TWICE_EVERY: Final = 10
-"""Every tenth seed is run twice, in two processes with different hash seeds."""
+"""Every tenth seed is run twice, in two processes; without guests with different hash seeds."""
 MUTANT_SEEDS: Final = 1_000
 SPEED_RUNS: Final = 5
 FIRST_SCENARIO: Final = "tests/integration/broker/simulation"
@@ -166,9 +168,11 @@ def run_campaign(
 
     def work_again(number: int) -> list[tuple[int, str]]:
         step = TWICE_EVERY * workers
-        again = reports(
-            f"--first={first + number * TWICE_EVERY}", f"--end={first + count}", f"--step={step}", hash_seed=4321
-        )
+        seeds = (f"--first={first + number * TWICE_EVERY}", f"--end={first + count}", f"--step={step}")
+        again = [
+            *reports(*seeds, "--guests=without", hash_seed=4321),
+            *reports(*seeds, "--guests=with"),  # client libraries iterate over sets of strings
+        ]
         return [(found["seed"], found["digest"]) for found in again]
 
     with ThreadPoolExecutor(workers) as pool:
@@ -249,24 +253,36 @@ def source_of_test(scenario: Scenario, seed: int, problems: Iterable[str]) -> st
         seed: Which one that was.
         problems: What it violated.
     """
+    from hailbus_broker.testing.campaign import has_guests
+
     expression = scenario.to_python()
-    names = [name for name in ("PlannedClient", "PlannedFault") if f"{name}(" in expression]
-    names += ["Scenario", "run_scenario"]
+    names = [name for name in ("PlannedClient", "PlannedFault") if f"{name}(" in expression] + ["Scenario"]
+    further, found = "", "run_scenario(SCENARIO).problems"
+    if has_guests(scenario):
+        further, found = "from hailbus_devtools.simulate.guests.pinned import problems_of\n", "problems_of(SCENARIO)"
+    else:
+        names.append("run_scenario")
     return (
         f'"""Found by seed {seed} as {", ".join(problems)}."""\n\n'
-        f"from hailbus_broker.testing.campaign import {', '.join(names)}\n\n"
+        f"from hailbus_broker.testing.campaign import {', '.join(names)}\n{further}\n"
         f"SCENARIO = {expression}\n\n\n"
-        f"def test_scenario_{seed}() -> None:\n    assert run_scenario(SCENARIO).problems == {{}}\n"
+        f"def test_scenario_{seed}() -> None:\n    assert {found} == {{}}\n"
     )
 
 
 def _shrink(seed: int, problems: dict[str, list[str]]) -> None:
     """Shrink a failing scenario, and write it as a test."""
-    from hailbus_broker.testing.campaign import draw, run_scenario, shrink
+    from hailbus_broker.testing.campaign import draw, has_guests, run_scenario, shrink
     from hailbus_broker.testing.simulation.patching import patched
 
+    from hailbus_devtools.simulate.guests.pinned import problems_of
+
+    def fails(scenario: Scenario) -> bool:
+        found = problems_of(scenario) if has_guests(scenario) else run_scenario(scenario).problems
+        return bool(problems.keys() & found.keys())
+
     with patched():
-        smallest = shrink(draw(seed), lambda scenario: bool(problems.keys() & run_scenario(scenario).problems.keys()))
+        smallest = shrink(draw(seed), fails)
     path = ROOT / FIRST_SCENARIO / f"test_scenario_{seed}.py"
     path.write_text(source_of_test(smallest, seed, problems))
     print(f"shrunk to {len(smallest.clients)} clients and {len(smallest.faults)} faults: {path.relative_to(ROOT)}")

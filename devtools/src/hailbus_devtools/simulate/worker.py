@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import logging
 import os
 import sys
 
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, required=True)
     parser.add_argument("--end", type=int, required=True)
     parser.add_argument("--step", type=int, default=1)
+    parser.add_argument("--guests", choices=["with", "without"], help="leave out scenarios without or with guests")
     parser.add_argument("--mutant", help="the name of a mutant to run with")
     parser.add_argument("--until-found", action="store_true", help="end with the first seed that finds something")
     options = parser.parse_args()
@@ -27,14 +29,20 @@ def main() -> None:
         (mutant,) = [mutant for mutant in read_mutants() if mutant.name == options.mutant]
         install(mutant)
 
-    from hailbus_broker.testing.campaign import draw, run_scenario
+    from hailbus_broker.testing.campaign import draw, has_guests, run_scenario
     from hailbus_broker.testing.simulation.patching import patched
 
+    from hailbus_devtools.simulate.guests import Guests  # with it aiokafka and the SDK, before they are patched
+
+    logging.disable()
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     with patched():
         for seed in range(options.first, options.end, options.step):
+            scenario = draw(seed)
+            if options.guests is not None and (options.guests == "with") != has_guests(scenario):
+                continue
             faulthandler.dump_traceback_later(SECONDS_PER_SEED, exit=True)
-            outcome = run_scenario(draw(seed))
+            outcome = run_scenario(scenario, make_guests=Guests)
             faulthandler.cancel_dump_traceback_later()
             report = {
                 "seed": seed,

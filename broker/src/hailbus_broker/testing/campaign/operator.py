@@ -19,6 +19,7 @@ from hailbus_broker.testing.simulation.host_disk import DiskFault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hailbus_broker.testing.campaign.guests import Guests
     from hailbus_broker.testing.campaign.recorder import Recorder
     from hailbus_broker.testing.campaign.scenario import PlannedFault
     from hailbus_broker.testing.simulation.broker import SimulatedBroker
@@ -42,6 +43,8 @@ class Operator:
         broker: The broker.
         recorder: Gets what must not happen.
         crash_client: Kills a client's process, and starts it again after some seconds.
+        process_of: Returns a client's process.
+        guests: Have stores with faults of their own.
     """
 
     def __init__(
@@ -51,12 +54,14 @@ class Operator:
         recorder: Recorder,
         crash_client: Callable[[str, float], None],
         process_of: Callable[[str], Any],
+        guests: Guests | None = None,
     ) -> None:
         self._world: Final = world
         self._broker: Final = broker
         self._recorder: Final = recorder
         self._crash_client: Final = crash_client
         self._process_of: Final = process_of
+        self._guests: Final = guests
         self._lifecycle: Final = asyncio.Lock()
         self._rng: Final = world.rng("operator")
         self._is_healed = False
@@ -131,6 +136,9 @@ class Operator:
                 process.pause()
                 await asyncio.sleep(fault.duration_s)
                 process.resume()
+            case "store away" | "store refuses" | "store keeps silent":
+                assert self._guests is not None
+                await self._guests.apply(fault)
             case _:
                 assert_never(fault.kind)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 import structlog
 
@@ -29,6 +29,7 @@ from hailbus_broker.testing.campaign.producers import (
 )
 from hailbus_broker.testing.campaign.readers import AssignedReader, ListReader, TableReader, TimeLister, key_read
 from hailbus_broker.testing.campaign.recorder import COPY, MAIN, TABLE, TRIMMED, Recorder
+from hailbus_broker.testing.campaign.scenario import has_guests
 from hailbus_broker.testing.campaign.writers import (
     TableWriter,
     TopicMaker,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from hailbus_broker.log import PartitionLog
     from hailbus_broker.testing.campaign.context import Found
+    from hailbus_broker.testing.campaign.guests import Guests, MakeGuests, RunningClient
     from hailbus_broker.testing.campaign.scenario import PlannedClient, Scenario
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
@@ -77,14 +79,6 @@ SETTINGS: Final = {
 }
 
 
-class RunningClient(Protocol):
-    """What runs in a client's process."""
-
-    async def run(self) -> None:
-        """Work until the campaign stops."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class Outcome:
     """What became of a scenario.
@@ -106,7 +100,7 @@ class Outcome:
     request_count: int = 0
 
 
-def client_of(planned: PlannedClient, context: Context) -> RunningClient:
+def client_of(planned: PlannedClient, context: Context, guests: Guests | None) -> RunningClient:
     """Make what runs in a client's process."""
     match planned.kind:
         case "idempotent producer":
@@ -141,6 +135,17 @@ def client_of(planned: PlannedClient, context: Context) -> RunningClient:
             return TimeLister(context)
         case "prober":
             return Prober(context)
+        case (
+            "aiokafka producer"
+            | "aiokafka transactions"
+            | "aiokafka copier"
+            | "aiokafka member"
+            | "aiokafka reader"
+            | "shop service"
+            | "till service"
+        ):
+            assert guests is not None
+            return guests.client(planned.kind, context)
         case _:
             assert_never(planned.kind)
 
@@ -151,13 +156,16 @@ class Campaign:
     Args:
         world: Where it runs.
         scenario: What happens.
+        make_guests: Makes the clients that are not of this package.
     """
 
-    def __init__(self, world: World, scenario: Scenario) -> None:
+    def __init__(self, world: World, scenario: Scenario, make_guests: MakeGuests | None = None) -> None:
         self._world: Final = world
         self._scenario: Final = scenario
         self.recorder: Final = Recorder(world.note)
         self.recorder.when_acked = self._acked
+        self._guests: Final = make_guests(world, self.recorder) if make_guests and has_guests(scenario) else None
+        self.guest_problems: Mapping[str, list[str]] = {}
         self._broker: Final = SimulatedBroker(
             world, {**SETTINGS, "log.segment.bytes": str(scenario.segment_bytes)}, name="broker"
         )
@@ -167,7 +175,7 @@ class Campaign:
         self._tasks: Final[dict[str, asyncio.Task[None]]] = {}
         self._lives: Final[Counter[str]] = Counter()
         self._operator: Final = Operator(
-            world, self._broker, self.recorder, self._crash_client, self._processes.__getitem__
+            world, self._broker, self.recorder, self._crash_client, self._processes.__getitem__, self._guests
         )
         self._is_watching = True
         self._look_count = 0
@@ -193,12 +201,14 @@ class Campaign:
             stop=self._stop,
             process=process,
         )
-        task = process.start(client_of(planned, context).run(), name=name)
+        task = process.start(client_of(planned, context, self._guests).run(), name=name)
         task.add_done_callback(partial(self._client_ended, name))
         self._tasks[name] = task
 
     def _client_ended(self, name: str, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            self.recorder.fail(f"{name} was cancelled")
+        elif (error := task.exception()) is not None:
             lines = "".join(traceback.format_exception(error)[-3:])
             self.recorder.fail(f"{name} ended by {error!r}: {lines}")
 
@@ -398,6 +408,8 @@ class Campaign:
         reads["final, after a power cut"] = await self._read_table(client)
         for name in recorder.key_positions:
             reads[name] = await self._read_on(client, name, reads[name])
+        if self._guests is not None:
+            self.guest_problems = await self._guests.check(partial(self._contents, client))
         return History(
             sent=[op.to_sent() for op in recorder.sends],
             polled=recorder.polled,
@@ -434,9 +446,15 @@ class Campaign:
             process=self._world.main,
         )
 
+    async def _contents(self, client: Client, topic: str, partition_count: int) -> list[Found]:
+        """Read what is committed in a topic of the guests."""
+        if topic not in self._broker.node.image.topics:
+            return []
+        return await self._records(client, topic, is_committed=True, start=dict.fromkeys(range(partition_count), 0))
+
     async def _records(self, client: Client, topic: str, *, is_committed: bool, start: dict[int, int]) -> list[Found]:
         """Read partitions from given offsets to their ends."""
-        places = range(self._scenario.partition_count)
+        places = list(start)
         ends = await self._patiently(partial(list_offsets, client, topic, places, [LATEST], is_committed=is_committed))
         reader = TopicReader(self._context(), client, topic, is_committed=is_committed)
         reader.positions.update(start)
@@ -542,8 +560,19 @@ def collected_defects() -> Iterator[list[str]]:
         structlog.configure(**before)
 
 
-def run_scenario(scenario: Scenario, *, keep_trace: int = 200) -> Outcome:
-    """Run a scenario in a world of its own."""
+def run_scenario(scenario: Scenario, *, make_guests: MakeGuests | None = None, keep_trace: int = 200) -> Outcome:
+    """Run a scenario in a world of its own.
+
+    Args:
+        scenario: What happens.
+        make_guests: Makes the clients that are not of this package, if there are any in the scenario.
+        keep_trace: How many of the newest lines of the trace to keep.
+
+    Raises:
+        ValueError: The scenario has such clients, and nobody makes them.
+    """
+    if has_guests(scenario) and make_guests is None:
+        raise ValueError("the scenario has clients of other packages: give make_guests")
     world = World(scenario.seed, keep_trace=keep_trace)
     campaign: Campaign | None = None
     history: History | None = None
@@ -551,7 +580,7 @@ def run_scenario(scenario: Scenario, *, keep_trace: int = 200) -> Outcome:
 
     async def main(world: World) -> History:
         nonlocal campaign
-        campaign = Campaign(world, scenario)
+        campaign = Campaign(world, scenario, make_guests)
         return await campaign.run()
 
     with collected_defects() as defects:
@@ -561,6 +590,8 @@ def run_scenario(scenario: Scenario, *, keep_trace: int = 200) -> Outcome:
             problems["the run ended"] = ["".join(traceback.format_exception(error)[-6:])]
     if history is not None:
         problems.update(violations(history))
+    if campaign is not None:
+        problems.update(campaign.guest_problems)
     if campaign is not None and campaign.recorder.failures:
         problems["failures"] = campaign.recorder.failures
     if defects:

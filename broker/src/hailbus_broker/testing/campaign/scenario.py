@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from hailbus_broker.testing.campaign.recorder import TABLE
 
@@ -30,6 +30,16 @@ ClientKind: TypeAlias = Literal[
     "time lister",
     "prober",
 ]
+GuestKind: TypeAlias = Literal[
+    "aiokafka producer",
+    "aiokafka transactions",
+    "aiokafka copier",
+    "aiokafka member",
+    "aiokafka reader",
+    "shop service",
+    "till service",
+]
+"""Clients that are not part of this package; see `guests.Guests`."""
 
 FaultKind: TypeAlias = Literal[
     "kill",
@@ -54,6 +64,9 @@ FaultKind: TypeAlias = Literal[
     "client kill",
     "client pause",
     "flipped bit",
+    "store away",
+    "store refuses",
+    "store keeps silent",
 ]
 
 BROKER_FAULTS: Final[tuple[FaultKind, ...]] = (
@@ -88,6 +101,7 @@ OTHER_FAULTS: Final[tuple[FaultKind, ...]] = (
     "client kill",
     "client pause",
 )
+STORE_FAULTS: Final[tuple[FaultKind, ...]] = ("store away", "store refuses", "store keeps silent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +109,7 @@ class PlannedClient:
     """A client. `rate` is how many times a second it does what it does, at most."""
 
     name: str
-    kind: ClientKind
+    kind: ClientKind | GuestKind
     rate: float = 2.0
 
 
@@ -237,8 +251,76 @@ _WRITERS: Final[dict[str, ClientKind]] = {
 """Who causes writes to a path: a crash there needs that client."""
 
 
+GUESTS_EVERY: Final = 7
+AIOKAFKA_AT: Final = 3
+SERVICES_AT: Final = 5
+"""Of seven seeds one has clients of aiokafka, and one services of the SDK, in place of some of our own."""
+_BESIDE_AIOKAFKA: Final[tuple[ClientKind | GuestKind, ...]] = (
+    "idempotent producer",
+    "transactions v2",
+    "list reader",
+    "aiokafka producer",
+    "aiokafka transactions",
+    "aiokafka copier",
+    "aiokafka member",
+    "aiokafka member",
+    "aiokafka reader",
+)
+_BESIDE_SERVICES: Final[tuple[ClientKind | GuestKind, ...]] = (
+    "idempotent producer",
+    "transactions v1",
+    "committed reader",
+    "shop service",
+    "till service",
+)
+_TORN: Final[tuple[GuestKind, ...]] = ("aiokafka transactions", "aiokafka copier", "till service")
+"""Guests that have something open most of the time, so that a kill is likely to hit it."""
+_GUEST_KINDS: Final = frozenset(get_args(GuestKind))
+
+
+def has_guests(scenario: Scenario) -> bool:
+    """Whether clients take part that are not of this package; a seed then needs a fixed hash seed."""
+    return any(client.kind in _GUEST_KINDS for client in scenario.clients)
+
+
 def draw(seed: int) -> Scenario:
     """Draw a scenario."""
+    if seed % GUESTS_EVERY == AIOKAFKA_AT:
+        return _draw_with_guests(seed, _BESIDE_AIOKAFKA, ())
+    if seed % GUESTS_EVERY == SERVICES_AT:
+        return _draw_with_guests(seed, _BESIDE_SERVICES, STORE_FAULTS)
+    return _draw_without_guests(seed)
+
+
+def _draw_with_guests(
+    seed: int, kinds: tuple[ClientKind | GuestKind, ...], further_faults: tuple[FaultKind, ...]
+) -> Scenario:
+    rng = random.Random(f"guests/{seed}")
+    duration_s = round(rng.uniform(6, 14), 1)
+    clients: list[PlannedClient] = []
+    for kind in kinds:
+        _add_client(rng, clients, kind)
+    guests = [client for client in clients if client.kind in _GUEST_KINDS]
+    faults = []
+    if rng.random() < 0.95:
+        drawn = [*rng.choices(BROKER_FAULTS, k=rng.randint(1, 2)), *rng.choices(OTHER_FAULTS, k=rng.randint(1, 3))]
+        faults = [_draw_fault(rng, kind, duration_s, clients) for kind in drawn]
+        own: list[FaultKind] = ["client kill", *rng.sample(further_faults, min(2, len(further_faults)))]
+        faults += [_draw_fault(rng, kind, duration_s, guests) for kind in own]
+        faults.append(
+            _draw_fault(rng, "client kill", duration_s, [client for client in guests if client.kind in _TORN])
+        )
+    return Scenario(
+        seed=seed,
+        duration_s=duration_s,
+        clients=tuple(clients),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        partition_count=rng.randint(1, 3),
+        segment_bytes=rng.choice((2_048, 4_096, 16_384)),
+    )
+
+
+def _draw_without_guests(seed: int) -> Scenario:
     rng = random.Random(f"scenario/{seed}")
     duration_s = round(rng.uniform(6, 14), 1)
     kinds: list[ClientKind] = list(_ALWAYS)
@@ -267,7 +349,7 @@ def draw(seed: int) -> Scenario:
     )
 
 
-def _add_client(rng: random.Random, clients: list[PlannedClient], kind: ClientKind) -> None:
+def _add_client(rng: random.Random, clients: list[PlannedClient], kind: ClientKind | GuestKind) -> None:
     number = sum(client.kind == kind for client in clients) + 1
     name = f"{kind.replace(' ', '-')}-{number}"
     clients.append(PlannedClient(name=name, kind=kind, rate=round(rng.uniform(1.2, 5), 2)))
@@ -280,6 +362,8 @@ def _draw_fault(rng: random.Random, kind: FaultKind, duration_s: float, clients:
     amount = 0.0
     match kind:
         case "cut" | "one-way cut" | "cut from the broker" | "slow link" | "reset" | "client kill" | "client pause":
+            client = rng.choice(clients).name
+        case "store away" | "store refuses" | "store keeps silent":
             client = rng.choice(clients).name
         case "crash in a write":
             path = rng.choice(CRASH_PATHS)
