@@ -62,7 +62,7 @@ def _python(version: str) -> LongRun:
             "uv",
             "run",
             "--python",
-            interpreter(version, Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))),
+            version,
             "pytest",
             "-n",
             "3",
@@ -169,7 +169,7 @@ def run(one: LongRun, *, commit: str) -> Result:
     report.unlink(missing_ok=True)
     began = time.monotonic()
     done = subprocess.run(
-        [*one.command, f"--junitxml={report}"],
+        [*_runnable(one.command), f"--junitxml={report}"],
         cwd=ROOT,
         env={**environment(), **one.environment},
         stdin=subprocess.DEVNULL,
@@ -187,6 +187,15 @@ def run(one: LongRun, *, commit: str) -> Result:
     return result
 
 
+def _runnable(command: Sequence[str]) -> list[str]:
+    """Return a command with the Python that is there in place of its version."""
+    words = list(command)
+    if "--python" in words:
+        place = words.index("--python") + 1
+        words[place] = interpreter(words[place], Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")))
+    return words
+
+
 def _kept(one: LongRun) -> Path:
     return REPORTS / f"{one.name}.json"
 
@@ -197,7 +206,8 @@ def _commit() -> str:
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + (" with changes" if git("status", "--porcelain") else "")
+    changes = git("status", "--porcelain", "--", ".", f":!{PAGE.relative_to(ROOT)}")
+    return git("rev-parse", "--short", "HEAD") + (" with changes" if changes else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
