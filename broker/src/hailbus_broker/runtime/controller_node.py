@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.machine import Machine
     from hailbus_broker.runtime.metadata import QuorumSettings
 
+TICK_MS: Final = 50
+"""So late a broker may be fenced after its session has ended."""
+
 
 class ControllerNode:
     """One controller.
@@ -40,6 +43,16 @@ class ControllerNode:
             raise
         core.refresh_config(core.image)
         core.publisher.subscribe(core)
+        core.every(TICK_MS, self._tick)
+
+    def _tick(self) -> None:
+        """Let the controller decide what is due by the clock."""
+        metadata, controller, now_ms = self.core.metadata, self.core.controller, self.core.clock.now_ms()
+        while metadata.is_active and self.core.failure is None:
+            deadline_ms = controller.deadline_ms()
+            if deadline_ms is None or now_ms < deadline_ms:
+                return
+            metadata.write(controller.tick(now_ms=now_ms))
 
     def resign(self) -> None:
         """Lead no more: the others elect another leader at once."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hailbus_broker.cluster.metadata.reading import MetadataReader
 from hailbus_broker.cluster.metadata.records import encode_record
@@ -14,7 +14,6 @@ from hailbus_broker.cluster.metadata.snapshot import SnapshotId, encode_snapshot
 from hailbus_broker.log import Isolation
 from hailbus_broker.log.config import MAX_LONG
 from hailbus_broker.logging import get_logger
-from hailbus_broker.protocol.definitions.abort_transaction_record import AbortTransactionRecord
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.records import RecordsError, RecordToWrite, build_batch, iterate_batches
 from hailbus_broker.runtime.lookups import answer
@@ -22,7 +21,7 @@ from hailbus_broker.runtime.lookups import answer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hailbus_broker.cluster.controller import Controller
+    from hailbus_broker.cluster.controller import Controller, Decision
     from hailbus_broker.log import StorageError
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.records import LeaderEpoch, Offset
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.threads import Threads
 
 log: Any = get_logger()
+
+T = TypeVar("T")
 
 READ_BYTES: Final = 1024 * 1024
 """So much of what others have written is read and published at once."""
@@ -113,7 +114,7 @@ class MetadataLog:
         if not records:
             return self._last
         if not self.is_active:
-            raise ApiError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")
+            raise _not_active()
         self._last = self._append(records)
         self._controller.image.apply(records)
         return self._last
@@ -130,6 +131,19 @@ class MetadataLog:
                 self._writes.pop()
             raise
         return done
+
+    async def decide(self, decide: Callable[[], Decision[T]]) -> T:
+        """Have the controller decide, and return its response when the decision is published.
+
+        Raises:
+            ApiError: NOT_CONTROLLER: another node decides; or what the controller refuses.
+            StorageError: The machine failed, or did before.
+        """
+        if not self.is_active:
+            raise _not_active()
+        decision = decide()
+        await self.write(decision.records)
+        return decision.response
 
     async def until_active(self) -> None:
         """Wait until this node's controller decides.
@@ -178,8 +192,11 @@ class MetadataLog:
         if not self._activation.done():
             self._activation.set_result(None)
         log.info("controller_active", epoch=epoch)
-        if self._reader.transactions.is_open:
-            self._append([AbortTransactionRecord(reason="The controller that began it is gone.")])
+        first = self._controller.activate(
+            now_ms=self._clock.now_ms(), has_open_transaction=self._reader.transactions.is_open
+        )
+        if first:
+            self._append(first)
 
     def follows(self, leader_id: int | None) -> None:
         """See `QuorumListener`: what is not committed may be, or not; those who wait ask the new leader."""
@@ -276,6 +293,10 @@ class MetadataLog:
         if removal is not None:
             await self._threads.run(removal.run)
         log.info("metadata_snapshot_written", end_offset=covered.end_offset, records=len(records), bytes=len(data))
+
+
+def _not_active() -> ApiError:
+    return ApiError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")
 
 
 def build_records(records: Sequence[Message], *, now_ms: int) -> bytearray:

@@ -9,8 +9,7 @@ from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.node_core import Listener
 from hailbus_broker.server.connection import Connection, ReceiveBuffer
 from hailbus_broker.server.dispatch import Dispatcher
-from hailbus_broker.server.handlers.quorum import CONTROLLER_HANDLERS
-from hailbus_broker.server.handlers.table import HANDLERS
+from hailbus_broker.server.handlers.table import CONTROLLER_HANDLERS, HANDLERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

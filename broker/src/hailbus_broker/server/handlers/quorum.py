@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.metadata.image import CLUSTER_METADATA_TOPIC
 from hailbus_broker.cluster.raft.leader import UNKNOWN, Leader
-from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
-from hailbus_broker.server.dispatch import Handler
-from hailbus_broker.server.handlers import cluster
 
 if TYPE_CHECKING:
     from hailbus_broker.cluster.raft.leader import Progress
@@ -86,14 +83,3 @@ def _describe(core: NodeCore, result: PartitionData) -> None:
 
     result.current_voters = [state_of(progress) for progress in leader.voters.values()]
     result.observers = [state_of(progress) for progress in leader.observers.values()]
-
-
-CONTROLLER_HANDLERS: Final[dict[ApiKey, Handler]] = {
-    ApiKey.FETCH: Handler(receive),
-    ApiKey.API_VERSIONS: Handler(cluster.api_versions, answer_unsupported=cluster.unsupported_api_versions),
-    ApiKey.VOTE: Handler(receive),
-    ApiKey.BEGIN_QUORUM_EPOCH: Handler(receive),
-    ApiKey.END_QUORUM_EPOCH: Handler(receive),
-    ApiKey.DESCRIBE_QUORUM: Handler(describe_quorum),
-    ApiKey.FETCH_SNAPSHOT: Handler(receive),
-}

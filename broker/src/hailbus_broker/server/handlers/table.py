@@ -14,6 +14,7 @@ from hailbus_broker.server.handlers import (
     groups,
     log_directories,
     log_offsets,
+    membership,
     offsets,
     produce,
     producers,
@@ -68,3 +69,21 @@ HANDLERS: Final[dict[ApiKey, Handler]] = {
     ApiKey.LIST_CONFIG_RESOURCES: Handler(configs.list_config_resources),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: Handler(cluster.describe_topic_partitions),
 }
+
+CONTROLLER_HANDLERS: Final[dict[ApiKey, Handler]] = {
+    ApiKey.FETCH: Handler(quorum.receive),
+    ApiKey.API_VERSIONS: Handler(cluster.api_versions, answer_unsupported=cluster.unsupported_api_versions),
+    ApiKey.VOTE: Handler(quorum.receive),
+    ApiKey.BEGIN_QUORUM_EPOCH: Handler(quorum.receive),
+    ApiKey.END_QUORUM_EPOCH: Handler(quorum.receive),
+    ApiKey.DESCRIBE_QUORUM: Handler(quorum.describe_quorum),
+    ApiKey.ALTER_PARTITION: Handler(membership.alter_partition),
+    ApiKey.FETCH_SNAPSHOT: Handler(quorum.receive),
+    ApiKey.BROKER_REGISTRATION: Handler(membership.broker_registration),
+    ApiKey.BROKER_HEARTBEAT: Handler(membership.broker_heartbeat),
+    ApiKey.UNREGISTER_BROKER: Handler(membership.unregister_broker),
+    ApiKey.ALLOCATE_PRODUCER_IDS: Handler(membership.allocate_producer_ids),
+    ApiKey.CONTROLLER_REGISTRATION: Handler(membership.controller_registration),
+    ApiKey.ASSIGN_REPLICAS_TO_DIRS: Handler(membership.assign_replicas_to_dirs),
+}
+"""The same for the listener of a controller."""

@@ -1,0 +1,64 @@
+"""Requests of brokers to the active controller: registration, heartbeats, in-sync replicas, ids, directories."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from hailbus_broker.server.dispatch import Dispatcher
+    from hailbus_broker.server.request import Request
+
+
+def broker_registration(dispatcher: Dispatcher, _: Request, message: Any) -> Awaitable[Any]:
+    """BrokerRegistration v0-4."""
+    core = dispatcher.core
+    return core.metadata.decide(
+        lambda: core.controller.register(
+            message,
+            cluster_id=core.cluster_id,
+            next_offset=core.metadata.quorum.log.log_end_offset,
+            now_ms=core.clock.now_ms(),
+        )
+    )
+
+
+def broker_heartbeat(dispatcher: Dispatcher, _: Request, message: Any) -> Awaitable[Any]:
+    """BrokerHeartbeat v0-2."""
+    core = dispatcher.core
+    return core.metadata.decide(
+        lambda: core.controller.heartbeat(
+            message, next_offset=core.metadata.quorum.log.log_end_offset, now_ms=core.clock.now_ms()
+        )
+    )
+
+
+def controller_registration(dispatcher: Dispatcher, _: Request, message: Any) -> Awaitable[Any]:
+    """ControllerRegistration v0."""
+    core = dispatcher.core
+    return core.metadata.decide(lambda: core.controller.register_controller(message))
+
+
+def unregister_broker(dispatcher: Dispatcher, _: Request, message: Any) -> Awaitable[Any]:
+    """UnregisterBroker v0."""
+    core = dispatcher.core
+    return core.metadata.decide(lambda: core.controller.unregister(message.broker_id))
+
+
+def alter_partition(dispatcher: Dispatcher, request: Request, message: Any) -> Awaitable[Any]:
+    """AlterPartition v2-3."""
+    core = dispatcher.core
+    return core.metadata.decide(lambda: core.controller.alter_partition(message, version=request.version))
+
+
+def allocate_producer_ids(dispatcher: Dispatcher, _: Request, message: Any) -> Awaitable[Any]:
+    """AllocateProducerIds v0."""
+    core = dispatcher.core
+    return core.metadata.decide(lambda: core.controller.allocate_producer_ids_for(message))
+
+
+def assign_replicas_to_dirs(dispatcher: Dispatcher, _: Request, message: Any) -> Awaitable[Any]:
+    """AssignReplicasToDirs v0."""
+    core = dispatcher.core
+    return core.metadata.decide(lambda: core.controller.assign_replicas(message))
