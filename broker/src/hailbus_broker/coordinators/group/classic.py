@@ -47,6 +47,8 @@ TRANSITIONS: Final[dict[ClassicState, frozenset[ClassicState]]] = {
 }
 """Which state may follow which. A restart begins with what was recorded last, which is Empty or Stable."""
 
+WITHOUT_MEMBERS: Final = frozenset({ClassicState.EMPTY, ClassicState.DEAD})
+
 
 class Protocols:
     """What a member can work with: names and its subscription for each, the one that it likes best first.

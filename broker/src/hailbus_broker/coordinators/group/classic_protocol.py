@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from hailbus_broker.coordinators.group.classic import ClassicGroup, ClassicState, Member, Protocols
+from hailbus_broker.coordinators.group.classic import WITHOUT_MEMBERS, ClassicGroup, ClassicState, Member, Protocols
 from hailbus_broker.coordinators.group.classic_rebalance import ClassicRebalances, abandon_join, join_response
 from hailbus_broker.coordinators.group.classic_records import current_record, group_record
 from hailbus_broker.coordinators.group.decision import GroupDecision
@@ -146,7 +146,7 @@ class ClassicProtocol:
         self._rebalances.maybe_rebalance(group, RebalanceCause.MEMBER_JOINED, reason, decision)
 
     def _rejoin(self, group: ClassicGroup, known: Member, new: Member, join: Join, decision: GroupDecision) -> None:
-        if group.state in {ClassicState.EMPTY, ClassicState.DEAD}:
+        if group.state in WITHOUT_MEMBERS:
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         has_changed = known.protocols != new.protocols
         is_leader = group.leader == known.member_id
@@ -298,7 +298,7 @@ class ClassicProtocol:
         """
         group = self._known_group(request.group_id)
         member = known_member(group, request.member_id, request.group_instance_id)
-        if group.state in {ClassicState.EMPTY, ClassicState.DEAD}:
+        if group.state in WITHOUT_MEMBERS:
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         if request.generation_id != group.generation:
             raise ApiError(ErrorCode.ILLEGAL_GENERATION)
