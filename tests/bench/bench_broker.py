@@ -31,7 +31,7 @@ from confluent_kafka.cimpl import NewTopic
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tests.bench.report import Row, Run  # noqa: E402 - it runs as a script, too
-from tests.support import free_port  # noqa: E402
+from tests.support import free_port  # noqa: E402 - the path is set before
 
 APACHE_KAFKA = Path(os.environ.get("HAILBUS_SHARED", ROOT.parent / "shared")) / "apache-kafka" / "kafka"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 from tests.bench.bench_city import TOOLS, serving  # noqa: E402 - it runs as a script
-from tests.bench.report import Run  # noqa: E402
+from tests.bench.report import Run  # noqa: E402 - the path is set before
 
 TOPICS = {"rides.v1": ("ride.requested", "ride_id"), "quotes.v1": ("quote.offered", "quote_id")}
 PARTITIONS = 6

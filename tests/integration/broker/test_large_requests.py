@@ -100,7 +100,7 @@ async def test_many_topics_are_created_in_as_many_turns(tmp_path: Path) -> None:
                 started.append(turns.count)
                 return create(*arguments, **options)  # type: ignore[arg-type]  # passed on
 
-            server.node.controller.create_topic = noting  # type: ignore[method-assign,assignment]
+            server.node.controller.create_topic = noting  # type: ignore[method-assign,assignment]  # it calls the method
             topics = [
                 CreatableTopic(name=f"t-{number}", num_partitions=1, replication_factor=1) for number in range(40)
             ]
@@ -124,7 +124,7 @@ async def test_the_offsets_of_many_partitions_are_listed_in_several_turns(tmp_pa
                 asked.append(turns.count)
                 return leader(topic, index)
 
-            replicas.leader = noting  # type: ignore[method-assign,assignment]
+            replicas.leader = noting  # type: ignore[method-assign,assignment]  # as above
             partitions = [
                 ListOffsetsPartition(partition_index=index, current_leader_epoch=-1, timestamp=-1)
                 for index in range(count)
@@ -395,7 +395,7 @@ async def test_many_committed_offsets_are_answered_for_in_slices_and_are_of_one_
                 looked_up.append(turns.count)
                 return lookup(group_id, topic, partition)
 
-            shard.committed = noting  # type: ignore[assignment,misc]
+            shard.committed = noting  # type: ignore[assignment,misc]  # as above
             answer = await wire.ask(ApiKey.OFFSET_FETCH, 9, request)
             assert turns.count >= looked_up[0] + 200 // 40, "the answers are made in slices"
         assert len(set(looked_up)) == 1, "the offsets are of one moment"
@@ -492,10 +492,10 @@ async def test_the_offsets_of_a_deleted_topic_are_removed_in_slices(
         with counted_turns() as turns:
 
             def noting(outcome: object) -> object:
-                decided.append((turns.count, len(outcome.records)))  # type: ignore[attr-defined]
-                return run(outcome)  # type: ignore[arg-type]
+                decided.append((turns.count, len(outcome.records)))  # type: ignore[attr-defined]  # an Outcome
+                return run(outcome)  # type: ignore[arg-type]  # as above
 
-            driver.run = noting  # type: ignore[method-assign,assignment]
+            driver.run = noting  # type: ignore[method-assign,assignment]  # it calls the method
             deletion = DeleteTopicsRequest(topic_names=["wide"], timeout_ms=10_000)
             response = await wire.ask(ApiKey.DELETE_TOPICS, 5, deletion)
         assert response.responses[0].error_code == ErrorCode.NONE

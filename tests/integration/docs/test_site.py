@@ -101,7 +101,7 @@ def test_diagrams_are_drawn_without_a_download(browser: Browser, address: str) -
     with visit(browser, f"{address}broker/state-machines.html") as page:
         # Material draws into a closed shadow root, so that its size is what can be seen of it.
         expect(page.locator("div.mermaid")).to_have_count(2, timeout=30_000)
-        assert all(box.bounding_box()["height"] > 100 for box in page.locator("div.mermaid").all())  # type: ignore[index]
+        assert all(box.bounding_box()["height"] > 100 for box in page.locator("div.mermaid").all())  # type: ignore[index]  # a visible box has a height
 
 
 @pytest.mark.parametrize("share", [10, pytest.param(1, marks=pytest.mark.slow)])

@@ -234,7 +234,7 @@ class Node:
                 assert len(prefix) == effect.snapshot.end_offset
                 disk = self.disk
                 disk.prefix, disk.snapshot, disk.start_offset, disk.entries = prefix, effect.snapshot, len(prefix), []
-                self.log.__init__(disk)  # type: ignore[misc]
+                self.log.__init__(disk)  # type: ignore[misc]  # the object stays, as others refer to it
                 changes = [(offset, what) for offset, (_, what) in enumerate(prefix) if isinstance(what, VoterSet)]
                 world.counts["snapshot installed"] += 1
                 raft.snapshot_installed(effect.snapshot, changes, world.now_ms)

@@ -45,9 +45,9 @@ def disturb(world: World, chance: random.Random) -> None:
             if node.raft is not None:
                 world.crash(node, noticed=chance.random() < 0.6)
         case "crash leader":
-            leader = next((node for node in world.running if node.raft.quorum.leader_id == node.node_id), None)  # type: ignore[union-attr]
-            if leader is not None:
-                world.crash(leader, noticed=chance.random() < 0.6)
+            leaders = [node for node in world.running if node.raft and node.raft.quorum.leader_id == node.node_id]
+            if leaders:
+                world.crash(leaders[0], noticed=chance.random() < 0.6)
         case "start":
             for stopped in nodes:
                 if stopped.raft is None:

@@ -305,7 +305,7 @@ def test_records_are_named_without_their_ids_when_the_log_falls_silent() -> None
         asked.append(dict(wanted))
         return whole(wanted, sink) if len(asked) == 1 else dict.fromkeys(wanted, "silence")
 
-    log.read = read  # type: ignore[method-assign]
+    log.read = read  # type: ignore[method-assign]  # the second read fails
     found = compare(rows, log)
     assert found.messages == [
         "rides.v1-0: offset 1 (id id-1) is altered: its content differs from the log's",

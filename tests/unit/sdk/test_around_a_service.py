@@ -42,7 +42,7 @@ async def test_fastapi_lifespan_dependency_override_health_and_metrics(bus: Memo
     @app.post("/orders/{order_id}")
     async def place(  # the dependency is a local name, which a postponed annotation could not find
         order_id: str,
-        pub: Publisher[OrderPlaced] = Depends(orders),  # noqa: FAST002, B008
+        pub: Publisher[OrderPlaced] = Depends(orders),  # noqa: FAST002, B008 - Annotated would be postponed
     ) -> dict[str, Any]:
         receipt = await pub.publish(OrderPlaced(order_id=order_id))
         return {"offset": receipt.offset}

@@ -85,9 +85,9 @@ class HangingBus(MemoryBus):
         super().__init__()
         self._made = producer
 
-    def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:  # type: ignore[override]
+    def producer(self, *, client_id: str, transactional_id: str | None = None) -> Producer:  # type: ignore[override]  # MemoryBus promises its own kind
         made: Any = self._made  # as much of a producer as the buffer uses
-        return made  # type: ignore[no-any-return]
+        return made  # type: ignore[no-any-return]  # see above
 
 
 class Prompt(Hanging):
