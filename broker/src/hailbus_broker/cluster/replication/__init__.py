@@ -1,0 +1,1 @@
+"""Replication of partitions, as far as it decides: who is in sync, what is committed, where a follower has to cut."""
