@@ -89,7 +89,14 @@ class Sink:
         return None
 
     def kill(self, victim: str) -> None:
+        """Kill the driver, its JVM or both; a driver that is only starting has no JVM yet."""
         jvm = self.jvm() if victim in {"jvm", "both"} else None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while victim == "jvm" and jvm is None:
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline, "the driver has started no JVM"
+            time.sleep(0.05)
+            jvm = self.jvm()
         if victim in {"driver", "both"}:
             self.process.kill()
         if jvm is not None:
