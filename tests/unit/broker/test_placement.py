@@ -52,6 +52,13 @@ def test_a_fenced_broker_never_leads_and_is_taken_last(seed: int, factor: int) -
         assert len({4, 5} & set(replicas)) == max(0, factor - 3)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_rack_of_fenced_brokers_leads_nothing(seed: int) -> None:
+    brokers = [broker(1, "a"), broker(2, "b", fenced=True), broker(3, "c")]
+    for replicas in place(brokers, partition_count=20, replication_factor=2, rng=random.Random(seed)):
+        assert replicas[0] in {1, 3}
+
+
 def test_one_broker_gets_everything() -> None:
     assert place([broker(7)], partition_count=5, replication_factor=1, rng=random.Random(1)) == [(7,)] * 5
 
