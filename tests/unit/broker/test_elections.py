@@ -187,6 +187,7 @@ def test_elections_that_somebody_asks_for() -> None:
     assert elect(cluster, PREFERRED, RIDES) == [(0, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE)]
     assert elect(cluster, UNCLEAN, RIDES) == [(0, ErrorCode.NONE)]
     assert cluster.partition().leader == 2
+    assert elect(cluster, UNCLEAN, RIDES) == [(0, ErrorCode.ELECTION_NOT_NEEDED)], "it has a leader, if not the first"
     unknown = cluster.controller.elect_leaders(ElectLeadersRequest(election_type=7), version=2)
     assert unknown.response.error_code == ErrorCode.INVALID_REQUEST
 
