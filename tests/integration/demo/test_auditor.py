@@ -160,7 +160,8 @@ async def test_an_auditor_that_begins_names_altered_bytes_before_it_has_read_eve
             async with asyncio.timeout(240):
                 first, second = await seen.rounds.get(), await seen.rounds.get()
             assert auditor.pid is not None
-            assert os.getpriority(os.PRIO_PROCESS, auditor.pid) == os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
+            niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
+            assert os.getpriority(os.PRIO_PROCESS, auditor.pid) == niceness
         finally:
             await auditor.stop()
     assert first.is_partial
