@@ -36,7 +36,7 @@ log: Any = get_logger()
 T = TypeVar("T")
 
 READ_BYTES: Final = 1024 * 1024
-"""So much of what others have written is read and published at once."""
+"""Records of other nodes are read and published in pieces of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _Write:
 
 
 class MetadataLog:
-    """Writes the controller's decisions, and publishes what is committed, whoever has written it.
+    """Writes the controller's decisions, and publishes what is committed, from this node or from another.
 
     While this node leads, a decision is appended, replayed into the controller's own image at once, so that the next
     decision knows of it, and published to everything else when it is committed. The client that asked for it is

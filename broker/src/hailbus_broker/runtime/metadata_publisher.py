@@ -84,7 +84,8 @@ class MetadataPublisher:
                     self.image = image
                 else:
                     delta = self.image.apply(commit.records)
-                self.end_offset = self.image.version = commit.end_offset
+                # One without records was queued with the end of an earlier moment.
+                self.end_offset = self.image.version = max(self.end_offset, commit.end_offset)
                 for subscriber in self._subscribers:
                     try:
                         await subscriber.apply(delta, self.image)

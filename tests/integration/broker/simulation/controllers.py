@@ -135,7 +135,7 @@ class Controllers:
         await until(lambda: all(one.groups() == expected for one in self.all if one.process.is_alive))
 
     async def write(self, name: str, value: str) -> None:
-        """Have a decision committed by whoever decides, as a client that tries again would."""
+        """Ask the active controller for a decision, and ask again until one commits it, as a client does."""
         async with asyncio.timeout(60):
             while True:
                 active = await self.until_one_is_active()

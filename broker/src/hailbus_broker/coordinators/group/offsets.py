@@ -218,7 +218,7 @@ class CommittedOffsets:
         return PreparedRecords(batch, messages)
 
     def _refusal(self, entry: OffsetToCommit) -> ErrorCode:
-        """Return what is wrong with one offset, whoever commits it."""
+        """Return what is wrong with one offset, for every kind of commit."""
         if not entry.refusal and len(entry.metadata) > self._config.offset_metadata_max_bytes:
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
         return entry.refusal
