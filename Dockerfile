@@ -29,7 +29,8 @@ RUN --mount=type=cache,target=/root/.cache/uv uv sync --frozen --no-dev --no-edi
 
 FROM python:3.11-slim-bookworm AS service
 RUN useradd --system --uid 10001 --create-home hailbus \
- && install -d -o hailbus -g hailbus /var/lib/hailbus
+ && install -d -o hailbus -g hailbus /var/lib/hailbus /var/lib/cluster \
+    /var/lib/cluster/node-1 /var/lib/cluster/node-2 /var/lib/cluster/node-3
 COPY --from=installed /opt/hailbus /opt/hailbus
 ENV PATH=/opt/hailbus/bin:$PATH PYTHONUNBUFFERED=1
 WORKDIR /var/lib/hailbus

@@ -66,6 +66,14 @@ figures:
 history *args:
     HAILBUS_HISTORY_SECONDS=${HAILBUS_HISTORY_SECONDS:-600} uv run pytest -s tests/history {{args}}
 
+# an hour of clients against three nodes that are killed, suspended, restarted and cut off each other; needs root
+faults *args:
+    HAILBUS_FAULTS_SECONDS=${HAILBUS_FAULTS_SECONDS:-3600} uv run pytest -s tests/history/test_faults_on_a_cluster.py -k hailbus {{args}}
+
+# the conformance tests and the tutorial on three nodes of both systems
+conformance-cluster *args:
+    HAILBUS_TEST_NODES=3 uv run pytest tests/conformance {{args}}
+
 # clients and faults against a simulated broker, by seeds; `--shrink` a failure, `--mutants` of the broker
 simulate *args:
     uv run simulate {{args}}

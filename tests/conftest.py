@@ -2,11 +2,13 @@
 
 import os
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.collecting import collecting
 from tests.needs import need
 from tests.servers import FOLDER_VARIABLE, Keeper
 
@@ -33,6 +35,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if keeper is not None:
         del os.environ[FOLDER_VARIABLE]
         keeper.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Let the first of several processes compile the tests where nothing is compiled yet."""
+    if not hasattr(session.config, "workerinput"):  # a run in one process, or the one that collects nothing itself
+        return (yield)
+    with collecting(Path(os.environ[FOLDER_VARIABLE])):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

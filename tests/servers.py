@@ -52,6 +52,20 @@ SHARED_APACHE_PROPERTIES = APACHE_PROPERTIES | {
 }
 """The same for the Apache Kafka that all tests of a run share."""
 
+
+def of_several_nodes(nodes: int) -> dict[str, str]:
+    """Return the settings of each node of a cluster: three replicas, of which two must have what is acknowledged."""
+    if nodes == 1:
+        return {}
+    return {
+        "default.replication.factor": "3",
+        "min.insync.replicas": "2",
+        "offsets.topic.replication.factor": "3",
+        "transaction.state.log.replication.factor": "3",
+        "transaction.state.log.min.isr": "2",
+    }
+
+
 SHORT_LIVED_JVM = {"KAFKA_JVM_OPTS": "-XX:TieredStopAtLevel=1"}
 """For JVMs that end before the slower of the two compilers pays off: it takes half of their CPU time."""
 
@@ -139,43 +153,54 @@ def run_servers() -> SharedServers:
 
 def free_apache_port() -> int:
     """Return a free port for a node of Apache Kafka: the start script gives its controller the tenth port above."""
-    return free_port(also=10)
+    return free_port(also=(10,))
 
 
-def start_apache_kafka(directory: Path, properties: Mapping[str, str], *, port: int | None = None) -> Started:
-    """Start one node of Apache Kafka on loopback, anew on its data if it ran before; skip the test if it cannot be had.
+def start_apache_kafka(
+    directory: Path, properties: Mapping[str, str], *, port: int | None = None, nodes: int = 1
+) -> Started:
+    """Start Apache Kafka on loopback, anew on its data if it ran before; skip the test if it cannot be had.
 
     Args:
         directory: The folder of its properties and data.
         properties: What differs from the defaults of the start script.
-        port: The port to listen on; a free one if none is given.
+        port: The port to listen on; a free one if none is given. Further nodes have the ports behind it.
+        nodes: 1 or 3.
     """
     need("apache kafka")
+    properties = {**properties, **of_several_nodes(nodes)}
     script = str(apache_kafka())
     file = directory / "more.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
     subprocess.run([script, "fetch"], check=True, capture_output=True)
-    port, data = port or free_apache_port(), str(directory / "data")
+    ports = range(1, nodes)
+    port = port or free_port(also=(*ports, *(10 + number for number in (0, *ports))))
+    data = str(directory / "data")
     done = subprocess.run(
-        [script, "start", "--port", str(port), "--dir", data, "--properties", str(file)],
+        [script, "start", "--nodes", str(nodes), "--port", str(port), "--dir", data, "--properties", str(file)],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | {"KAFKA_HEAP_OPTS": "-Xms256m -Xmx512m"} | SHORT_LIVED_JVM,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return Started(address=f"127.0.0.1:{port}", stop=shlex.join([script, "stop", "--dir", data]))
+    address = ",".join(f"127.0.0.1:{port + number}" for number in range(nodes))
+    return Started(address=address, stop=shlex.join([script, "stop", "--dir", data]))
 
 
-def shared_apache_kafka() -> str:
+def shared_apache_kafka(*, nodes: int = 1) -> str:
     """Return the bootstrap address of the Apache Kafka of this run.
 
     `HAILBUS_APACHE_BOOTSTRAP` names one that runs already, with `SHARED_APACHE_PROPERTIES`.
+
+    Args:
+        nodes: 1 or 3, which are two servers.
     """
     if running := os.environ.get("HAILBUS_APACHE_BOOTSTRAP"):
         return running
     need("apache kafka")
-    return run_servers().address("apache-kafka", lambda folder: start_apache_kafka(folder, SHARED_APACHE_PROPERTIES))
+    name = "apache-kafka" if nodes == 1 else f"apache-kafka-{nodes}"
+    return run_servers().address(name, lambda folder: start_apache_kafka(folder, SHARED_APACHE_PROPERTIES, nodes=nodes))
 
 
 class PostgreSQL:

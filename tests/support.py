@@ -1,26 +1,27 @@
 """What tests of every kind share."""
 
 import contextlib
+import os
 import random
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 
-def free_port(*, also: int = 0) -> int:
+def free_port(*, also: Collection[int] = ()) -> int:
     """Return a port of loopback that nobody listens on.
 
     It lies below the range from which the system takes the ports of outgoing connections: a client that reconnects to a
     server which is being restarted could otherwise be given that very port, connect to itself and keep the server out.
 
     Args:
-        also: How far above it another port must be free.
+        also: How far above it other ports must be free.
     """
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with socket.socket() as listener, socket.socket() as other, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port))
-            if also:
-                other.bind(("127.0.0.1", port + also))
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for offset in (0, *also):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
             return port
     raise OSError("no port of loopback is free between 20,000 and 32,000")
 
@@ -31,3 +32,9 @@ def wait_for(what: str, condition: Callable[[], bool], seconds: float = 60) -> N
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
         time.sleep(0.05)
+
+
+def mypy_cache(name: str) -> Path:
+    """Return a folder that keeps what mypy has read; files that other tests of this name also read are read once."""
+    kept = os.environ.get("MYPY_CACHE_DIR") or Path(__file__).resolve().parents[1] / ".mypy_cache"
+    return Path(kept, name)

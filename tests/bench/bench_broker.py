@@ -1,9 +1,9 @@
 """The in-house broker side by side with Apache Kafka on this machine: one client, the same settings, alternating.
 
 `just bench-broker` runs all of it (about half an hour), `just bench-broker --quick` what the bars speak of (two to
-three minutes where nothing else runs), `--only throughput,latency` some. Figures are medians of the rounds; the
-ratio is ours over Apache Kafka's. CPU seconds are the broker process's own: a busy machine changes them little, and
-times a lot.
+three minutes where nothing else runs), `--only throughput,latency` some, `--nodes 3` three nodes of each. Figures are
+medians of the rounds; the ratio is ours over Apache Kafka's. CPU seconds are the broker process's own: a busy machine
+changes them little, and times a lot.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -35,6 +36,15 @@ from tests.support import free_port  # noqa: E402 - the path is set before
 
 APACHE_KAFKA = Path(os.environ.get("HAILBUS_SHARED", ROOT.parent / "shared")) / "apache-kafka" / "kafka"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Serving(Protocol):
+    """A broker, or a cluster of them, that clients can use."""
+
+    directory: Path
+
+    @property
+    def bootstrap(self) -> str: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -169,17 +179,17 @@ def group_sync(name: str) -> dict[str, str]:
     return {} if name == "hailbus" else {"log.flush.interval.messages": "1"}
 
 
-def client_of(broker: Broker) -> dict[str, str | int | float | bool]:
+def client_of(broker: Serving) -> dict[str, str | int | float | bool]:
     """What all clients have in common; that a killed broker is away is no news."""
     return {"bootstrap.servers": broker.bootstrap, "log_level": 0}
 
 
-def create(broker: Broker, topic: str, partitions: int = 1) -> None:
+def create(broker: Serving, topic: str, partitions: int = 1) -> None:
     admin = AdminClient(client_of(broker))
-    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
+    admin.create_topics([NewTopic(topic, partitions, -1)])[topic].result()
 
 
-def delete(broker: Broker, topic: str) -> None:
+def delete(broker: Serving, topic: str) -> None:
     """Delete a topic and wait until its files are gone, so that the next one is written to memory in use.
 
     In a virtual machine that touches memory for the first time the host's work for it, up to 2 s per GB, counts as the
@@ -194,7 +204,7 @@ def delete(broker: Broker, topic: str) -> None:
     wait_until(is_gone, f"the files of {topic} are gone")
 
 
-def produce(broker: Broker, topic: str, *, count: int, payload: bytes, **options: object) -> float:
+def produce(broker: Serving, topic: str, *, count: int, payload: bytes, **options: object) -> float:
     """Produce and wait for all acks. Returns seconds."""
     producer = Producer({**client_of(broker), "queue.buffering.max.messages": 500_000, **options})
     failed: list[object] = []
@@ -218,7 +228,7 @@ def produce(broker: Broker, topic: str, *, count: int, payload: bytes, **options
     return time.perf_counter() - began
 
 
-def consume(broker: Broker, topic: str, *, count: int, offset: int = OFFSET_BEGINNING) -> float:
+def consume(broker: Serving, topic: str, *, count: int, offset: int = OFFSET_BEGINNING) -> float:
     """Read so many records. Returns seconds."""
     consumer = Consumer(
         {
@@ -403,7 +413,7 @@ def start_to_serving(broker: Broker) -> float:
     return took
 
 
-def end_to_end(broker: Broker, *, per_s: int, seconds: float) -> list[float]:
+def end_to_end(broker: Serving, *, per_s: int, seconds: float) -> list[float]:
     """Latencies in ms of single records at a fixed rate, counted from when each was due to be sent."""
     topic = f"latency-{per_s}-{time.monotonic_ns()}"
     create(broker, topic)
@@ -621,18 +631,25 @@ BARS = (
 
 
 def main(arguments: Sequence[str]) -> None:
+    from tests.bench import bench_cluster  # it builds on this module
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the cases that have a bar, in fewer rounds")
     parser.add_argument("--rounds", type=int, help="alternations of the two brokers (3, with --quick 1)")
-    parser.add_argument("--only", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="so many of each broker")
+    parser.add_argument(
+        "--only", help=f"some of {','.join(PARTS)}; of three nodes some of {','.join(bench_cluster.PARTS)}"
+    )
     parser.add_argument(
         "--large-log-gb", type=float, help="the large log of `growth` (20, with --quick 0.5); needs as much room"
     )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(arguments)
-    chosen = options.only.split(",") if options.only else list(PARTS)[: 4 if options.quick else None]
-    if unknown := set(chosen) - set(PARTS):
-        parser.error(f"--only knows {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
+    parts = PARTS if options.nodes == 1 else bench_cluster.PARTS
+    usual = list(parts)[: 4 if options.quick else None]
+    chosen = options.only.split(",") if options.only else usual
+    if unknown := set(chosen) - set(parts):
+        parser.error(f"--only knows {', '.join(parts)}, not {', '.join(sorted(unknown))}")
     if not APACHE_KAFKA.exists():
         sys.exit("Apache Kafka is compared with: its start script is looked for beside the clone or at HAILBUS_SHARED")
     rounds = options.rounds or (1 if options.quick else 3)
@@ -642,10 +659,10 @@ def main(arguments: Sequence[str]) -> None:
         extra = {}
         if name == "growth":
             extra["large_log_gb"] = options.large_log_gb or (0.5 if options.quick else 20.0)
-        PARTS[name](report, rounds=rounds, quick=options.quick, **extra)
+        parts[name](report, rounds=rounds, quick=options.quick, **extra)
     found = {row.what: row for table in run.tables for row in table.rows}
     print("\nBars")
-    for bar in BARS:
+    for bar in (*BARS, *bench_cluster.BARS):
         if bar.what in found:
             print(bar.line(found[bar.what]))
     if options.json:

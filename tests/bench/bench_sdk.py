@@ -385,8 +385,11 @@ class Bench:
 
         return await measured(work)
 
-    async def confluent_consume(self) -> Result:
-        """Reads batches in this thread, as a script would; librdkafka's own threads count as well."""
+    async def confluent_consume(self, *, with_headers: bool) -> Result:
+        """Reads batches in this thread, as a script would; librdkafka's own threads count as well.
+
+        The headers name the event, so a client that reads them is the fastest that hailbus could be.
+        """
         from confluent_kafka import Consumer
 
         topic, cls = await self.filled()
@@ -405,6 +408,8 @@ class Bench:
             while seen < self.count:
                 messages = consumer.consume(1000, 0.5)
                 for message in messages:
+                    if with_headers:
+                        message.headers()
                     cls.__pydantic_validator__.validate_json(message.value())
                 seen += len(messages)
                 if messages:
@@ -521,7 +526,8 @@ def cases_of(bench: Bench) -> dict[str, Case]:
         cases["consume: hailbus batches, librdkafka"] = lambda: fast.hailbus_consume(how="batches")
         cases["latency of one awaited publish, librdkafka"] = fast.latency
         cases["publish: confluent-kafka + model"] = bench.confluent
-        cases["consume: confluent-kafka + model"] = bench.confluent_consume
+        cases["consume: confluent-kafka + model"] = lambda: bench.confluent_consume(with_headers=False)
+        cases["consume: confluent-kafka + model, headers"] = lambda: bench.confluent_consume(with_headers=True)
     if importlib.util.find_spec("faststream"):
         cases["publish: faststream, unconfirmed"] = bench.faststream
         cases["consume: faststream at least once"] = bench.faststream_consume

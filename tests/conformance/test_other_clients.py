@@ -117,7 +117,7 @@ def java(request: pytest.FixtureRequest) -> list[str]:
 
 def outcomes(program: list[str], cluster: Cluster) -> dict[str, str]:
     """Run all scenarios, which takes as long as the longest, and return how each ended."""
-    return dict(line.split(" ", 1) for line in run([*program, cluster.bootstrap]).splitlines() if " " in line)
+    return dict(line.split(" ", 1) for line in run([*program, cluster.first]).splitlines() if " " in line)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from tests.needs import need
 from tests.servers import SHORT_LIVED_JVM
 from tests.support import wait_for
 
-from .conftest import ROOT, Cluster, hailbus_cluster
+from .conftest import NODES, ROOT, Cluster, hailbus_cluster
 
 TUTORIAL = ROOT / "docs" / "tutorial"
 TOOLS = {
@@ -35,9 +35,20 @@ def steps() -> list[tuple[str, str]]:
     found = []
     for block in re.findall(r"```console\n(.*?)```", (TUTORIAL / "README.md").read_text(), re.DOTALL):
         for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, shown = step.partition("\n")
+            command, _, shown = on_nodes(step).partition("\n")
             found.append((command, shown))
     return found
+
+
+def on_nodes(step: str) -> str:
+    """Return a step as it is on a cluster of several nodes: every topic has as many replicas as there are nodes."""
+    for written, meant in (
+        ("--replication-factor 3", f"--replication-factor {NODES + 2}"),
+        ("--replication-factor 1", f"--replication-factor {NODES}"),
+        ("ReplicationFactor: 1", f"ReplicationFactor: {NODES}"),
+    ):
+        step = step.replace(written, meant)
+    return step
 
 
 def as_pattern(shown: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -37,14 +39,114 @@ def build(cls: type[Struct], values: Mapping[str, Any]) -> Any:
     return cls(**built)
 
 
-class Wire:
-    """A connection on which anything can be said."""
+LEADERS = {
+    ApiKey.PRODUCE: "topic_data",
+    ApiKey.FETCH: "topics",
+    ApiKey.LIST_OFFSETS: "topics",
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: "topics",
+    ApiKey.DELETE_RECORDS: "topics",
+    ApiKey.DESCRIBE_PRODUCERS: "topics",
+}
+"""Requests to the leader of a partition, and their field with the topics."""
+GROUPS = {
+    ApiKey.JOIN_GROUP: "group_id",
+    ApiKey.SYNC_GROUP: "group_id",
+    ApiKey.HEARTBEAT: "group_id",
+    ApiKey.LEAVE_GROUP: "group_id",
+    ApiKey.OFFSET_COMMIT: "group_id",
+    ApiKey.OFFSET_FETCH: "group_id",
+    ApiKey.OFFSET_DELETE: "group_id",
+    ApiKey.TXN_OFFSET_COMMIT: "group_id",
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: "group_id",
+    ApiKey.CONSUMER_GROUP_DESCRIBE: "group_ids",
+    ApiKey.DESCRIBE_GROUPS: "groups",
+    ApiKey.DELETE_GROUPS: "groups_names",
+}
+TRANSACTIONS = {
+    ApiKey.INIT_PRODUCER_ID: "transactional_id",
+    ApiKey.ADD_PARTITIONS_TO_TXN: "v3_and_below_transactional_id",
+    ApiKey.ADD_OFFSETS_TO_TXN: "transactional_id",
+    ApiKey.END_TXN: "transactional_id",
+    ApiKey.DESCRIBE_TRANSACTIONS: "transactional_ids",
+}
+"""Requests to the coordinator of a group or a transactional id, and their field with its name."""
+
+
+LISTS = {ApiKey.LIST_GROUPS: "groups", ApiKey.LIST_TRANSACTIONS: "transaction_states"}
+"""Requests that each node answers for itself, and the field of the answer that lists what it has."""
+
+
+class Router:
+    """Finds the node of a cluster that serves a request, on a connection of its own."""
 
     def __init__(self, bootstrap: str) -> None:
-        host, port = bootstrap.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.wire = Wire(bootstrap)
+
+    def address(self, api: ApiKey, fields: Mapping[str, Any]) -> str | None:
+        """Return the node's address; None where any node will do, or where nobody knows better."""
+        if api in LEADERS:
+            return self.leader(next(iter(fields.get(LEADERS[api]) or ()), None))
+        for names, kind in ((GROUPS, 0), (TRANSACTIONS, 1)):
+            if api in names:
+                key = fields.get(names[api])
+                if not key and api is ApiKey.OFFSET_FETCH:
+                    key = [group["group_id"] for group in fields.get("groups", ())]
+                if not key and api is ApiKey.ADD_PARTITIONS_TO_TXN:
+                    key = [one["transactional_id"] for one in fields.get("transactions", ())]
+                return self.coordinator(key if isinstance(key, str) else next(iter(key or ()), ""), kind)
+        return None
+
+    def leader(self, topic: Mapping[str, Any] | None) -> str | None:
+        """Return the leader of the first partition of a topic in a request; those that tests make have one leader."""
+        if topic is None:
+            return None
+        partition = next(iter(topic.get("partitions", topic.get("partition_data", ()))), 0)
+        if not isinstance(partition, int):
+            partition = next(partition[name] for name in ("partition", "partition_index", "index") if name in partition)
+        name, topic_id = topic.get("name", topic.get("topic")), topic.get("topic_id", bytes(16))
+        asked = {"name": name} if name is not None else {"name": None, "topic_id": topic_id}
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            found = self.wire.call(ApiKey.METADATA, 12, topics=[asked], allow_auto_topic_creation=False)
+            if found.topics[0].error_code:
+                return None
+            leaders = [part.leader_id for part in found.topics[0].partitions if part.partition_index == partition]
+            for broker in found.brokers:
+                if broker.node_id in leaders:
+                    return f"{broker.host}:{broker.port}"
+            time.sleep(0.02)
+        return None
+
+    def coordinator(self, key: str, kind: int) -> str | None:
+        if not key:
+            return None
+        self.wire.find_coordinator(key, kind=kind)
+        found = self.wire.call(ApiKey.FIND_COORDINATOR, 2, key=key, key_type=kind)
+        return None if found.error_code else f"{found.host}:{found.port}"
+
+
+class Wire:
+    """A connection on which anything can be said.
+
+    To a cluster of several nodes it is a connection to each of them: a request goes to the node that serves it, which
+    is asked for first, and an answer is read from the node that was asked.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self.addresses = bootstrap.split(",")
+        self.router = Router(self.addresses[0]) if len(self.addresses) > 1 else None
+        self.sockets: dict[str, socket.socket] = {}
+        self.asked: deque[socket.socket] = deque()
+        self.socket = self.connected(self.addresses[0])
+        """The node that was asked last."""
         self.client_id = "wire"
+
+    def connected(self, address: str) -> socket.socket:
+        if address not in self.sockets:
+            host, port = address.rsplit(":", 1)
+            self.sockets[address] = socket.create_connection((host, int(port)), timeout=20)
+            self.sockets[address].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self.sockets[address]
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -64,14 +166,34 @@ class Wire:
 
     def ask(self, api: ApiKey, version: int, /, **fields: Any) -> None:
         """Send a request whose answer is read later, by `answer`."""
+        if self.router is not None:
+            address = self.router.address(api, fields)
+            if address is not None:
+                self.socket = self.connected(address)
+            self.asked.append(self.socket)
         self.request(api, version, build(request_class(api), fields))
 
     def call(self, api: ApiKey, version: int, /, **fields: Any) -> Any:
-        """Send a request and return its answer."""
+        """Send a request and return its answer; where each node has a part of it, that of all nodes."""
+        if self.router is not None and api in LISTS:
+            return self.from_all(api, version, fields)
         self.ask(api, version, **fields)
         return self.answer(api, version)
 
+    def from_all(self, api: ApiKey, version: int, fields: Mapping[str, Any]) -> Any:
+        """Ask each node, and return the first one's answer with what all of them list."""
+        answers = []
+        for address in self.addresses:
+            self.socket = self.connected(address)
+            self.asked.append(self.socket)
+            self.request(api, version, build(request_class(api), fields))
+            answers.append(self.answer(api, version))
+        getattr(answers[0], LISTS[api]).extend(one for more in answers[1:] for one in getattr(more, LISTS[api]))
+        return answers[0]
+
     def answer(self, key: ApiKey, version: int) -> Any:
+        if self.asked:
+            self.socket = self.asked.popleft()
         frame = self.read(struct.unpack(">i", self.read(4))[0])
         header, position = codec.decode_with_end(ResponseHeader, frame, header_versions(key, version)[1])
         assert header.correlation_id == CORRELATION_ID
@@ -104,7 +226,10 @@ class Wire:
             return True
 
     def close(self) -> None:
-        self.socket.close()
+        for connection in self.sockets.values():
+            connection.close()
+        if self.router is not None:
+            self.router.wire.close()
 
     # What most tests say.
 
@@ -199,6 +324,19 @@ class Wire:
 
 RETRIED = {14, 15, 16, 51}
 """Codes after which every client asks again: the coordinator loads, is not there yet, or ends a transaction."""
+
+
+def names_of_one_coordinator(wire: Wire, prefix: str, count: int, *, kind: int = 0) -> list[str]:
+    """Return names of groups (0) or transactional ids (1) that one node of the cluster coordinates."""
+    if wire.router is None:
+        return [f"{prefix}-{number}" for number in range(1, count + 1)]
+    found: dict[str | None, list[str]] = {}
+    for number in itertools.count(1):
+        same = found.setdefault(wire.router.coordinator(f"{prefix}-{number}", kind), [])
+        same.append(f"{prefix}-{number}")
+        if len(same) == count:
+            return same
+    raise AssertionError("unreachable: the numbers do not end")
 
 
 @contextmanager

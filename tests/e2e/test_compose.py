@@ -1,11 +1,17 @@
-"""The compose file, unchanged: built, brought up, fed with rides while parts of it are killed, and audited."""
+"""The compose file, unchanged: built and brought up; rides come while brokers fail in three ways; then it is audited.
 
+One start of the system serves all tests, in their order.
+"""
+
+import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import docker
 import httpx
@@ -18,9 +24,11 @@ pytestmark = [pytest.mark.compose, pytest.mark.needs("docker engine", "docker co
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "hailbus-e2e"
-PASSWORD = "for-this-test"
-PUBLISHED = ("broker", "postgres", "booking", "bike", "recommender", "dashboard")
+BROKERS = ("broker-1", "broker-2", "broker-3")
 DATABASES = ("booking", "surge", "recommender", "logger")
+PUBLISHED = (*BROKERS, "postgres", "booking", "bike", "recommender", "dashboard")
+LED = "rides.v1"
+"""Each fault strikes the broker that leads partition 0 of this topic."""
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +41,13 @@ def engine() -> Iterator[docker.DockerClient]:
 class System:
     """The running compose project and the ports that it publishes on loopback."""
 
-    def __init__(self, engine: docker.DockerClient) -> None:
+    def __init__(self, engine: docker.DockerClient, secrets: Path) -> None:
         self.engine = engine
-        self.ports = {
-            name: free_port() for name in ("broker", "postgres", "booking", "bike", "recommender", "dashboard")
-        }
-        self.environment = os.environ | {f"HAILBUS_{name.upper()}_PORT": str(port) for name, port in self.ports.items()}
-        self.environment |= {"HAILBUS_POSTGRES_PASSWORD": PASSWORD, "HAILBUS_CLOCK": "event"}
+        self.secrets = secrets
+        self.ports = {name: free_port() for name in PUBLISHED}
+        variables = {f"HAILBUS_{name.upper().replace('-', '_')}_PORT": str(port) for name, port in self.ports.items()}
+        variables |= {"HAILBUS_SECRETS": str(secrets), "HAILBUS_SPEED": "60", "HAILBUS_RIDES_PER_MINUTE": "2"}
+        self.environment = os.environ | variables
 
     def compose(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -64,8 +72,7 @@ class System:
         """Kill the service's process with SIGKILL from outside; the restart policy brings it back."""
         container = self.container(service)
         before = container.attrs["RestartCount"]
-        pid = container.attrs["State"]["Pid"]
-        os.kill(pid, 9)
+        os.kill(container.attrs["State"]["Pid"], 9)
 
         def is_back() -> bool:
             container.reload()
@@ -75,12 +82,24 @@ class System:
 
         wait_for(f"{service} to come back", is_back, 180)
 
+    def cut_off(self, service: str) -> None:
+        """Take a container off the network of the project."""
+        self.engine.networks.get(f"{PROJECT}_default").disconnect(self.container(service))
+
+    def reconnect(self, service: str) -> None:
+        """Undo `cut_off`."""
+        self.engine.networks.get(f"{PROJECT}_default").connect(self.container(service), aliases=[service])
+
     def url(self, service: str) -> str:
         return f"http://127.0.0.1:{self.ports[service]}"
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.ports['broker']}"
+        return ",".join(f"127.0.0.1:{self.ports[broker]}" for broker in BROKERS)
+
+    def page(self, path: str) -> Any:  # Any: JSON
+        """The state that the page shows."""
+        return httpx.get(f"{self.url('dashboard')}/api/{path}", timeout=10).raise_for_status().json()
 
     def logs(self) -> str:
         return self.compose("logs", "--no-color", "--tail", "60")
@@ -91,50 +110,157 @@ def demo(*arguments: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def system(engine: docker.DockerClient) -> Iterator[System]:
-    running = System(engine)
+def system(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    secrets = tmp_path_factory.mktemp("secrets")
+    for default in (ROOT / "compose" / "secrets").iterdir():
+        text = default.read_text().replace("on-this-machine", "for-this-test")
+        (secrets / default.name).write_text(text)
+    for folder in (secrets, *secrets.parents[:2]):
+        folder.chmod(0o755)  # the services run as a user of their own
+    running = System(engine, secrets)
     running.compose("down", "--volumes", "--remove-orphans")
     running.compose("build", "--quiet")
-    running.compose("up", "--wait", "--wait-timeout", "300")
+    running.compose("up", "--wait", "--wait-timeout", "600")
     yield running
-    running.compose("down", "--volumes", "--remove-orphans")
+    running.compose("down", "--volumes", "--remove-orphans", "--timeout", "2")
 
 
-def test_every_container_runs_without_root_and_publishes_on_loopback_only(system: System) -> None:
-    for container in system.engine.containers.list(filters={"label": f"com.docker.compose.project={PROJECT}"}):
+def test_every_container_is_confined_healthy_and_published_on_loopback_only(system: System) -> None:
+    containers = system.engine.containers.list(all=True, filters={"label": f"com.docker.compose.project={PROJECT}"})
+    assert len(containers) == 14
+    passwords = [line.split(":")[2].split("@")[0] for line in secrets_of(system)]
+    for container in containers:
         service = container.labels["com.docker.compose.service"]
-        user = container.exec_run(["cat", "/proc/1/status"]).output.decode()
-        if service != "postgres":
-            assert container.attrs["Config"]["User"] == "hailbus", service
-            assert "Uid:\t10001" in user, service
+        host = container.attrs["HostConfig"]
+        assert host["ReadonlyRootfs"], service
+        assert host["CapDrop"] == ["ALL"], service
+        assert host["SecurityOpt"] == ["no-new-privileges:true"], service
+        assert host["Memory"] > 0, service
+        assert host["PidsLimit"] > 0, service
+        told = json.dumps([container.attrs["Config"]["Env"], container.attrs["Config"]["Cmd"]])
+        assert not [password for password in passwords if password in told], service
         for bindings in container.attrs["NetworkSettings"]["Ports"].values():
             assert {binding["HostIp"] for binding in bindings or []} <= {"127.0.0.1"}, service
+        if container.attrs["State"]["Status"] == "exited":
+            assert service in {"directories", "topics"}
+            assert container.attrs["State"]["ExitCode"] == 0, service
+            continue
+        assert container.attrs["State"]["Health"]["Status"] == "healthy", service
+        if service != "postgres":
+            user = container.exec_run(["cat", "/proc/1/status"]).output.decode()
+            assert container.attrs["Config"]["User"] == "hailbus", service
+            assert "Uid:\t10001" in user, service
 
 
-def test_rides_balance_though_the_broker_and_booking_are_killed(system: System, tmp_path: Path) -> None:
-    book = tmp_path / "book.json"
-    options = ["--bootstrap", system.bootstrap, "--booking-url", system.url("booking")]
-    rides = ["--recommender-url", system.url("recommender"), "--limit", "300", "--speed", "60", "--book", str(book)]
-    with (tmp_path / "replay.log").open("w") as log:
-        replay = subprocess.Popen(demo("replay", *options, *rides), stdout=log, stderr=subprocess.STDOUT)
-    try:
-        wait_for("rides under way", lambda: requested(system) > 20, 120)
-        system.kill("broker")
-        wait_for("rides after the broker's return", lambda: requested(system) > 60, 300)
-        system.kill("booking")
-        assert replay.wait(900) == 0, (tmp_path / "replay.log").read_text()[-3000:] + system.logs()
-    finally:
-        if replay.poll() is None:
-            replay.kill()
-            replay.wait()
-    report = tmp_path / "lake.json"
-    report.write_text(lake_report(system))
-    summary = tmp_path / "summary.json"
-    databases = [
-        f"--database={name}=postgresql://hailbus:{PASSWORD}@127.0.0.1:{system.ports['postgres']}/{name}"
-        for name in DATABASES
+def test_a_service_opens_its_own_database_and_no_other(system: System) -> None:
+    def connects(role: str, database: str) -> bool:
+        (url,) = [line for line in secrets_of(system) if line.startswith(f"postgresql+asyncpg://{role}:")]
+        address = url.replace("+asyncpg", "").rpartition("/")[0].replace("@postgres", "@127.0.0.1")
+        command = ["psql", "--no-psqlrc", "-tAc", "SELECT current_user", f"{address}/{database}"]
+        code, output = system.container("postgres").exec_run(command)
+        assert code == 0 or b"permission denied for database" in output, output
+        return bool(code == 0 and output.decode().strip() == role)
+
+    assert connects("booking", "booking")
+    assert connects("bike", "bike")
+    assert not connects("booking", "surge")
+    assert not connects("bike", "booking")
+    assert not connects("bike", "hailbus")
+
+
+def test_rides_come_by_themselves_and_the_page_shows_them_and_the_brokers(system: System) -> None:
+    def is_full() -> bool:
+        state = system.page("state")
+        return bool(state["rides"] and state["cells"] and state["drivers"][0] and state["groups"] and state["cluster"])
+
+    wait_for("the page to be full", is_full, 120)
+    wait_for("all replicas in sync", lambda: not not_in_sync(system), 60)
+    cluster = system.page("cluster")["cluster"]
+    assert [(broker["id"], broker["address"], broker["up"]) for broker in cluster["brokers"]] == [
+        (number, f"broker-{number}:29092", True) for number in (1, 2, 3)
     ]
-    files = ["--book", str(book), "--lake-report", str(report), "--summary", str(summary)]
+    assert sum(broker["controller"] for broker in cluster["brokers"]) == 1
+    for topic, partitions in cluster["topics"]:
+        assert all(sorted(replicas) == [1, 2, 3] for _, _, replicas, _ in partitions), topic
+        assert all(leader in isr for _, leader, _, isr in partitions), topic
+
+
+def test_nothing_is_lost_while_a_broker_is_killed_paused_and_cut_off(system: System, tmp_path: Path) -> None:
+    try:
+        fail_and_return(system, system.kill, None)
+        fail_and_return(
+            system,
+            lambda broker: system.container(broker).pause(),
+            lambda broker: system.container(broker).unpause(),
+        )
+        fail_and_return(system, system.cut_off, system.reconnect)
+        known = requested(system)
+        system.kill("booking")
+        wait_for("rides after booking's return", lambda: requested(system) > known, 120)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{system.logs()}") from error
+    system.compose("stop", "simulator")
+    assert system.container("simulator").attrs["State"]["ExitCode"] == 0
+    ledger = audited(system, tmp_path)
+    assert ledger["balanced"] is True
+    counted = ledger["rides"]
+    ends = sum(counted[end] for end in ("completed", "cancelled", "unmatched", "in_flight"))
+    assert counted["requested"] == ends == requested(system)
+    assert counted["completed"] > 0
+
+
+def fail_and_return(system: System, fail: Callable[[str], None], mend: Callable[[str], None] | None) -> None:
+    """Make the broker that leads fail while rides come; without `mend` it returns by itself."""
+    victim = partitions_of(system, LED)[0][1]
+    known = requested(system)
+    fail(f"broker-{victim}")
+    if mend is not None:
+
+        def is_noticed() -> bool:
+            brokers = system.page("cluster")["cluster"]["brokers"]
+            away = [broker["id"] for broker in brokers if not broker["up"]]
+            return away == [victim] and victim in not_in_sync(system) and victim not in leaders(system)
+
+        wait_for(f"the page to miss broker {victim}", is_noticed, 60)
+    wait_for("rides without the broker", lambda: requested(system) > known + 10, 120)
+    if mend is not None:
+        mend(f"broker-{victim}")
+    wait_for(f"broker {victim} to be in sync again", lambda: not not_in_sync(system), 120)
+
+
+def partitions_of(system: System, topic: str) -> list[tuple[int, int, list[int], list[int]]]:
+    """Number, leader, replicas and in-sync replicas of each partition, as the page shows them."""
+    return [tuple(found) for found in dict(system.page("cluster")["cluster"]["topics"])[topic]]
+
+
+def not_in_sync(system: System) -> set[int]:
+    """The brokers that are missing from the in-sync replicas of some partition."""
+    topics = system.page("cluster")["cluster"]["topics"]
+    return {broker for _, found in topics for _, _, replicas, isr in found for broker in replicas if broker not in isr}
+
+
+def leaders(system: System) -> set[int]:
+    """The brokers that lead some partition; -1 stands for none."""
+    return {leader for _, found in system.page("cluster")["cluster"]["topics"] for _, leader, _, _ in found}
+
+
+def audited(system: System, folder: Path) -> Any:  # Any: JSON
+    """Draw up the ledger of all that can be known from outside the containers, and return its summary."""
+    for name in ("book.jsonl", "book.jsonl.positions"):
+        chunks, _ = system.container("simulator").get_archive(f"/var/lib/hailbus/{name}")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+            archive.extractall(folder, filter="data")
+    report = folder / "lake.json"
+    report.write_text(lake_report(system))
+    summary = folder / "summary.json"
+    databases = []
+    for url in secrets_of(system):
+        name = url.rpartition("/")[2]
+        if name in DATABASES:
+            local = url.replace("+asyncpg", "").replace("@postgres", f"@127.0.0.1:{system.ports['postgres']}")
+            databases.append(f"--database={name}={local}")
+    assert len(databases) == len(DATABASES)
+    files = ["--book", str(folder / "book.jsonl"), "--lake-report", str(report), "--summary", str(summary)]
     done = subprocess.run(
         demo("ledger", "--bootstrap", system.bootstrap, *databases, *files),
         capture_output=True,
@@ -143,12 +269,12 @@ def test_rides_balance_though_the_broker_and_booking_are_killed(system: System, 
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:] + system.logs()
-    ledger = json.loads(summary.read_text())
-    assert ledger["balanced"] is True
-    counted = ledger["rides"]
-    assert (
-        counted["requested"] == 300 == sum(counted[end] for end in ("completed", "cancelled", "unmatched", "in_flight"))
-    )
+    return json.loads(summary.read_text())
+
+
+def secrets_of(system: System) -> list[str]:
+    """The services' database URLs."""
+    return [path.read_text().strip() for path in sorted(system.secrets.glob("*_database_url"))]
 
 
 def requested(system: System) -> int:
@@ -168,23 +294,19 @@ def requested(system: System) -> int:
 
 
 def lake_report(system: System) -> str:
-    """Wait until the lake holds all that the broker has, and return its own proof."""
-    container = system.container("lake")
-    text = errors = ""
+    """Have the lake land everything, through gold, and return its own proof.
 
-    def is_complete() -> bool:
-        nonlocal text, errors
-        # The sink's own progress costs less to ask for than a proof, and does not count as one.
-        code, progress = container.exec_run(["cat", "/var/lib/hailbus/lake/progress.json"])
-        if code or json.loads(progress)["lag_records"]:
-            return False
-        command = ["lake", "verify", "--full", "--bootstrap", "broker:29092", "--json"]
-        code, (output, error) = container.exec_run(command, demux=True)
-        text, errors = (output or b"").decode(), (error or b"").decode()
-        return bool(code == 0)
+    The sink ends when it has done so, and the restart policy starts another.
+    """
+    lake = system.container("lake")
+    before = lake.attrs["RestartCount"]
+    assert lake.exec_run(["touch", "/var/lib/hailbus/lake/finish"]).exit_code == 0
 
-    try:
-        wait_for("the lake to be complete", is_complete, 300)
-    except AssertionError as late:
-        raise AssertionError(f"{late}: {text[:3000]}\n{errors[-3000:]}") from None
-    return text
+    def has_ended() -> bool:
+        lake.reload()
+        return bool(lake.attrs["RestartCount"] > before)
+
+    wait_for("the lake to land everything", has_ended, 400)
+    inside = ",".join(f"{broker}:29092" for broker in BROKERS)
+    command = ["run", "--rm", "--no-deps", "-T", "lake", "lake", "verify", "--full", "--bootstrap", inside, "--json"]
+    return system.compose(*command)

@@ -12,6 +12,7 @@ from hailbus_broker.testing.history import (
     Deleted,
     End,
     History,
+    Identified,
     KeyRead,
     KeyWrite,
     Listed,
@@ -40,6 +41,10 @@ def read(value: int, offset: int, *, process: str = "c", life: int = 0, **more: 
 def moved(value: int, offset: int, *, op: int = 3, process: str = "c", life: int = 0) -> Polled:
     """A record for a subscribed consumer, of its third poll."""
     return read(value, offset, is_subscribed=True, op=op, process=process, life=life)
+
+
+def given(owner: str, producer_id: int) -> Identified:
+    return Identified(owner=owner, producer_id=producer_id)
 
 
 def listed(*values: int, process: str = "l") -> Listed:
@@ -156,6 +161,8 @@ SOUND = History(
         "late": [saw("k", 2, 3), saw("maybe", 6, 5)],
     },
     attempted=[attempt(1), attempt(2)],
+    # A transactional id keeps its producer id when it is asked for again.
+    identified=[given("shop", 7), given("shop", 7), given("request 1", 8)],
 )
 
 
@@ -283,6 +290,7 @@ def test_a_sound_history_has_no_violations() -> None:
             replace(SOUND, transactions={1: "fail", 2: "fail"}),
         ),
         ("unmatched_markers", replace(SOUND, attempted=[attempt(1)])),
+        ("shared_producer_ids", replace(SOUND, identified=[*SOUND.identified, given("request 2", 7)])),
     ],
 )
 def test_each_broken_promise_is_found(name: str, broken: History) -> None:

@@ -57,13 +57,13 @@ def table_names(lake_dir: Path) -> tuple[str, ...]:
     """
     from sqlalchemy.exc import SQLAlchemyError
 
-    catalog = _catalog(lake_dir)
     try:
-        names = [
-            ".".join(identifier)
-            for namespace in catalog.list_namespaces()
-            for identifier in catalog.list_tables(namespace)
-        ]
+        with _catalog(lake_dir) as catalog:
+            names = [
+                ".".join(identifier)
+                for namespace in catalog.list_namespaces()
+                for identifier in catalog.list_tables(namespace)
+            ]
     except SQLAlchemyError as error:
         raise LakeMissingError(
             f"the catalog of {lake_dir} has no tables yet; wait for lake-sink's first batch"
@@ -80,7 +80,8 @@ def load_table(lake_dir: Path, name: str) -> Any:
     names = table_names(lake_dir)
     if name not in names:
         raise LakeMissingError(f"there is no table {name!r}; the lake has {', '.join(names) or 'none yet'}")
-    return _catalog(lake_dir).load_table(name)
+    with _catalog(lake_dir) as catalog:
+        return catalog.load_table(name)
 
 
 def load_tables(lake_dir: Path) -> dict[str, Any]:
@@ -96,10 +97,10 @@ def load_tables(lake_dir: Path) -> dict[str, Any]:
         raise LakeMissingError(
             f"the lake at {lake_dir} has no table bronze.events yet; wait for lake-sink's first batch"
         )
-    catalog = _catalog(lake_dir)
     layers = ("gold", "silver", "bronze")
     ordered = sorted(names, key=lambda name: layers.index(name.partition(".")[0]))
-    return {name: catalog.load_table(name) for name in ordered}
+    with _catalog(lake_dir) as catalog:
+        return {name: catalog.load_table(name) for name in ordered}
 
 
 def table_infos(lake_dir: Path) -> tuple[TableInfo, ...]:

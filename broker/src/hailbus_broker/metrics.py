@@ -1,4 +1,4 @@
-"""Numbers of a running broker in Prometheus' text format, on an HTTP listener of its own; off unless asked for.
+"""Numbers of a running node in Prometheus' text format, on an HTTP listener of its own; off unless asked for.
 
 Names that dashboards for Apache Kafka know (those of kafka_exporter) are used where they fit; the rest begins with
 `hailbus_broker_`. All numbers are read in the broker's own loop when somebody asks.
@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from hailbus_broker.log import FileSlice
 from hailbus_broker.protocol.api import APIS
 from hailbus_broker.runtime.errors import StartError
-from hailbus_broker.runtime.replica import FollowerReplica, LeaderReplica, OfflineReplica
+from hailbus_broker.runtime.replica import HostedReplica, LeaderReplica, OfflineReplica
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,15 +37,16 @@ LATENCIES_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25
 
 
 class Metrics:
-    """Counts requests and reads the state of a broker.
+    """Counts requests and reads the state of a node.
 
     Args:
-        dispatcher: Reports each request from now on.
+        dispatcher: Reports each request from now on: that of clients, or that of a controller without a broker.
         max_partitions: With more partitions than this, none gets numbers of its own.
     """
 
     def __init__(self, dispatcher: Dispatcher, *, max_partitions: int) -> None:
-        self._node: Final[Node] = dispatcher.node
+        self._core: Final = dispatcher.core
+        self._node: Final[Node] = dispatcher.node  # None on a controller without a broker, where nothing reads it
         self._dispatcher: Final = dispatcher
         self._max_partitions: Final = max_partitions
         self._registry: Final = CollectorRegistry()
@@ -97,19 +98,36 @@ class Metrics:
         return iter(self._registry.collect())
 
     def collect(self) -> Iterator[Metric]:
-        """What is read from the broker's state; Prometheus' library calls it."""
+        """What is read from the node's state; Prometheus' library calls it."""
         yield from self._cluster()
+        yield from self._quorum()
+        if not self._core.roles.is_broker:
+            return
+        yield CounterMetricFamily(
+            "hailbus_broker_sync_rounds",
+            "Rounds of fsync; each round makes many appends durable.",
+            value=self._node.sync.round_count,
+        )
         yield from self._topics()
+        yield from self._replication()
         yield from self._groups()
         yield from self._transactions()
 
     def _cluster(self) -> Iterator[Metric]:
-        node = self._node
-        yield GaugeMetricFamily("kafka_brokers", "Brokers of the cluster.", value=len(node.image.brokers))
+        core = self._core
+        fenced_count = sum(broker.fenced for broker in core.image.brokers.values())
+        yield GaugeMetricFamily(
+            "kafka_brokers", "Brokers of the cluster that are not fenced.", value=len(core.image.brokers) - fenced_count
+        )
+        yield GaugeMetricFamily(
+            "hailbus_broker_fenced_brokers",
+            "Registered brokers that do not run, or cannot lead.",
+            value=fenced_count,
+        )
         yield GaugeMetricFamily(
             "hailbus_broker_offline_log_directories",
             "Log directories that failed; the broker needs a restart.",
-            value=int(node.failure is not None),
+            value=int(core.failure is not None),
         )
         yield GaugeMetricFamily(
             "hailbus_broker_connections", "Connections of clients.", value=len(self._dispatcher.connections)
@@ -119,36 +137,49 @@ class Metrics:
             "Bytes of requests that wait or are processed; queued.max.request.bytes is the limit.",
             value=self._dispatcher.bytes_in_work,
         )
-        yield CounterMetricFamily(
-            "hailbus_broker_sync_rounds",
-            "Rounds of fsync; each round makes many appends durable.",
-            value=node.sync.round_count,
+
+    def _quorum(self) -> Iterator[Metric]:
+        core, quorum = self._core, self._core.metadata.quorum
+        is_active = core.roles.is_controller and core.metadata.is_active
+        yield GaugeMetricFamily(
+            "hailbus_broker_active_controller",
+            "1 on the node whose controller is active; the sum over all nodes is 1.",
+            value=int(is_active),
+        )
+        yield GaugeMetricFamily(
+            "hailbus_broker_quorum_epoch", "Epoch of the controllers' quorum; each election adds 1.", value=quorum.epoch
         )
         yield GaugeMetricFamily(
             "hailbus_broker_metadata_log_end_offset",
             "Log end offset of __cluster_metadata.",
-            value=node.metadata.quorum.log.log_end_offset,
+            value=quorum.log.log_end_offset,
+        )
+        yield GaugeMetricFamily(
+            "hailbus_broker_metadata_lag_records",
+            "Committed records of __cluster_metadata that this node has not applied yet.",
+            value=max(quorum.high_watermark - core.publisher.applied_end_offset, 0),
+        )
+        yield GaugeMetricFamily(
+            "hailbus_broker_leaderless_partitions",
+            "Partitions that nobody leads, as the active controller counts them; 0 on other nodes.",
+            value=sum(state.leader < 0 for topic in core.image.topics.values() for state in topic.partitions)
+            if is_active
+            else 0,
         )
 
     def _topics(self) -> Iterator[Metric]:
         partitions = GaugeMetricFamily("kafka_topic_partitions", "Partitions of a topic.", labels=["topic"])
         size = GaugeMetricFamily("hailbus_broker_log_size_bytes", "Bytes of a topic's logs.", labels=["topic"])
-        under_replicated, offline = 0, 0
+        offline = 0
         for name, found in sorted(self._node.replicas.topics.items()):
             partitions.add_metric([name], len(found))
-            hosted = [replica for replica in found if not isinstance(replica, OfflineReplica)]
+            hosted = [replica for replica in found if isinstance(replica, HostedReplica)]
             size.add_metric([name], sum(replica.log.size_bytes() for replica in hosted))
-            offline += sum(not isinstance(replica, FollowerReplica) and replica.error is not None for replica in found)
-            topic = self._node.image.topics.get(name)
-            if topic is not None:
-                under_replicated += sum(len(state.isr) < len(state.replicas) for state in topic.partitions)
+            offline += sum(
+                isinstance(replica, (HostedReplica, OfflineReplica)) and replica.error is not None for replica in found
+            )
         yield partitions
         yield size
-        yield GaugeMetricFamily(
-            "hailbus_broker_under_replicated_partitions",
-            "Partitions with replicas that are not in sync.",
-            value=under_replicated,
-        )
         yield GaugeMetricFamily(
             "hailbus_broker_offline_partitions", "Partitions that cannot be written.", value=offline
         )
@@ -169,6 +200,43 @@ class Metrics:
             ends.add_metric(where, partition.log.high_watermark)
             stable.add_metric(where, partition.log.last_stable_offset)
         yield from (starts, ends, stable)
+
+    def _replication(self) -> Iterator[Metric]:
+        replicas = self._node.replicas
+        leader_count = under_replicated = under_min_isr = max_lag = 0
+        for leader in replicas.leaders():
+            leader_count += 1
+            if leader.followers is None:
+                continue
+            in_sync = leader.followers.in_sync
+            under_replicated += len(in_sync.isr) <= len(in_sync.followers)
+            under_min_isr += not leader.has_min_isr
+            ends = [one.end_offset for one in in_sync.followers.values() if one.end_offset >= 0]
+            max_lag = max(max_lag, leader.log.log_end_offset - min(ends, default=leader.log.log_end_offset))
+        yield GaugeMetricFamily(
+            "hailbus_broker_leader_partitions", "Partitions that this broker leads.", value=leader_count
+        )
+        yield GaugeMetricFamily(
+            "hailbus_broker_under_replicated_partitions",
+            "Partitions that this broker leads with replicas that are not in sync.",
+            value=under_replicated,
+        )
+        yield GaugeMetricFamily(
+            "hailbus_broker_under_min_isr_partitions",
+            "Partitions that this broker leads with fewer replicas in sync than min.insync.replicas: acks=all fails.",
+            value=under_min_isr,
+        )
+        yield GaugeMetricFamily(
+            "hailbus_broker_replica_lag_records_max",
+            "Records that the slowest follower of a partition that this broker leads has not stored.",
+            value=max_lag,
+        )
+        for name, text, count in (
+            ("isr_shrinks", "Replicas left the ISR of a partition that this broker leads.", "shrink_count"),
+            ("isr_expands", "Replicas joined the ISR of a partition that this broker leads.", "expand_count"),
+        ):
+            value = getattr(replicas.isr_changes, count)
+            yield CounterMetricFamily(f"hailbus_broker_{name}", text, value=value)
 
     def _groups(self) -> Iterator[Metric]:
         states: Counter[tuple[str, str]] = Counter()

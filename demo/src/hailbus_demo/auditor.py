@@ -56,14 +56,14 @@ class Moment:
         serves: Whether every process serves: what is being started again cannot be read.
         calm_s: The seconds so far in which every process served and no group was far behind: only these count for the
             grace period of a disagreement.
-        broker_life: Changes when the broker's process does.
+        broker_life: Changes when a broker's process does; None if nobody knows.
     """
 
     book: BookAccount | None
     restarted: frozenset[str]
     serves: bool
     calm_s: float
-    broker_life: int | None
+    broker_life: tuple[int | None, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Auditor:
         sources: What the final ledger reads.
         serves: Returns whether every process serves.
         keeps_up: Returns whether no group is far behind.
-        broker_life: Returns a number that changes when the broker's process does.
+        broker_life: Returns what changes when a broker's process does.
         take: Called in the event loop with every round.
     """
 
@@ -96,7 +96,7 @@ class Auditor:
         *,
         serves: Callable[[], bool],
         keeps_up: Callable[[], bool],
-        broker_life: Callable[[], int | None],
+        broker_life: Callable[[], tuple[int | None, ...] | None],
         take: Callable[[Round], None],
     ) -> None:
         assert sources.book is not None, "the demo keeps a book"

@@ -3,13 +3,65 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 
-from hailbus_demo.supervise.processes import Supervisor
+from confluent_kafka.admin import AdminClient
+from ride_events.rides import RIDES
+
+from hailbus_demo.supervise.processes import Supervisor, command
 
 VICTIMS = ("recommender", "surge", "booking", "broker", "lake")
+LEADER = f"leader of {RIDES.name}-0"
+CONTROLLER = "active controller"
+COORDINATOR = "coordinator of surge"
+CLUSTER_VICTIMS = (LEADER, CONTROLLER, COORDINATOR)
+"""In place of the only broker: whichever broker is it at that moment."""
 PAUSE_S = 8.0
 """Least time between two kills where the run's length is not known."""
+ASK_AGAIN_S = 0.25
+ANSWERS_WITHIN_S = 10.0
+
+
+class BrokersByRole:
+    """Finds the broker that leads, controls or coordinates at this moment.
+
+    Args:
+        bootstrap: Address of the cluster.
+        supervisor: Of its processes, which are named `broker-1`, `broker-2` and so on by node id.
+    """
+
+    def __init__(self, bootstrap: str, supervisor: Supervisor) -> None:
+        self._bootstrap = bootstrap
+        self._supervisor = supervisor
+
+    async def find(self, role: str) -> str:
+        """Return the name of the process that has a role; ask until the cluster knows."""
+        ask = {LEADER: self._leader, COORDINATOR: self._coordinator}.get(role)
+        while True:
+            node_id = await (self._controller() if ask is None else asyncio.to_thread(ask))
+            name = f"broker-{node_id}"
+            if name in self._supervisor.children:
+                return name
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    def _leader(self) -> int | None:
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        partitions = admin.list_topics(RIDES.name, timeout=ANSWERS_WITHIN_S).topics[RIDES.name].partitions
+        return int(partitions[0].leader) if 0 in partitions else None
+
+    def _coordinator(self) -> int | None:
+        admin = AdminClient({"bootstrap.servers": self._bootstrap})
+        found = admin.describe_consumer_groups(["surge"], request_timeout=ANSWERS_WITHIN_S)["surge"].result()
+        return None if found.coordinator is None else int(found.coordinator.id)
+
+    async def _controller(self) -> int | None:
+        arguments = ("quorum", "describe", "--status", "--json", "--bootstrap-server", self._bootstrap)
+        process = await asyncio.create_subprocess_exec(
+            command("hailbus"), *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        out, _ = await process.communicate()
+        return None if process.returncode else int(json.loads(out)["LeaderId"])
 
 
 class Chaos:
@@ -17,7 +69,8 @@ class Chaos:
 
     Args:
         supervisor: Whose processes.
-        victims: Their names, in the order of their deaths.
+        victims: Their names, or roles of brokers, in the order of their deaths.
+        brokers: Finds the broker that has a role; None where there is one broker.
         share_done: Returns how much of the run is over, 0 to 1, or None where it has no end.
         say: Told of each kill.
     """
@@ -27,11 +80,13 @@ class Chaos:
         supervisor: Supervisor,
         victims: Sequence[str],
         *,
+        brokers: BrokersByRole | None = None,
         share_done: Callable[[], float | None],
         say: Callable[[str], None],
     ) -> None:
         self.supervisor = supervisor
         self.victims = tuple(victims)
+        self.brokers = brokers
         self.share_done = share_done
         self.say = say
         self.killed: list[str] = []
@@ -40,13 +95,17 @@ class Chaos:
 
     async def run(self) -> None:
         """Kill each victim once the others are well again after the last kill; return when all are back."""
-        for i, name in enumerate(self.victims):
+        for i, victim in enumerate(self.victims):
             await self._until((i + 1) / (len(self.victims) + 1))
             # The lake takes long to come up, and nobody needs it to live through another's death.
-            await self.supervisor.wait_ready(*(n for n in self.supervisor.children if n != "lake" or name == "lake"))
-            self.say(f"chaos: kill -9 {name} (process {self.supervisor.children[name].pid})")
+            await self.supervisor.wait_ready(*(n for n in self.supervisor.children if n != "lake" or victim == "lake"))
+            name = victim
+            if self.brokers is not None and victim in CLUSTER_VICTIMS:
+                name = await self.brokers.find(victim)
+            whom = f"{name}, {victim}" if name != victim else name
+            self.say(f"chaos: kill -9 {whom} (process {self.supervisor.children[name].pid})")
             await self.supervisor.kill(name)
-            self.killed.append(name)
+            self.killed.append(victim)
         await self.supervisor.wait_ready(*self.supervisor.children)
 
     async def _until(self, share: float) -> None:

@@ -106,6 +106,8 @@ CatchUpOption = Annotated[
     float, typer.Option("--catch-up", min=1, help="Seconds that readers may go without progress before the ledger.")
 ]
 
+BROKER_COUNTS = (1, 3, 5)
+
 RunningBootstrap = Annotated[str, typer.Option("--bootstrap", help="The cluster of the running system, HOST:PORT.")]
 BookingUrl = Annotated[str, typer.Option("--booking-url", help="Booking's address, http://HOST:PORT.")]
 BookOption = Annotated[
@@ -141,6 +143,13 @@ def run(
         int | None,
         typer.Option("--dashboard-port", min=1, max=65_535, help="The dashboard's port; a free one without it."),
     ] = None,
+    brokers: Annotated[
+        int,
+        typer.Option(
+            "--brokers",
+            help="So many in-house brokers: 1, or a cluster of 3 or 5 with each record on three of them.",
+        ),
+    ] = 1,
     bootstrap: BootstrapOption = None,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave out Spark and the lake.")] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the dashboard in a browser.")] = False,
@@ -150,7 +159,11 @@ def run(
     summary: SummaryOption = None,
     chaos: Annotated[
         bool,
-        typer.Option("--chaos", help="Kill broker, booking, surge, recommender and lake once each with SIGKILL."),
+        typer.Option(
+            "--chaos",
+            help="Kill broker, booking, surge, recommender and lake once each with SIGKILL; "
+            "of several brokers the leader of rides.v1, the active controller and a group coordinator.",
+        ),
     ] = False,
     sabotage: Annotated[
         str | None,
@@ -173,9 +186,13 @@ def run(
         return
     fault = None
     if sabotage is not None:
-        fault = require_possible(sabotage, in_house=bootstrap is None, spark=not no_spark, chaos=chaos)
+        fault = require_possible(sabotage, in_house=bootstrap is None, brokers=brokers, spark=not no_spark, chaos=chaos)
+    if brokers not in BROKER_COUNTS:
+        raise UsageError(f"--brokers {brokers}: choose 1, 3 or 5, so that a majority survives the death of one")
     if bootstrap is not None:
         parse_address(bootstrap.split(",")[0], option="--bootstrap")
+        if brokers != 1:
+            raise UsageError("--brokers counts in-house brokers: leave it out with --bootstrap")
         if port is not None:
             raise UsageError("--port is the in-house broker's: leave it out with --bootstrap")
     ride_options = _rides(
@@ -190,6 +207,7 @@ def run(
         data_dir=data_dir,
         fresh=fresh,
         port=port,
+        brokers=brokers,
         bootstrap=bootstrap,
         spark=not no_spark,
         browser=not no_browser,

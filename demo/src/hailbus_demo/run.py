@@ -20,7 +20,7 @@ from ride_events import TOPICS
 
 from hailbus_demo.audit import AuditPlan, catch_up, draw_up
 from hailbus_demo.auditor import Auditor, Round, updated
-from hailbus_demo.chaos import VICTIMS, Chaos
+from hailbus_demo.chaos import CLUSTER_VICTIMS, VICTIMS, BrokersByRole, Chaos
 from hailbus_demo.city.plan import to_datetime
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.figures import Figures, Sabotage, Timings
@@ -44,12 +44,14 @@ from hailbus_demo.services import (
     TOPIC_NAMES,
     Ports,
     broker_spec,
+    cluster_specs,
+    is_broker,
     lake_spec,
     names,
     service_specs,
 )
 from hailbus_demo.show import Screen, figures_table, ledger_table, what_is_wrong
-from hailbus_demo.supervise.ports import HOST, accepts, free_ports, require_free
+from hailbus_demo.supervise.ports import HOST, accepts, free_block, free_ports, require_free
 from hailbus_demo.supervise.processes import Supervisor, command
 from hailbus_demo.supervise.state import DataDir, RunState, write_whole
 from hailbus_demo.watch import Watch
@@ -75,6 +77,7 @@ class RunOptions:
     data_dir: Path
     fresh: bool
     port: int | None
+    brokers: int
     bootstrap: str | None
     spark: bool
     browser: bool
@@ -105,6 +108,13 @@ class Interrupts:
         self.asked.set()
 
 
+def cluster_name(options: RunOptions) -> str:
+    """Return what a data directory remembers of the cluster that its events are on."""
+    if options.bootstrap is not None:
+        return options.bootstrap
+    return "in-house" if options.brokers == 1 else f"in-house, {options.brokers} brokers"
+
+
 async def run_demo(options: RunOptions, console: Console) -> int:
     """Do the whole job; return the exit code: 0 balanced, 1 not balanced or failed.
 
@@ -117,7 +127,7 @@ async def run_demo(options: RunOptions, console: Console) -> int:
         if options.fresh:
             data_dir.wipe()
         before = data_dir.load()
-        cluster = options.bootstrap or "in-house"
+        cluster = cluster_name(options)
         if before is not None and before.cluster != cluster:
             raise UsageError(
                 f"{data_dir.root} belongs to a run on {before.cluster}, not on {cluster}: start anew with --fresh, or "
@@ -141,7 +151,7 @@ class _Run:
         self.console = console
         self.timings = Timings()
         self.state = RunState(
-            cluster=options.bootstrap or "in-house",
+            cluster=cluster_name(options),
             run=1 if before is None else before.run + 1,
             clock_ms=None if before is None else before.clock_ms,
         )
@@ -174,10 +184,7 @@ class _Run:
         lake_ready = asyncio.create_task(self._set_up_lake()) if options.spark else None
         if options.bootstrap is None:
             assert ports.broker is not None
-            bootstrap = f"{HOST}:{ports.broker}"
-            await self.supervisor.start(broker_spec(self.data_dir, ports.broker))
-            await self._unless_interrupted(self.supervisor.wait_ready("broker"))
-            say(f"broker at {bootstrap}")
+            bootstrap = await self._start_brokers(ports.broker)
         else:
             bootstrap = options.bootstrap
         bus = KafkaBus(bootstrap_servers=bootstrap, client_id="demo")
@@ -232,7 +239,7 @@ class _Run:
         scene = Scene(
             bus=bus,
             bootstrap=bootstrap,
-            log_files=self.data_dir.broker if options.bootstrap is None else None,
+            log_files=self.data_dir.broker if options.bootstrap is None and options.brokers == 1 else None,
             databases=self.data_dir.databases,
             lake_dir=self.data_dir.lake if options.spark else None,
             supervisor=self.supervisor,
@@ -283,16 +290,36 @@ class _Run:
             await self._first(self.interrupts.asked.wait(), self.supervisor.failure)
         return code
 
+    async def _start_brokers(self, port: int) -> str:
+        """Start the in-house broker, or a cluster of them; return its address."""
+        if self.options.brokers == 1:
+            bootstrap, specs = f"{HOST}:{port}", [broker_spec(self.data_dir, port)]
+        else:
+            bootstrap, specs = await cluster_specs(self.data_dir, port, self.options.brokers)
+        for spec in specs:
+            await self.supervisor.start(spec)
+        await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
+        self.screen.say(f"broker at {bootstrap}" if len(specs) == 1 else f"{len(specs)} brokers at {bootstrap}")
+        return bootstrap
+
     def _choose_ports(self) -> Ports:
         options = self.options
-        free = free_ports(4)
+        # A broker of a cluster has a second port, for the controllers.
+        count = 1 if options.brokers == 1 else 2 * options.brokers
         broker = None
-        if options.bootstrap is None:
-            broker = free[0] if options.port is None else require_free(options.port, what="--port")
-        dashboard = free[1]
+        if options.bootstrap is None and options.port is None:
+            broker = free_block(count + 3)
+            free = list(range(broker + count, broker + count + 3))
+        else:
+            free = free_ports(3)
+        if options.port is not None:
+            broker = options.port
+            for port in range(broker, broker + count):
+                require_free(port, what="--port")
+        dashboard = free[0]
         if options.dashboard_port is not None:
             dashboard = require_free(options.dashboard_port, what="--dashboard-port")
-        return Ports(broker=broker, dashboard=dashboard, booking=free[2], recommender=free[3])
+        return Ports(broker=broker, dashboard=dashboard, booking=free[1], recommender=free[2])
 
     async def _provision(self, bus: Bus, bootstrap: str) -> frozenset[str]:
         try:
@@ -423,10 +450,15 @@ class _Run:
             return Saboteur(self.options.sabotage, scene, share_done=share_done, say=self.screen.say, done=done)
         if not self.options.chaos:
             return None
+        brokers = BrokersByRole(scene.bootstrap, scene.supervisor) if self.options.brokers > 1 else None
         victims = [
-            name for name in VICTIMS if name in self.supervisor.children or (name == "lake" and self.options.spark)
+            victim
+            for victim in (VICTIMS if brokers is None else (*CLUSTER_VICTIMS, *VICTIMS))
+            if victim in self.supervisor.children
+            or (victim == "lake" and self.options.spark)
+            or (brokers is not None and victim in CLUSTER_VICTIMS)
         ]
-        return Chaos(self.supervisor, victims, share_done=share_done, say=self.screen.say)
+        return Chaos(self.supervisor, victims, brokers=brokers, share_done=share_done, say=self.screen.say)
 
     async def _end_asked(self) -> None:
         duration_s = self.options.rides.duration_s
@@ -466,10 +498,10 @@ class _Run:
         """Return whether every process but the lake serves."""
         return all(child.state == "ready" for name, child in self.supervisor.children.items() if name != "lake")
 
-    def _broker_life(self) -> int | None:
-        """Return the broker's process id; on another cluster nobody knows when it restarts."""
-        broker = self.supervisor.children.get("broker")
-        return None if broker is None else broker.pid
+    def _broker_life(self) -> tuple[int | None, ...] | None:
+        """Return the brokers' process ids; on another cluster nobody knows when they restart."""
+        pids = tuple(child.pid for name, child in self.supervisor.children.items() if is_broker(name))
+        return pids or None
 
     def _taker(self, figures: Figures) -> Callable[[Round], None]:
         red: set[str] = set()
@@ -501,8 +533,9 @@ class _Run:
         """Return the processes that were restarted. Runs before this one, on the same log, count as restarts of all."""
         children = self.supervisor.children
         if self.continues:
-            return frozenset(children)
-        return frozenset(name for name, child in children.items() if child.restarts)
+            return frozenset({*children, "broker"})
+        restarted = {name for name, child in children.items() if child.restarts}
+        return frozenset(restarted | {"broker"} if any(map(is_broker, restarted)) else restarted)
 
     async def _finish_lake(self, lake_dir: Path, watch: Watch) -> dict[str, int]:
         """Have the Spark job bring silver and gold up to bronze and end; return it as late if it does not."""
@@ -579,10 +612,11 @@ class _Run:
     async def _stop_processes(self) -> None:
         """Services first, then the lake, the broker last; whatever happens nothing is left."""
         try:
-            services = [n for n in self.supervisor.children if n not in ("broker", "lake")]
+            brokers = [name for name in self.supervisor.children if is_broker(name)]
+            services = [name for name in self.supervisor.children if name != "lake" and name not in brokers]
             await self.supervisor.stop(*services)
             await self.supervisor.stop("lake")
-            await self.supervisor.stop("broker")
+            await self.supervisor.stop(*brokers)
         finally:
             self.supervisor.kill_all()
 

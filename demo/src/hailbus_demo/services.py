@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from hailbus import Bus, ClusterAdmin
 from ride_events import TOPICS
 from ride_events.drivers import DRIVER_LOCATIONS
 
+from hailbus_demo.errors import RunFailedError
 from hailbus_demo.ledger.model import Consumer
 from hailbus_demo.replay.http import HttpClient, UnreachableError
 from hailbus_demo.supervise.ports import HOST, accepts
@@ -74,6 +76,59 @@ def broker_spec(data_dir: DataDir, port: int) -> ProcessSpec:
         log=data_dir.logs / "broker.log",
         ready=ready,
     )
+
+
+BROKER_SETTINGS = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+}
+"""Of a cluster: each record is on three brokers, and acknowledged when it is safe on two."""
+
+
+async def cluster_specs(data_dir: DataDir, port: int, count: int) -> tuple[str, list[ProcessSpec]]:
+    """Return the address of a cluster of in-house brokers, and its processes, one a broker.
+
+    Raises:
+        RunFailedError: Their directories cannot be made.
+    """
+    arguments = ["cluster", "--only-prepare", "--nodes", str(count), "--listen", f"{HOST}:{port}"]
+    arguments += ["--data-dir", str(data_dir.broker), *(f"--set={k}={v}" for k, v in BROKER_SETTINGS.items())]
+    process = await asyncio.create_subprocess_exec(
+        command("hailbus-broker"), *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    if process.returncode:
+        raise RunFailedError(f"the brokers cannot be set up: {err.decode().strip()}")
+    lines = [line.partition("=") for line in out.decode().splitlines()]
+    (bootstrap,) = [value for name, _, value in lines if name == "bootstrap"]
+    configs = [value for name, _, value in lines if name == "config"]
+
+    def ready(address: str) -> Callable[[], Awaitable[bool]]:
+        host, _, number = address.rpartition(":")
+
+        async def is_ready() -> bool:
+            return accepts(host, int(number))
+
+        return is_ready
+
+    return bootstrap, [
+        ProcessSpec(
+            name=f"broker-{number}",
+            argv=(command("hailbus-broker"), "serve", "--config", config),
+            env={},
+            log=data_dir.logs / f"broker-{number}.log",
+            ready=ready(address),
+        )
+        for number, (config, address) in enumerate(zip(configs, bootstrap.split(","), strict=True), start=1)
+    ]
+
+
+def is_broker(name: str) -> bool:
+    """Return whether a process is a broker, the only one or one of several."""
+    return name == "broker" or name.startswith("broker-")
 
 
 def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) -> list[ProcessSpec]:

@@ -82,6 +82,18 @@ RUNS = (
         environment={"HAILBUS_HISTORY_SECONDS": "600"},
     ),
     LongRun(
+        name="faults",
+        shows="an hour of clients against three nodes that are killed, suspended, restarted and cut off each other",
+        command=["uv", "run", "pytest", "tests/history/test_faults_on_a_cluster.py", "-k", "hailbus"],
+        environment={"HAILBUS_FAULTS_SECONDS": "3600"},
+    ),
+    LongRun(
+        name="three-nodes",
+        shows="the conformance tests and the tutorial on three nodes of both systems",
+        command=["uv", "run", "pytest", "tests/conformance"],
+        environment={"HAILBUS_TEST_NODES": "3"},
+    ),
+    LongRun(
         name="slow",
         shows="long simulations and kill loops: every test marked `slow`",
         command=["uv", "run", "pytest", "-m", "slow"],

@@ -210,7 +210,8 @@ class Environment:
     @property
     def variables(self) -> dict[str, str]:
         """The variables of a shell in which it is active; nothing of the workspace's own environment is left."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HAILBUS_", "VIRTUAL_ENV", "PYTHON", "COV"))}
+        ours = ("HAILBUS_", "VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "PYTHON", "MYPY", "COV")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         return {
             **kept,
             "PATH": f"{self.bin}:{os.environ['PATH']}",
@@ -218,7 +219,6 @@ class Environment:
             "PIP_CONSTRAINT": str(self._constraints),
             "PIP_FIND_LINKS": str(self.wheels.resolve()),
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     def install(self, *requirements: str) -> None:

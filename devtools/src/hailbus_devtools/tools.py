@@ -131,6 +131,14 @@ def _loop_devices_are_here() -> bool:
 
 
 @cache
+def _network_namespaces_are_here() -> bool:
+    """Tell whether a process may have a network of its own, with a bridge in it and packets that are dropped."""
+    if os.geteuid() != 0 or not _on_path("ip", "iptables", "nsenter", "unshare")():
+        return False
+    return bool(_prints("unshare", "--net", "sh", "-c", "ip link add name nodes type bridge && iptables -L"))
+
+
+@cache
 def _engine_version() -> str:
     found = VERSION.search(_prints("docker", "version", "--format", "{{.Server.Version}}"))
     return found[0] if found else ""
@@ -219,6 +227,13 @@ TOOLS = {
             install="run as root on a machine with /dev/loop-control; apt install e2fsprogs mount",
             is_here=_loop_devices_are_here,
             version=_version("mkfs.ext4", "-V"),
+        ),
+        Tool(
+            name="network namespaces",
+            skipped="a cluster whose nodes are cut off one another",
+            install="run as root on a machine that allows network namespaces; apt install iproute2 iptables util-linux",
+            is_here=_network_namespaces_are_here,
+            version=_version("iptables", "--version"),
         ),
         Tool(
             name="docker engine",

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self
 
-from hailbus._transport import Admin, Bus, TopicDescription, TopicPartition
+from hailbus._transport import Admin, Bus, ClusterDescription, TopicDescription, TopicPartition
 from hailbus.errors import TopicMismatchError
 from hailbus.event import Topic
 
@@ -86,6 +86,10 @@ class ClusterAdmin:
                         differences=[f"{description.partition_count} partitions, declared are {topic.partitions}"],
                     )
         return created
+
+    async def cluster(self) -> ClusterDescription:
+        """The brokers, fenced ones included, and the active controller."""
+        return await (await self._started()).cluster()
 
     async def topics(self, names: Sequence[str] | None = None) -> Mapping[str, TopicDescription]:
         """Existing topics by name; all but internal ones when none are named."""

@@ -313,12 +313,10 @@ class Publisher(Generic[E_contra]):
         pairs = zip(events, marks, strict=False)  # endless marks where nobody traces
         while True:
             await buffer.until_room()
-            chunk = list(islice(pairs, buffer.room()))
-            if not chunk:
-                break
             stamp = self._stamp(time)  # one for those that are built in one go
             groups: dict[tuple[str, int], list[tuple[Outgoing, str, object]]] = {}
-            for index, (event, (id_, traceparent)) in enumerate(chunk, len(decided)):
+            # One event at a time: those that a generator makes are gone before the garbage collector looks at them.
+            for index, (event, (id_, traceparent)) in enumerate(islice(pairs, buffer.room()), len(decided)):
                 fixed = self._declared(event)
                 topic = fixed.topic
                 count = partition_counts.get(topic)
@@ -344,7 +342,9 @@ class Publisher(Generic[E_contra]):
                     groups[place] = [(record, event_id, index)]
                 else:
                     group.append((record, event_id, index))
-            decided += [None] * len(chunk)
+            if not groups:
+                break
+            decided += [None] * sum(map(len, groups.values()))
             for (topic, partition), entries in groups.items():
                 if transaction is None:
                     buffer.add_all(topic, partition, entries, decided.__setitem__)

@@ -75,7 +75,7 @@ async def run(host: str, port: int, rides: int, concurrency: int, *, event_clock
             base, driver = f"/rides/{ride['ride_id']}", {"driver_id": ride["driver_id"]}
             await post(connection, f"{base}/arrived", driver, f"{key}-a")
             await post(connection, f"{base}/start", driver, f"{key}-s")
-            await post(connection, f"{base}/complete", {**driver, "distance_m": 4_000, "duration_s": 700}, f"{key}-c")
+            await post(connection, f"{base}/complete", {**driver, "distance_m": 4_000}, f"{key}-c")
 
     begun = time.perf_counter()
     await asyncio.gather(*(worker(index) for index in range(concurrency)))

@@ -13,7 +13,7 @@ from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.errors import ErrorCode
 
 from tests.conformance.conftest import Cluster, MakeTopic
-from tests.conformance.wire import RETRIED, Wire, wire_to
+from tests.conformance.wire import RETRIED, Wire, names_of_one_coordinator, wire_to
 from tests.servers import FAST_PROPERTIES
 from tests.support import wait_for
 
@@ -549,16 +549,17 @@ def test_offsets_are_deleted_unless_the_group_reads_the_topic(wire: Wire, name: 
 
 
 def test_all_offsets_of_a_group_and_of_several_groups_at_once(wire: Wire, name: str, topic: str) -> None:
-    for number in (1, 2):
-        commit_alone(wire, f"{name}-{number}", topic, committed_offset=number)
+    one, two, three = names_of_one_coordinator(wire, name, 3)
+    commit_alone(wire, one, topic, committed_offset=1)
+    commit_alone(wire, two, topic, committed_offset=2)
     answer = wire.call(
         ApiKey.OFFSET_FETCH,
         8,
-        groups=[{"group_id": f"{name}-{number}", "topics": None} for number in (1, 2, 3)],
+        groups=[{"group_id": group, "topics": None} for group in (one, two, three)],
         require_stable=True,
     )
     found = {
         group.group_id: [(part.partition_index, part.committed_offset) for t in group.topics for part in t.partitions]
         for group in answer.groups
     }
-    assert found == {f"{name}-1": [(0, 1)], f"{name}-2": [(0, 2)], f"{name}-3": []}
+    assert found == {one: [(0, 1)], two: [(0, 2)], three: []}

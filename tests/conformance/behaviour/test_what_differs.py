@@ -28,7 +28,7 @@ __all__ = ["new_producer"]
 
 
 def test_defaults(cluster: Cluster, wire: Wire) -> None:
-    (broker,) = wire.call(ApiKey.METADATA, 4, topics=[]).brokers
+    broker = wire.call(ApiKey.METADATA, 4, topics=[]).brokers[0]
     found = configs(wire, BROKER, str(broker.node_id))
 
     def default(name: str) -> str | None:

@@ -23,6 +23,8 @@ from hailbus.contract import Contract, contract_of, write_contracts
 from hailbus.errors import ConfigurationError, InvalidPayloadError
 from typer.testing import CliRunner
 
+from tests.support import mypy_cache
+
 Import = Callable[[str], ModuleType]
 SOURCE = Path(__file__).resolve().parents[3] / "sdk" / "src"
 
@@ -57,7 +59,7 @@ def test_generated_packages_pass_mypy_strict(tmp_path: Path) -> None:
     config.write_text(
         f"[mypy]\nstrict = True\nmypy_path = {SOURCE}\n[mypy-aiokafka.*]\nignore_missing_imports = True\n"
     )
-    cache = SOURCE.parents[1] / ".mypy_cache" / "typing"  # kept: the first run reads pydantic, FastAPI and SQLAlchemy
+    cache = mypy_cache("typing")  # the first run reads pydantic, FastAPI and SQLAlchemy
     done = subprocess.run(
         [
             sys.executable,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import mypy_cache
+
 HERE = Path(__file__).parent / "typing"
 # Kept as text: the wrong code must not be found by the checks of the repository itself.
 SOURCES = {"passes.py": "passes.py", "fails.py": "fails.txt"}
@@ -30,7 +32,7 @@ def mypy(folder: Path) -> Found:
     config.write_text(
         f"[mypy]\nstrict = True\nmypy_path = {SOURCE}\n[mypy-aiokafka.*]\nignore_missing_imports = True\n"
     )
-    cache = SOURCE.parents[1] / ".mypy_cache" / "typing"  # kept: the first run reads pydantic, FastAPI and SQLAlchemy
+    cache = mypy_cache("typing")  # the first run reads pydantic, FastAPI and SQLAlchemy
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", str(config), "--cache-dir", str(cache), *FILES],
         cwd=folder,

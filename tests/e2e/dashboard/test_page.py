@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 from hailbus.testing import MemoryBus
 from hailbus_devtools.tools import chromium
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, Page, Response, async_playwright, expect
 from ride_events import LatLng
 
-from tests.integration.dashboard.city import HOT, page, story
+from tests.integration.dashboard.city import HOT, BusOfThree, page, story
 
 FLAGS = [
     "--headless",
@@ -315,6 +316,93 @@ async def test_a_server_that_goes_away_is_said_and_comes_back() -> None:
                 await shows(tab, "#l-requested", "2")
                 await expect(tab.locator("#banner")).to_be_hidden()
                 await tab.close()
+
+
+async def test_brokers_show_their_leaders_and_a_lost_replica_stands_out() -> None:
+    bus = BusOfThree()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await tell.ride("one")
+        await shows(tab, "#replicas", "✓ all replicas in sync")
+        nodes = tab.locator("#nodes li")
+        await expect(nodes).to_have_count(3)
+        await expect(nodes.first).to_have_text(re.compile(r"broker 1leads \d+controller"))
+        opener = tab.locator("#topics-open")
+        await opener.focus()
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#topics")).to_be_visible()
+        assert await tab.evaluate("document.activeElement.id") == "topics-close"
+        row = tab.locator("#leaders-rows tr", has_text="rides.v1")
+        count = bus.partition_count("rides.v1")
+        await expect(row).to_have_text(
+            f"rides.v1{count}"
+            + "".join(str(len(range(first, count, 3))) for first in range(3))
+            + f"{3 * count} / {3 * count}"
+        )
+        await expect(tab.locator("#missing")).to_be_hidden()
+
+        # A replica is missing while the table is open.
+        bus.behind = frozenset({3})
+        await expect(tab.locator("#missing-rows tr", has_text="rides.v1[0]")).to_have_text(
+            "rides.v1[0]11, 23", timeout=PATIENCE_MS
+        )
+        await expect(row).to_have_text(re.compile(f"⚠ {2 * count} / {3 * count}$"))
+        await expect(row).to_have_class("behind")
+        await expect(tab.locator("#replicas")).to_have_text(re.compile(r"^⚠ (\d+) of \1 partitions under-replicated$"))
+        await tab.keyboard.press("Escape")
+        await expect(tab.locator("#topics")).to_be_hidden()
+        assert await tab.evaluate("document.activeElement.id") == "topics-open"
+        await expect(nodes.nth(2)).to_have_text(re.compile(r"^broker 3(\d+) of \1 behind$"))
+
+        # One broker is away: the head of the page says so, too.
+        bus.behind, bus.away = frozenset(), frozenset({1})
+        await shows(tab, "#status", "1 of 3 brokers away")
+        await expect(nodes.first).to_have_text("broker 1away")
+        await expect(nodes.nth(1)).to_have_text(re.compile(r"^broker 2leads \d+controller$"))
+
+        # Nobody is left: that is worse, and says so.
+        bus.away = frozenset({1, 2, 3})
+        await expect(tab.locator("#replicas")).to_have_text(
+            re.compile(r"^✗ \d+ partitions without a leader$"), timeout=PATIENCE_MS
+        )
+        assert await tab.locator("#replicas").get_attribute("data-ok") == "false"
+        bus.away = frozenset()
+        await shows(tab, "#replicas", "✓ all replicas in sync")
+        await shows(tab, "#status", "live")
+
+        # A leader that is silent but not fenced yet is no cluster that is down.
+        bus.has_silent_leader = True
+        await shows(tab, "#status", "some partitions do not answer")
+        await expect(tab.locator("#banner")).to_contain_text("Some partitions have not answered since")
+        bus.has_silent_leader = False
+        await shows(tab, "#status", "live")
+        await expect(tab.locator("#banner")).to_be_hidden()
+
+
+async def test_one_broker_claims_no_replicas() -> None:
+    bus = MemoryBus()
+    async with story(bus), page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await shows(tab, "#replicas", "✓ one copy of each record")
+        await expect(tab.locator("#nodes li")).to_have_count(1)
+
+
+async def test_the_first_load_is_small() -> None:
+    bus = MemoryBus()
+    async with story(bus), page(bus) as url, browser() as chromium:
+        tab = await chromium.new_page()
+        sizes: dict[str, int] = {}
+
+        async def note(response: Response) -> None:
+            if not response.url.endswith("/api/stream"):
+                sizes[response.url] = len(await response.body())
+
+        tab.on("response", note)
+        await tab.goto(url)
+        await tab.wait_for_function("globalThis.hailbus?.map.paths.size > 1200")
+        await expect(tab.locator("#status")).to_have_text("live", timeout=PATIENCE_MS)
+        await tab.close()
+        static = {name: size for name, size in sizes.items() if "/api/" not in name}
+        assert len(static) >= 7, static
+        assert sum(static.values()) < 200_000, static
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (820, 1100), (1280, 800)])

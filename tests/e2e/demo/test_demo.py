@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -126,6 +127,34 @@ def test_killed_processes_come_back_and_the_accounts_balance_with_the_lake(tmp_p
     verdicts = {line["id"]: line["verdict"] for line in state["lines"]}
     assert [verdicts[name] for name in ("lake-bronze", "lake-silver", "lake-gold")] == ["agrees"] * 3
     assert state["left_out"] == []
+
+
+@pytest.mark.timeout(600)
+def test_a_city_on_three_brokers_balances_though_whoever_leads_is_killed(tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    data = ["--data-dir", str(tmp_path / "data"), "--summary", str(summary)]
+    done = demo(*QUIET, "--no-spark", "--brokers", "3", "--chaos", "--limit", "80", *data, within_s=500)
+    state = assert_balanced(done, summary, requested=80)
+    killed = re.findall(r"chaos: kill -9 (broker-\d), (.+?) \(process", done.stdout)
+    assert [role for _, role in killed] == ["leader of rides.v1-0", "active controller", "coordinator of surge"]
+    restarts = {process["name"]: process["restarts"] for process in state["processes"]}
+    assert sum(restarts[f"broker-{number}"] for number in (1, 2, 3)) == 3
+    other = demo(*QUIET, "--no-spark", *data)
+    assert other.returncode == 2
+    assert "belongs to a run on in-house, 3 brokers, not on in-house: start anew with --fresh" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--brokers", "2"], "--brokers 2: choose 1, 3 or 5"),
+        (["--brokers", "3", "--bootstrap", "127.0.0.1:1"], "--brokers counts in-house brokers"),
+    ],
+)
+def test_numbers_of_brokers_that_make_no_sense_are_refused(options: list[str], sentence: str) -> None:
+    refused = demo(*options)
+    assert refused.returncode == 2
+    assert sentence in refused.stderr
 
 
 @pytest.mark.timeout(900)

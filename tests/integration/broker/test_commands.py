@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -142,7 +143,8 @@ async def test_metadata_is_shown_as_records_and_as_what_they_add_up_to(tmp_path:
     await fill(tmp_path)
     records = broker_command.rows("dump-metadata", "--data-dir", str(tmp_path))
     types = [row["type"] for row in records if "record" in row]
-    assert types[:3] == ["FeatureLevelRecord", "FeatureLevelRecord", "RegisterBrokerRecord"]
+    features = list(itertools.takewhile(lambda kind: kind == "FeatureLevelRecord", types))
+    assert (len(features), types[len(features)]) == (3, "RegisterBrokerRecord")
     (topic,) = [row for row in records if row.get("value", {}).get("name") == "rides"]
     image = broker_command.rows("dump-metadata", "--data-dir", str(tmp_path), "--image")
     assert {"topic": "rides", "topic_id": topic["value"]["topic_id"], "partitions": 1} in image

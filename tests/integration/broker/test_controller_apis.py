@@ -142,11 +142,12 @@ def update(name: str, level: int, kind: int = 1) -> features.UpdateFeaturesReque
 
 
 def test_features_change_their_level_on_request_only(client: BrokerClient) -> None:
-    assert levels(client) == {"group.version": 1, "transaction.version": 2}
+    assert levels(client) == {"group.version": 1, "metadata.version": 30, "transaction.version": 2}
     refused = ask(client, update("transaction.version", 1))
     assert ErrorCode(refused.error_code) is ErrorCode.INVALID_UPDATE_VERSION
     assert "upgrade type" in refused.error_message
     assert "only supports versions 0-2" in ask(client, update("transaction.version", 3)).error_message
+    assert "only supports versions 30-30" in ask(client, update("metadata.version", 29, 3)).error_message
     assert "does not support" in ask(client, update("share.version", 1)).error_message
     only_tried = update("transaction.version", 1, 2)
     only_tried.validate_only = True
@@ -154,7 +155,7 @@ def test_features_change_their_level_on_request_only(client: BrokerClient) -> No
     assert levels(client)["transaction.version"] == 2
     assert ask(client, update("transaction.version", 1, 2), 1).results[0].error_code == 0
     assert ask(client, update("group.version", 0, 2)).error_code == 0
-    assert levels(client) == {"transaction.version": 1}
+    assert levels(client) == {"metadata.version": 30, "transaction.version": 1}
     heartbeat = ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0)
     assert ask(client, heartbeat).error_code == ErrorCode.UNSUPPORTED_VERSION
     assert ask(client, update("group.version", 1)).error_code == 0
@@ -165,7 +166,7 @@ def test_lowered_features_stay_lowered_after_a_restart(tmp_path: Any) -> None:
     with ThreadedBroker(data_dir=str(tmp_path)) as running, BrokerClient(running.bootstrap) as connected:
         assert ask(connected, update("transaction.version", 1, 2)).error_code == 0
     with ThreadedBroker(data_dir=str(tmp_path)) as running, BrokerClient(running.bootstrap) as connected:
-        assert levels(connected) == {"group.version": 1, "transaction.version": 1}
+        assert levels(connected) == {"group.version": 1, "metadata.version": 30, "transaction.version": 1}
 
 
 def transactional_producer(client: BrokerClient, name: str = "t") -> tuple[int, int]:
@@ -280,6 +281,8 @@ def test_an_administrator_ends_a_transaction(broker: ThreadedBroker, client: Bro
         (5, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ]
     assert stable() == 2
+    assert ask(client, markers.WriteTxnMarkersRequest(markers=[marker]), version) == answer, "it is sent again"
+    assert broker.call(lambda running: led(running.node, "rides").log.log_end_offset) == 2, "and there is one marker"
     marker.producer_epoch = epoch - 1
     answer = ask(client, markers.WriteTxnMarkersRequest(markers=[marker]), version)
     assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.INVALID_PRODUCER_EPOCH

@@ -282,6 +282,9 @@ async def test_requests_wait_for_the_end_of_a_load(tmp_path: Path, monkeypatch: 
         assert (await committed(wire))[0] is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         listed = await wire.ask(ApiKey.LIST_GROUPS, 4, ListGroupsRequest())
         assert listed.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        # Clients do not expect this refusal of a heartbeat.
+        beat = HeartbeatRequest(group_id=GROUP, generation_id=1, member_id="any")
+        assert (await wire.ask(ApiKey.HEARTBEAT, 3, beat)).error_code == ErrorCode.NONE
         (loading,) = node.groups.drivers.values()
         for record in batch.records:  # as if the load had come so far
             loading.shard.replay(record.encode_key(), record.encode_value(), now_ms=1, producer_id=5)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from hailbus_broker.coordinators.group.classic_rebalance import ClassicRebalances
-from hailbus_broker.log import Origin
+from hailbus_broker.log import Isolation, Origin
 from hailbus_broker.log.log_directory import CLEAN_SHUTDOWN
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.delete_groups_request import DeleteGroupsRequest
@@ -23,7 +23,7 @@ from hailbus_broker.protocol.definitions.offset_commit_request import (
 )
 from hailbus_broker.protocol.definitions.offset_fetch_request import OffsetFetchRequest, OffsetFetchRequestTopic
 from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.records import RecordToWrite, build_batch
+from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
 from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.errors import StartError
 from structlog.testing import capture_logs
@@ -128,6 +128,49 @@ async def test_a_start_skips_foreign_records_and_keeps_what_was_acknowledged(tmp
     assert len(places) == len(skipped), "one line a record"
     for topic in (f"{GROUP_METADATA_TOPIC}-0", f"{GROUP_METADATA_TOPIC}-1", f"{TRANSACTION_STATE_TOPIC}-0"):
         assert sum(partition == topic for partition, _ in places) >= len(FOREIGN_RECORDS) - 2, topic
+
+
+def records_in(server: Server, topic: str) -> list[tuple[bytes, bytes | None]]:
+    """Key and value of every record in the first partition of a topic, in order."""
+    log, found = led(server.node, topic).log, []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        for batch in iterate_batches(log.read(offset, 2**20, isolation=Isolation.LOG_END).to_bytes(), whole=False):
+            for record in iterate_records(batch):
+                value = None if record.value is None else bytes(record.value)
+                found.append((bytes(record.key or b""), value))
+            offset = batch.header.next_offset
+    return found
+
+
+async def test_keys_of_share_and_streams_groups_survive_load_and_compaction(tmp_path: Path) -> None:
+    """Apache Kafka writes them to the same topic; a coordinator that does not know them has to keep them."""
+    settings = {
+        "offsets.topic.num.partitions": "1",
+        "offsets.topic.segment.bytes": "1024",
+        "log.cleaner.backoff.ms": "50",
+    }
+    keys = [kind.to_bytes(2, "big") + b"\x06other" for kind in range(9, 24)]
+    deleted = keys.pop()
+
+    def foreign(server: Server) -> list[tuple[bytes, bytes | None]]:
+        return [(key, value) for key, value in records_in(server, GROUP_METADATA_TOPIC) if key[0:2] >= b"\x00\x09"]
+
+    async with server_on(RealDisk(), str(tmp_path), **settings) as server:
+        wire = await Wire.to(server.bootstrap)
+        await start_using(wire)
+        write(server, GROUP_METADATA_TOPIC, [(key, b"old") for key in [*keys, deleted]])
+        write(server, GROUP_METADATA_TOPIC, [(key, b"new") for key in keys] + [(deleted, None)])
+        for offset in range(60):  # fills segments, so that those before are compacted
+            assert await commit(wire, offset) is ErrorCode.NONE
+        newest = [(key, b"new") for key in keys]
+        await until(lambda: foreign(server) in (newest, [*newest, (deleted, None)]), "the compaction")
+        wire.close()
+    async with server_on(RealDisk(), str(tmp_path), **settings) as server:
+        wire = await Wire.to(server.bootstrap)
+        assert await committed(wire) == (ErrorCode.NONE, 59)
+        assert foreign(server) in (newest, [*newest, (deleted, None)])
+        wire.close()
 
 
 async def test_many_foreign_records_do_not_fill_the_log(tmp_path: Path) -> None:

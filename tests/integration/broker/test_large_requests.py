@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 from hailbus_broker.cluster.options import TOPIC_OPTIONS
 from hailbus_broker.coordinators.group import group_expiry
+from hailbus_broker.coordinators.group import offsets as group_offsets
 from hailbus_broker.coordinators.group.offsets import CommittedOffsets
 from hailbus_broker.coordinators.outcome import Outcome
+from hailbus_broker.log import PartitionLog, log_directory
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.protocol.definitions.create_partitions_request import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
 from hailbus_broker.protocol.definitions.create_topics_request import CreatableTopic, CreateTopicsRequest
 from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
 from hailbus_broker.protocol.definitions.describe_configs_request import (
@@ -32,7 +38,7 @@ from hailbus_broker.protocol.definitions.list_offsets_request import (
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
+from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest, MetadataRequestTopic
 from hailbus_broker.protocol.definitions.offset_commit_request import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -46,12 +52,12 @@ from hailbus_broker.protocol.definitions.offset_fetch_request import (
 from hailbus_broker.protocol.definitions.produce_request import PartitionProduceData, ProduceRequest, TopicProduceData
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches
-from hailbus_broker.runtime import descriptors, group_sync
+from hailbus_broker.runtime import descriptors, group_sync, metadata_log, shard_driver
 from hailbus_broker.runtime.coordinator import Coordinator
 from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.runtime.shard_driver import REPLIES_AT_ONCE
 from hailbus_broker.server.dispatch import DECODED_IN_LOOP_BYTES
-from hailbus_broker.server.handlers import configs, fetch, offsets, produce
+from hailbus_broker.server.handlers import cluster, configs, fetch, offsets, produce, topics
 from hailbus_broker.server.handlers.log_offsets import SLICE
 from hailbus_broker.server.request import MANY_ENTRIES, has_many_entries
 from hailbus_broker.testing.broker import UnsyncedDisk
@@ -61,6 +67,10 @@ from tests.integration.broker.wire import Wire, led, server_on, until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from hailbus_broker.cluster.controller import Controller
+    from hailbus_broker.log import TopicPartition
+    from hailbus_broker.server.request import Request
 
 
 class Turns:
@@ -246,8 +256,9 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
         synced: list[tuple[int, int]] = []
         sizes: list[int] = []
         built_in: set[int] = set()
+        decoded_in: list[int] = []
         append, account, sync = LeaderReplica.append, LeaderReplica.synced, group_sync._run
-        build = produce._response
+        build, decode = produce._response, produce._decoded
         all_begun = threading.Event()
         with counted_turns() as turns:
 
@@ -270,6 +281,11 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
                 built_in.add(threading.get_ident())
                 return build(topics)
 
+            def decoding(request: Request, now_ms: int) -> object:
+                decoded_in.append(threading.get_ident())
+                return decode(request, now_ms)
+
+            monkeypatch.setattr(produce, "_decoded", decoding)
             monkeypatch.setattr(group_sync, "_run", syncing)
             monkeypatch.setattr(group_sync, "ROUND", 60)
             monkeypatch.setattr(produce, "_response", building)
@@ -285,6 +301,8 @@ async def test_a_produce_for_many_partitions_is_begun_in_slices_and_not_overtake
         assert max(sizes) == 60
         assert count <= sum(sizes) <= count + 1
         assert len(built_in - {threading.get_ident()}) >= 1, "a thread makes the large answer"
+        assert len(decoded_in) == 1, "the small request is read by hand"
+        assert threading.get_ident() not in decoded_in
         parts = [part for answer in answers for part in answer.responses[0].partition_responses]
         assert [(part.error_code, part.base_offset) for part in parts] == [(ErrorCode.NONE, 0)] * count + [
             (ErrorCode.NONE, 1)
@@ -348,9 +366,10 @@ async def test_a_fetch_of_many_partitions_is_read_in_slices_and_misses_no_record
         other.close()
 
 
-async def with_committed_offsets(wire: Wire, count: int) -> None:
+async def with_committed_offsets(wire: Wire, count: int, *, is_new: bool = True) -> None:
     """Commit offset 7 of each partition of the topic `wide`, for a group without members."""
-    assert await wire.create("wide", count) == ErrorCode.NONE
+    if is_new:
+        assert await wire.create("wide", count) == ErrorCode.NONE
     asked = FindCoordinatorRequest(key_type=0, coordinator_keys=["g"])
     assert (await wire.ask(ApiKey.FIND_COORDINATOR, 4, asked)).coordinators[0].error_code == ErrorCode.NONE
     partitions = [
@@ -372,35 +391,150 @@ async def with_committed_offsets(wire: Wire, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_many_committed_offsets_are_answered_for_in_slices_and_are_of_one_moment(
+async def test_many_committed_offsets_are_answered_for_by_a_thread_and_are_of_one_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offsets, "SLICE", 40)
+    monkeypatch.setattr(offsets, "MADE_IN_LOOP", 40)
     async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
         wire = await Wire.to(server.bootstrap)
-        await with_committed_offsets(wire, 200)
+        await with_committed_offsets(wire, 60)
         shard = next(shard for shard in server.node.groups.shards() if "g" in shard.group_ids())
-        looked_up: list[int] = []
-        lookup = shard.committed
-        request = OffsetFetchRequest(
-            groups=[
-                OffsetFetchRequestGroup(
-                    group_id="g", topics=[OffsetFetchRequestTopics(name="wide", partition_indexes=list(range(200)))]
-                )
-            ]
+        loop = asyncio.get_running_loop()
+        made_in: list[int] = []
+        make = offsets._GroupAnswer.make
+
+        async def commit_more() -> None:
+            of_group = shard.offsets["g"]
+            of_group["wide", 0] = of_group["wide", 0]._replace(offset=8)
+            of_group["wide", 60] = of_group["wide", 0]
+
+        def making(parts: offsets._GroupAnswer) -> object:
+            made_in.append(threading.get_ident())
+            asyncio.run_coroutine_threadsafe(commit_more(), loop).result(10)
+            return make(parts)
+
+        def request(indexes: Sequence[int] | None) -> OffsetFetchRequest:
+            asked = None
+            if indexes is not None:
+                asked = [OffsetFetchRequestTopics(name="wide", partition_indexes=list(indexes))]
+            return OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=asked)])
+
+        monkeypatch.setattr(offsets._GroupAnswer, "make", making)
+        everything = await wire.ask(ApiKey.OFFSET_FETCH, 9, request(None))
+        del shard.offsets["g"]["wide", 60]
+        await with_committed_offsets(wire, 60, is_new=False)
+        named = await wire.ask(ApiKey.OFFSET_FETCH, 9, request(range(60)))
+        for answer in (everything, named):
+            parts = answer.groups[0].topics[0].partitions
+            assert [(part.partition_index, part.committed_offset) for part in parts] == [(n, 7) for n in range(60)]
+        assert len(made_in) == 2
+        assert threading.get_ident() not in made_in
+        monkeypatch.undo()
+        few = await wire.ask(ApiKey.OFFSET_FETCH, 9, request([0]))
+        assert [part.committed_offset for part in few.groups[0].topics[0].partitions] == [8]
+        wire.close()
+
+
+async def test_metadata_of_many_partitions_is_made_by_a_thread_and_is_of_one_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "MADE_IN_LOOP", 40)
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire, other = await Wire.to(server.bootstrap), await Wire.to(server.bootstrap)
+        assert await wire.create("wide", 60) == ErrorCode.NONE
+        loop = asyncio.get_running_loop()
+        made_in: list[int] = []
+        response = cluster._response
+
+        def making(*arguments: object) -> object:
+            made_in.append(threading.get_ident())
+            if len(made_in) <= 2:
+                created = other.create(f"late-{len(made_in)}")
+                assert asyncio.run_coroutine_threadsafe(created, loop).result(10) == ErrorCode.NONE
+            return response(*arguments)  # type: ignore[arg-type]  # passed on
+
+        monkeypatch.setattr(cluster, "_response", making)
+        everything = await wire.ask(ApiKey.METADATA, 9, MetadataRequest(topics=None))
+        named = await wire.ask(ApiKey.METADATA, 9, MetadataRequest(topics=[MetadataRequestTopic(name="wide")]))
+        again = await wire.ask(ApiKey.METADATA, 9, MetadataRequest(topics=None))
+        assert [topic.name for topic in everything.topics] == ["wide"]
+        assert [topic.name for topic in again.topics] == ["late-1", "late-2", "wide"]
+        for answer in (everything, named):
+            assert [part.partition_index for part in answer.topics[0].partitions] == list(range(60))
+        assert len(made_in) == 3
+        assert threading.get_ident() not in made_in
+        wire.close()
+        other.close()
+
+
+async def test_a_large_topic_is_decided_by_a_thread_and_loses_no_other_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "DECIDED_IN_LOOP", 40)
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire, other = await Wire.to(server.bootstrap), await Wire.to(server.bootstrap)
+        loop = asyncio.get_running_loop()
+        decided_in: list[int] = []
+        create = topics._create
+
+        def creating(topic: CreatableTopic, controller: Controller, *, is_written: bool) -> object:
+            if topic.num_partitions > 1:
+                decided_in.append(threading.get_ident())
+                if len(decided_in) <= overtaken:
+                    created = other.create(f"{topic.name}-{len(decided_in)}")
+                    assert asyncio.run_coroutine_threadsafe(created, loop).result(10) == ErrorCode.NONE
+            return create(topic, controller, is_written=is_written)
+
+        monkeypatch.setattr(topics, "_create", creating)
+        overtaken = 0
+        codes = await asyncio.gather(wire.create("wide", 60), other.create("wide", 60))
+        assert sorted(codes) == [ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS]
+        assert threading.get_ident() not in decided_in
+        decided_in.clear()
+        overtaken = metadata_log.DRAFTS
+        assert await wire.create("late", 60) == ErrorCode.NONE
+        assert [thread == threading.get_ident() for thread in decided_in] == [False] * metadata_log.DRAFTS + [True]
+        image = server.node.image
+        assert sorted(image.topics) == ["late", "late-1", "late-2", "late-3", "wide"]
+        assert server.node.controller.image.to_records() == image.to_records()
+        assert len(image.topics["wide"].partitions) == len(image.topics["late"].partitions) == 60
+        more = CreatePartitionsRequest(
+            topics=[CreatePartitionsTopic(name="wide", count=120, assignments=None)], timeout_ms=10_000
         )
+        assert (await wire.ask(ApiKey.CREATE_PARTITIONS, 3, more)).results[0].error_code == ErrorCode.NONE
+        assert len(server.node.image.topics["wide"].partitions) == len(server.node.replicas.topics["wide"]) == 120
+        wire.close()
+        other.close()
+
+
+async def test_a_checkpoint_of_many_logs_is_noted_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_directory, "CHECKPOINT_SLICE", 20)
+    async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
+        wire = await Wire.to(server.bootstrap)
+        assert await wire.create("wide", 61) == ErrorCode.NONE
+        assert await wire.produce("wide", [b"a", b"b"], 60) == (ErrorCode.NONE, 0)
+        noted: list[int] = []
+        formatted_in: set[int] = set()
+        prepare, format_offsets = PartitionLog.prepare_checkpoint, log_directory._format_offsets
         with counted_turns() as turns:
 
-            def noting(group_id: str, topic: str, partition: int) -> object:
-                looked_up.append(turns.count)
-                return lookup(group_id, topic, partition)
+            def noting(partition_log: PartitionLog) -> object:
+                noted.append(turns.count)
+                return prepare(partition_log)
 
-            shard.committed = noting  # type: ignore[assignment,misc]  # as above
-            answer = await wire.ask(ApiKey.OFFSET_FETCH, 9, request)
-            assert turns.count >= looked_up[0] + 200 // 40, "the answers are made in slices"
-        assert len(set(looked_up)) == 1, "the offsets are of one moment"
-        parts = answer.groups[0].topics[0].partitions
-        assert [(part.partition_index, part.committed_offset) for part in parts] == [(n, 7) for n in range(200)]
+            def formatting(table: dict[TopicPartition, int]) -> bytes:
+                formatted_in.add(threading.get_ident())
+                return format_offsets(table)
+
+            monkeypatch.setattr(PartitionLog, "prepare_checkpoint", noting)
+            monkeypatch.setattr(log_directory, "_format_offsets", formatting)
+            await server.node.checkpoint()
+        assert len(noted) == 61
+        assert max(noted.count(turn) for turn in noted) == 20
+        assert threading.get_ident() not in formatted_in
+        lines = (tmp_path / "recovery-point-offset-checkpoint").read_text().splitlines()
+        assert "wide 60 2" in lines
+        assert sum(line.startswith("wide ") for line in lines) == 61
         wire.close()
 
 
@@ -412,7 +546,18 @@ async def test_a_commit_of_many_offsets_is_prepared_by_a_thread_and_is_one_batch
         count = offsets.PREPARED_IN_THREAD + 1
         await with_committed_offsets(wire, 3)
         prepared_in: set[int] = set()
-        prepare = CommittedOffsets.prepare
+        answered_in: set[int] = set()
+        prepare, respond = CommittedOffsets.prepare, group_offsets.commit_response
+
+        def answering(*arguments: object) -> object:
+            answered_in.add(threading.get_ident())
+            return respond(*arguments)  # type: ignore[arg-type]  # passed on
+
+        def replaying(*_: object) -> None:
+            raise AssertionError("the loop replays the records one by one")
+
+        monkeypatch.setattr(group_offsets, "commit_response", answering)
+        monkeypatch.setattr(CommittedOffsets, "replay", replaying)
 
         def noting(*arguments: object, **options: object) -> object:
             prepared_in.add(threading.get_ident())
@@ -436,6 +581,7 @@ async def test_a_commit_of_many_offsets_is_prepared_by_a_thread_and_is_one_batch
         codes = [part.error_code for part in answer.topics[0].partitions]
         assert codes == [ErrorCode.NONE] * count + [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
         assert len(prepared_in) == 1
+        assert prepared_in == answered_in
         assert threading.get_ident() not in prepared_in
         found = driver.shard.all_committed("g")
         assert {where: entry.offset for where, entry in found.items() if where[0] == "wider"} == {
@@ -446,7 +592,9 @@ async def test_a_commit_of_many_offsets_is_prepared_by_a_thread_and_is_one_batch
         wire.close()
 
 
-async def test_the_end_of_a_rebalance_answers_its_members_in_several_turns(tmp_path: Path) -> None:
+async def test_the_end_of_a_rebalance_answers_its_members_in_several_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with server_on(UnsyncedDisk(), str(tmp_path)) as server:
         wire = await Wire.to(server.bootstrap)
         await with_committed_offsets(wire, 1)
@@ -467,15 +615,29 @@ async def test_the_end_of_a_rebalance_answers_its_members_in_several_turns(tmp_p
                     assert code is ErrorCode.UNKNOWN_SERVER_ERROR
                     assert self.number == 7
 
+            logged: list[tuple[int, int]] = []
+
+            class Lines:
+                @staticmethod
+                def info(name: str, *, number: int) -> None:
+                    assert name == "member_removed"
+                    logged.append((turns.count, number))
+
+                exception = staticmethod(shard_driver.log.exception)
+
+            monkeypatch.setattr(shard_driver, "log", Lines)
             outcome = Outcome()
             count = 3 * REPLIES_AT_ONCE + 1
+            outcome.log_events = [("member_removed", {"number": number}) for number in range(count)]
             for number in range(count):
                 outcome.reply(Member(number), HeartbeatResponse())
             assert driver.run(outcome) is ErrorCode.NONE
-            await until(lambda: len(answered) == count)
+            await until(lambda: len(answered) == len(logged) == count)
         assert [number for _, number in answered] == list(range(count))
         in_turns = Counter(turn for turn, _ in answered)
         assert sorted(in_turns.values(), reverse=True) == [REPLIES_AT_ONCE] * 3 + [1]
+        assert [number for _, number in logged] == list(range(count))
+        assert max(Counter(turn for turn, _ in logged).values()) == shard_driver.LOGGED_AT_ONCE
         wire.close()
 
 

@@ -14,6 +14,7 @@ import pytest
 from hailbus_broker.log import Isolation, LogConfig, PartitionLog, StorageError
 from hailbus_broker.records import iterate_batches, iterate_records
 from hailbus_broker.runtime.disk import RealDisk
+from hailbus_broker.testing.broker import UnsyncedDisk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,12 +98,14 @@ def test_a_full_disk_ends_appends_and_keeps_what_was_acked(tmp_path: Path) -> No
     check_whole(log, int(acks[-1]))
 
 
-def test_errors_of_the_system_name_the_file_and_what_was_tried(tmp_path: Path) -> None:
-    disk = RealDisk()
+@pytest.mark.parametrize("disk", [RealDisk(), UnsyncedDisk()], ids=["real", "unsynced"])
+def test_errors_of_the_system_name_the_file_and_what_was_tried(tmp_path: Path, disk: RealDisk) -> None:
     with pytest.raises(StorageError, match=r"cannot open \(No such file or directory\): .*missing"):
         disk.open(str(tmp_path / "missing"))
     assert disk.read_bytes(str(tmp_path / "missing")) is None
     assert disk.list(str(tmp_path / "missing")) == []
+    with pytest.raises(StorageError, match=r"cannot write \(No such file or directory\): .*state"):
+        disk.write_whole(str(tmp_path / "missing" / "state"), b"x")
     disk.remove(str(tmp_path / "missing"))
 
 

@@ -33,7 +33,7 @@ async def change(broker: RunningBroker, *topics: str) -> None:
     await node.write_metadata(
         node.controller.alter_configs(ResourceType.GROUP, "g", {"consumer.session.timeout.ms": "50000"})
     )
-    await node.reserve_producer_id()
+    await node.producer_ids.reserve()
 
 
 def without_registration(image: MetadataImage) -> list[Message]:
@@ -155,7 +155,7 @@ async def test_dump_metadata_begins_with_the_snapshot(tmp_path: Path, capsys: py
 
 def test_a_snapshot_without_its_end_is_none() -> None:
     image = MetadataImage()
-    data = encode_snapshot(image.to_records(), timestamp=5)
+    data = encode_snapshot(image.to_records(), timestamp=5, now_ms=5)
     assert len(decode_snapshot(data)) == len(image.to_records())
     for cut in range(1, len(data)):
         with pytest.raises(CorruptBatchError):

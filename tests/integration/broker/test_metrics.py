@@ -64,6 +64,8 @@ async def test_requests_logs_groups_and_rebalances_are_counted() -> None:
             size = led(broker.node, "rides").log.size_bytes()
             assert one("hailbus_broker_log_size_bytes", topic="rides") == size
             assert one("hailbus_broker_under_replicated_partitions") == 0
+            assert one("hailbus_broker_active_controller") == 1
+            assert one("hailbus_broker_leader_partitions") == len(list(broker.node.replicas.leaders()))
             assert one("hailbus_broker_offline_log_directories") == 0
             assert one("hailbus_broker_groups", type="Classic", state="Stable") == 1
             assert one("kafka_consumergroup_members", consumergroup="surge") == 1

@@ -2,16 +2,19 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import uvicorn
 from dashboard.config import Settings
 from dashboard.main import create_app
-from hailbus import Bus, Publisher, Service
+from hailbus import BrokerUnreachableError, Bus, Publisher, Service, TopicPartition
+from hailbus._transport import BrokerDescription, ClusterDescription, TopicDescription
+from hailbus.testing import MemoryBus
+from hailbus.testing.memory import MemoryAdmin
 from ride_events import CATALOGUE, LatLng, Money
 from ride_events.drivers import DriverBecameBusy, DriverWentOnline
 from ride_events.payments import PaymentAuthorised, PaymentCaptured
@@ -163,6 +166,61 @@ async def story(bus: Bus) -> AsyncIterator[Story]:
     publisher = booking.publishes(CATALOGUE)
     async with booking.running():
         yield Story(publisher=publisher)
+
+
+class BusOfThree(MemoryBus):
+    """A bus in memory that describes itself as three brokers, of which some may be away.
+
+    Attributes:
+        away: Ids of fenced brokers. The others take over what they led.
+        behind: Ids of brokers that serve but are not in sync.
+        has_silent_leader: Whether a leader does not answer, so that nobody can tell the ends of all logs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away: frozenset[int] = frozenset()
+        self.behind: frozenset[int] = frozenset()
+        self.has_silent_leader = False
+
+    def admin(self, *, client_id: str) -> "AdminOfThree":
+        return AdminOfThree(self)
+
+
+class AdminOfThree(MemoryAdmin):
+    """See `BusOfThree`."""
+
+    def __init__(self, bus: BusOfThree) -> None:
+        super().__init__(bus)
+        self._three = bus
+
+    async def cluster(self) -> ClusterDescription:
+        away = self._three.away
+        brokers = [
+            BrokerDescription(node_id=node, host=f"broker-{node}", port=9092, rack=None, is_fenced=node in away)
+            for node in (1, 2, 3)
+        ]
+        controller = min({1, 2, 3} - away, default=None)
+        return ClusterDescription(cluster_id="c", controller_id=controller, voter_ids=(1, 2, 3), brokers=tuple(brokers))
+
+    async def end_offsets(self, topics: Sequence[str]) -> Mapping[TopicPartition, int]:
+        if self._three.has_silent_leader:
+            raise BrokerUnreachableError(bootstrap="broker-1:9092", waited_s=4)
+        return await super().end_offsets(topics)
+
+    async def describe(self, topics: Sequence[str] | None = None) -> Mapping[str, TopicDescription]:
+        away, behind = self._three.away, self._three.behind
+        isr = tuple(node for node in (1, 2, 3) if node not in away | behind)
+        return {
+            name: replace(
+                found,
+                replication_factor=3,
+                leaders={number: isr[number % len(isr)] if isr else -1 for number in found.leaders},
+                replicas=dict.fromkeys(found.leaders, (1, 2, 3)),
+                isr=dict.fromkeys(found.leaders, isr),
+            )
+            for name, found in (await super().describe(topics)).items()
+        }
 
 
 class _Server(uvicorn.Server):

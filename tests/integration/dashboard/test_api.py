@@ -18,7 +18,7 @@ from hailbus.settings import read_settings
 from hailbus.testing import MemoryBus
 from ride_events.rides import RideRequested
 
-from tests.integration.dashboard.city import HOT, page, story
+from tests.integration.dashboard.city import HOT, BusOfThree, page, story
 from tests.support import free_port
 
 
@@ -75,6 +75,39 @@ async def test_state_tells_the_city_from_the_start_of_the_log() -> None:
             assert state["drivers"] == [3, 2]
             assert state["recommendations"]["recent"][0]["options"] == [{"name": "Crown Heights North", "score": 0.31}]
             assert state["broker"][0] == "up"
+
+
+async def test_the_cluster_is_described_with_its_leaders_and_in_sync_replicas() -> None:
+    bus = BusOfThree()
+    async with story(bus) as tell, client_of(bus) as client:
+        await tell.ride("one")
+
+        def rides(found: Any) -> Any:
+            return dict(found["cluster"]["topics"])["rides.v1"] if found["cluster"] else []
+
+        found = await until(lambda: get(client, "/api/cluster"), lambda found: bool(rides(found)))
+        assert rides(found)[:3] == [
+            [0, 1, [1, 2, 3], [1, 2, 3]],
+            [1, 2, [1, 2, 3], [1, 2, 3]],
+            [2, 3, *[[1, 2, 3]] * 2],
+        ]
+        assert found["cluster"]["controller"] == 1
+        assert [broker["address"] for broker in found["cluster"]["brokers"]] == [f"broker-{n}:9092" for n in (1, 2, 3)]
+        assert found["age_s"] < 15
+        bus.away = frozenset({1})
+        found = await until(lambda: get(client, "/api/cluster"), lambda found: not found["cluster"]["brokers"][0]["up"])
+        assert rides(found)[0] == [0, 2, [1, 2, 3], [2, 3]]
+        assert found["cluster"]["controller"] == 2
+        state = await get(client, "/api/state")
+        assert state["cluster"] == found["cluster"]
+
+
+async def test_one_broker_is_a_cluster_too() -> None:
+    bus = MemoryBus()
+    async with story(bus), client_of(bus) as client:
+        found = await until(lambda: get(client, "/api/cluster"), lambda found: found["cluster"] is not None)
+        (broker,) = found["cluster"]["brokers"]
+        assert (broker["up"], broker["controller"], broker["replicas"]) == (True, True, broker["in_sync"])
 
 
 async def test_the_stream_sends_everything_once_and_then_what_changed() -> None:

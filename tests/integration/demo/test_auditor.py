@@ -59,7 +59,7 @@ async def test_a_record_that_is_no_event_turns_a_line_red_and_the_process_ends_w
             Sources(bootstrap=broker.bootstrap, databases={}, consumers=(), book=lambda: book),
             serves=lambda: True,
             keeps_up=lambda: True,
-            broker_life=lambda: 1,
+            broker_life=lambda: (1,),
             take=seen.rounds.put_nowait,
         )
         auditor.start()
@@ -152,7 +152,7 @@ async def test_an_auditor_that_begins_names_altered_bytes_before_it_has_read_eve
             run.sources(broker.bootstrap),
             serves=lambda: True,
             keeps_up=lambda: False,  # no calm second: a grace period would never end
-            broker_life=lambda: 1,
+            broker_life=lambda: (1,),
             take=seen.rounds.put_nowait,
         )
         auditor.start()

@@ -13,6 +13,8 @@ from hailbus import ConfigurationError
 from hailbus.cli.new import write_project
 from hailbus_devtools.release import PYTHONS, Environment, build, pins
 
+from tests.support import mypy_cache
+
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
@@ -51,7 +53,7 @@ def test_the_commands_of_its_ci_file_pass(environment: Environment, tmp_path: Pa
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
             cwd=project,
-            env=variables | {"UV_PYTHON": sys.executable},
+            env=variables | {"UV_PYTHON": sys.executable, "MYPY_CACHE_DIR": str(mypy_cache("new-service"))},
             capture_output=True,
             text=True,
             check=False,

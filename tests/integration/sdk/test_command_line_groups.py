@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
 from hailbus.cli import app
 from hailbus_broker.testing import ApiKey, ErrorCode, Fault, ThreadedBroker
@@ -108,8 +108,24 @@ def test_topics_are_placed_and_filtered(hailbus: Command, topic: str) -> None:
         hailbus("topics", "--delete", "--topic", placed)
 
 
+def until_coordinated(bootstrap: str, group: str) -> None:
+    """Wait until a group's coordinator has loaded: a broker that has just started may, and aiokafka gives up then."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(30)
+        except KafkaException as error:
+            if not error.args[0].retriable() or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
 def test_a_group_is_described_moved_and_forgotten(hailbus: Command, cluster: Cluster, topic: str) -> None:
     group = f"group-{topic}"
+    until_coordinated(cluster.bootstrap, group)
 
     async def consume() -> None:
         async with (

@@ -13,6 +13,7 @@ from typing import Protocol
 import httpx
 import pytest
 from opentelemetry import trace
+from sqlalchemy import Engine
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -176,13 +177,17 @@ async def test_example_of_a_guide_runs(
     monkeypatch.chdir(tmp_path)
     # A provider can be set once in a process, and would count for all tests after this one.
     monkeypatch.setattr(trace, "set_tracer_provider", lambda provider: None)
-    names = {"__name__": f"example_of_{re.sub(r'[^a-z]', '_', guide.lower())}"}
-    for part in (SHOP, BEFORE.get(guide, ""), example):
-        # Examples await at their top level, as in a notebook.
-        code = compile(part, f"{guide}.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        running = eval(code, names)  # noqa: S307 our own pages
-        if running is not None:
-            await running
+    names: dict[str, object] = {"__name__": f"example_of_{re.sub(r'[^a-z]', '_', guide.lower())}"}
+    try:
+        for part in (SHOP, BEFORE.get(guide, ""), example):
+            # Examples await at their top level, as in a notebook.
+            code = compile(part, f"{guide}.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            running = eval(code, names)  # noqa: S307 our own pages
+            if running is not None:
+                await running
+    finally:
+        for engine in [value for value in names.values() if isinstance(value, Engine)]:
+            engine.dispose()  # a program keeps its engine until it ends
 
 
 def test_guides_exist_where_the_readme_says() -> None:

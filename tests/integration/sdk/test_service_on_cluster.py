@@ -118,6 +118,17 @@ async def test_start_when_topics_exist_and_mismatch_is_said(cluster: Cluster, cl
         assert svc.is_running
 
 
+async def test_the_cluster_names_its_brokers_and_its_controller(cluster: Cluster) -> None:
+    async with ClusterAdmin(cluster.bootstrap) as admin:
+        found = await admin.cluster()
+    assert found.cluster_id
+    assert cluster.bootstrap in {
+        f"{broker.host}:{broker.port}".replace("localhost", "127.0.0.1") for broker in found.brokers
+    }
+    assert not any(broker.is_fenced for broker in found.brokers)
+    assert found.controller_id in found.voter_ids
+
+
 async def test_unreachable_bootstrap_is_named(client: ClientName) -> None:
     svc = Service("nowhere")
     svc.publishes(language("nowhere")[1])

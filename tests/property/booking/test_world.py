@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import h3
+import pytest
 from booking.app.cancel_ride import CancelRide
 from booking.app.change_destination import ChangeDestination
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
@@ -24,6 +25,7 @@ from booking.domain.ride import TERMINAL, PaymentState, Ride, RideState
 from hailbus import event_info
 from hypothesis import given, settings, target
 from hypothesis import strategies as st
+from ride_events.payments import PaymentAuthorised, PaymentCaptured, PaymentEvent, PaymentRefunded
 from ride_events.timers import TimerElapsed
 
 START = datetime(2014, 5, 1, 8, tzinfo=UTC)
@@ -151,7 +153,7 @@ def command_of(move: Move, number: int, stored: Stored, quotes: list[str], rides
         case "start":
             return StartRide(ride_id=ride_id, driver_id=by)
         case "complete":
-            return CompleteRide(ride_id=ride_id, driver_id=by, distance_m=1_000, duration_s=300)
+            return CompleteRide(ride_id=ride_id, driver_id=by, distance_m=1_000)
         case "rider_cancels":
             return CancelRide(ride_id=ride_id, by="rider", reason="late")
         case "driver_cancels":
@@ -232,27 +234,38 @@ def test_books_agree_whatever_happens(moves: list[Move]) -> None:
     target(float(max((ride.seq for ride in stored.rides.values()), default=0)), label="events of a ride")
 
 
+def check_money(ride: Ride, told: list[PaymentEvent]) -> None:
+    assert [event.seq for event in told] == list(range(1, ride.payment_seq + 1))
+    reserved = [event for event in told if isinstance(event, PaymentAuthorised)]
+    assert told[: len(reserved)] == reserved
+    assert sum(event.amount.amount_minor for event in reserved) == ride.authorised_minor >= ride.fare_minor
+    match ride.payment, told[len(reserved) :]:
+        case PaymentState.AUTHORISED, []:
+            pass
+        case PaymentState.CAPTURED, [PaymentCaptured() as end]:
+            assert end.amount.amount_minor == ride.fare_minor
+        case PaymentState.REFUNDED, [PaymentRefunded() as end]:
+            assert end.amount.amount_minor == ride.authorised_minor
+        case state, rest:
+            pytest.fail(f"{ride.ride_id} is {state} and its payments end with {rest}")
+
+
 def check_books(stored: Stored) -> None:
     seqs: dict[str, list[int]] = defaultdict(list)
-    payments: dict[str, list[str]] = defaultdict(list)
+    payments: dict[str, list[PaymentEvent]] = defaultdict(list)
     ids: set[str] = set()
     for item in stored.outgoing:
         assert item.id not in ids
         ids.add(item.id)
         kind = event_info(item.event).type
-        if kind.startswith("payment."):
-            payments[getattr(item.event, "ride_id")].append(kind)  # noqa: B009 mypy knows no seq on Event events of one kind have it
+        if isinstance(item.event, PaymentEvent):
+            payments[item.event.ride_id].append(item.event)
         else:
             subject = getattr(item.event, event_info(item.event).key_field or "")
             seqs[f"{kind.partition('.')[0]}/{subject}"].append(getattr(item.event, "seq"))  # noqa: B009 mypy knows no seq on Event
     for ride in stored.rides.values():
         assert seqs[f"ride/{ride.ride_id}"] == list(range(1, ride.seq + 1))
-        expected = {
-            PaymentState.AUTHORISED: ["payment.authorised"],
-            PaymentState.CAPTURED: ["payment.authorised", "payment.captured"],
-            PaymentState.REFUNDED: ["payment.authorised", "payment.refunded"],
-        }
-        assert payments[ride.ride_id] == expected[ride.payment]
+        check_money(ride, payments[ride.ride_id])
         assert (ride.payment is PaymentState.CAPTURED) == (ride.state is RideState.COMPLETED)
         assert (ride.payment is PaymentState.AUTHORISED) == (ride.state not in TERMINAL)
         assert len(ride.declined) <= 3

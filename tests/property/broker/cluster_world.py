@@ -7,9 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hailbus_broker.cluster.controller import Controller
-from hailbus_broker.cluster.features import ELR_VERSION
+from hailbus_broker.cluster.features import ELR_VERSION, METADATA_VERSION
 from hailbus_broker.cluster.metadata.image import LeaderRecovery, MetadataImage, PartitionState, ResourceType
-from hailbus_broker.cluster.metadata.records import decode_record, encode_record
+from hailbus_broker.cluster.metadata.records import METADATA_LEVEL, decode_record, encode_record
 from hailbus_broker.cluster.options import BrokerConfig
 from hailbus_broker.protocol.definitions import (
     alter_partition_reassignments_request,
@@ -121,6 +121,9 @@ class World:
             listeners=[broker_registration_request.Listener(name="CLIENT", host="h", port=broker_id)],
             features=[
                 broker_registration_request.Feature(name=ELR_VERSION, max_supported_version=1),
+                broker_registration_request.Feature(
+                    name=METADATA_VERSION, min_supported_version=METADATA_LEVEL, max_supported_version=METADATA_LEVEL
+                ),
             ],
             rack=RACKS[broker_id],
             log_dirs=[bytes([broker_id, number] + [7] * 14) for number in range(2)],

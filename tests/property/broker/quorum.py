@@ -23,17 +23,21 @@ from hailbus_broker.cluster.raft.effects import (
 from hailbus_broker.cluster.raft.election_state import ElectionState
 from hailbus_broker.cluster.raft.leader import Leader
 from hailbus_broker.cluster.raft.messages import (
+    AddVoterRequest,
     FetchResponse,
     FetchSnapshotResponse,
     LogPosition,
+    RemoveVoterRequest,
     Request,
     Response,
+    VoterChangeResponse,
     VoteResponse,
 )
 from hailbus_broker.cluster.raft.quorum import Quorum
 from hailbus_broker.cluster.raft.raft import Raft
 from hailbus_broker.cluster.raft.settings import RaftSettings
 from hailbus_broker.cluster.raft.voters import Endpoint, ReplicaKey, Voter, VoterHistory, VoterSet
+from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import CorruptBatchError
 
 if TYPE_CHECKING:
@@ -44,7 +48,16 @@ CHUNK = 4
 REQUEST_TIMEOUT_MS = 1_000
 
 Entry = tuple[int, Any]
-"""An epoch, and what was written: a string for the leader's own record, a number for a client's, voters."""
+"""An epoch, and what was written: a string for the leader's own record, a number for a client's, voters, a level."""
+
+
+class Level(int):
+    """A record with a level of `kraft.version`."""
+
+
+def changes_in(entries: Sequence[Entry], offset: int) -> list[tuple[int, VoterSet | int]]:
+    """What entries from an offset on say about the quorum."""
+    return [(offset + index, what) for index, (_, what) in enumerate(entries) if isinstance(what, (VoterSet, Level))]
 
 
 class ModelLog:
@@ -78,10 +91,12 @@ class ModelLog:
 
     def append_start_of_epoch(self, epoch: int, *, leader_id: int, voters: VoterSet, granting: Sequence[int]) -> None:
         assert leader_id in granting
-        assert len(granting) >= voters.majority
+        assert len(set(granting) & set(voters.ids)) >= voters.majority
         self.append(epoch, f"leader {leader_id}")
 
-    def append_voters(self, epoch: int, voters: VoterSet) -> int:
+    def append_voters(self, epoch: int, voters: VoterSet, *, level: int | None = None) -> int:
+        if level is not None:
+            self.append(epoch, Level(level))
         return self.append(epoch, voters)
 
     def read(self, offset: int, count: int) -> bytes:
@@ -94,7 +109,7 @@ class ModelLog:
         if offset != self.end.end_offset:
             raise CorruptBatchError(f"records from {offset} on do not follow {self.end.end_offset}")
         self.entries += entries
-        return [(offset + index, what) for index, (_, what) in enumerate(entries) if isinstance(what, VoterSet)]
+        return changes_in(entries, offset)
 
     def truncate_to(self, end_offset: int) -> None:
         del self.entries[end_offset - self.start_offset :]
@@ -119,7 +134,8 @@ class Node:
         self.world = world
         self.node_id = node_id
         self.key = ReplicaKey(node_id, bytes([node_id]) * 16)
-        self.endpoints = (Endpoint("CONTROLLER", "node", node_id),)
+        self.endpoints: tuple[Endpoint, ...] = (Endpoint("CONTROLLER", "node", node_id),)
+        self.is_formatted = False
         self.disk = Disk()
         self.life = 0
         self.raft: Raft | None = None
@@ -135,13 +151,18 @@ class Node:
         self.is_syncing = False
         self.tick_ms: int | None = None
         self.tokens: dict[int, Callable[[Response], None]] = {}
+        history = VoterHistory(VoterSet([]) if self.world.is_dynamic else self.world.voters)
+        if self.is_formatted:
+            history.learn([(-1, 1), (-1, self.world.voters)])
+        history.learn(changes_in(self.disk.prefix, 0))
+        history.learn(changes_in(self.disk.entries, self.disk.start_offset))
         self.raft = Raft(
             Quorum(
                 replica=self.key,
                 cluster_id=CLUSTER_ID,
                 log=self.log,
                 state=self.disk.state,
-                history=VoterHistory(self.world.voters),
+                history=history,
                 settings=self.world.settings,
                 chance=random.Random(self.world.chance.random()),
                 endpoints=self.endpoints,
@@ -156,6 +177,11 @@ class Node:
     def crash(self) -> None:
         self.life += 1
         self.raft = None
+
+    def lose_directory(self) -> None:
+        """Come back with an empty disk, as another replica."""
+        self.key = ReplicaKey(self.node_id, random.Random(self.world.chance.random()).randbytes(16))
+        self.disk, self.is_formatted = Disk(), False
 
     def carry_out(self) -> None:
         """Do the effects in order, sync the log, and wait for the next deadline."""
@@ -235,9 +261,8 @@ class Node:
                 disk = self.disk
                 disk.prefix, disk.snapshot, disk.start_offset, disk.entries = prefix, effect.snapshot, len(prefix), []
                 self.log.__init__(disk)  # type: ignore[misc]  # the object stays, as others refer to it
-                changes = [(offset, what) for offset, (_, what) in enumerate(prefix) if isinstance(what, VoterSet)]
                 world.counts["snapshot installed"] += 1
-                raft.snapshot_installed(effect.snapshot, changes, world.now_ms)
+                raft.snapshot_installed(effect.snapshot, changes_in(prefix, 0), world.now_ms)
                 self.effects += raft.take_effects()
             case Follows():
                 pass
@@ -246,7 +271,11 @@ class Node:
         raft, response, world = self.raft, effect.response, self.world
         assert raft is not None
         assert isinstance(effect.token, int)
-        answer = self.tokens.pop(effect.token)
+        answer = self.tokens.pop(effect.token, None)
+        if answer is None:
+            assert isinstance(response, VoterChangeResponse)
+            world.changed(self, effect.token, response)
+            return
         if (
             isinstance(response, VoteResponse)
             and response.is_granted
@@ -291,7 +320,8 @@ class Node:
 class World:
     """The nodes, the network between them, time, and what must never happen."""
 
-    def __init__(self, seed: int, *, voters: int, observers: int = 0) -> None:
+    def __init__(self, seed: int, *, voters: int, observers: int = 0, is_dynamic: bool = False) -> None:
+        self.is_dynamic = is_dynamic
         self.chance = random.Random(seed)
         # With short timeouts there are many elections; without an order among the voters votes are split.
         is_fast = self.chance.random() < 0.6
@@ -299,6 +329,8 @@ class World:
             fetch_timeout_ms=200 if is_fast else 2_000,
             election_timeout_ms=100 if is_fast else 1_000,
             suspicion_stagger_ms=self.chance.choice((0, 10, 100)),
+            voter_change_timeout_ms=3_000,
+            auto_join=is_dynamic and self.chance.random() < 0.2,
         )
         self.records_per_fetch = self.chance.choice((1, 2, 7))
         self.now_ms = 1_000
@@ -308,6 +340,10 @@ class World:
         self.voters = VoterSet(
             Voter(node.key, node.endpoints) for node in self.nodes.values() if node.node_id <= voters
         )
+        for node in self.nodes.values():
+            node.is_formatted = is_dynamic and node.node_id <= voters
+        self.changes: dict[int, str] = {}
+        self.committed_voters = self.voters
         self.cuts: set[tuple[int, int]] = set()
         self.loss = 0.0
         self.crash_after_vote = 0.1
@@ -316,7 +352,7 @@ class World:
         self.committed: list[Entry] = []
         self.committed_in: list[int] = []
         self.leaders: dict[int, int] = {}
-        self.votes: dict[tuple[int, int], int] = {}
+        self.votes: dict[tuple[ReplicaKey, int], int] = {}
         self.acknowledged: dict[int, Entry] = {}
         self.waiting: list[tuple[int, int, int, Entry]] = []
         self._last_value = 0
@@ -404,6 +440,53 @@ class World:
                 raft.appended(self.now_ms)
                 node.carry_out()
 
+    def change_voters(self, node: Node) -> None:
+        """Ask every node that thinks it leads to add a node as a voter, or to remove it."""
+        for leader in self.running:
+            raft = leader.raft
+            assert raft is not None
+            if not isinstance(raft.quorum.role, Leader):
+                continue
+            known = raft.quorum.voters.get(node.node_id)
+            request: Request
+            if known is not None:
+                request = RemoveVoterRequest(cluster_id=CLUSTER_ID, voter=known.key)
+                what = "remove leader" if leader is node else "remove"
+            else:
+                request = AddVoterRequest(
+                    cluster_id=CLUSTER_ID,
+                    voter=node.key,
+                    endpoints=node.endpoints,
+                    timeout_ms=self.chance.choice((100, 3_000)),
+                    ack_when_committed=self.chance.random() < 0.8,
+                )
+                what = "add" if request.ack_when_committed else "add without waiting"
+            self._count += 1
+            self.changes[self._count] = what
+            raft.request(request, self._count, self.now_ms)
+            leader.carry_out()
+
+    def changed(self, node: Node, token: int, response: VoterChangeResponse) -> None:
+        """A change of the voters was answered."""
+        what = self.changes.pop(token)
+        self.counts[f"{what}: {response.error.name}"] += 1
+        if response.error is ErrorCode.NONE and what in {"add", "remove", "remove leader"}:
+            assert node.raft is not None
+            committed = [entry for _, entry in self.committed if isinstance(entry, VoterSet)]
+            assert node.raft.quorum.voters in committed, f"{what} was answered before its commit"
+
+    def lose_directory(self, node: Node) -> None:
+        """Take the disk of a node away that no node takes for a voter."""
+        voters = [self.committed_voters]
+        voters += [other.raft.quorum.voters for other in self.running if other.raft is not None]
+        for other in self.nodes.values():
+            voters += [what for _, what in other.disk.entries if isinstance(what, VoterSet)]
+        if not any(node.node_id in known.ids for known in voters):
+            node.crash()
+            node.lose_directory()
+            self.counts["directory lost"] += 1
+            node.start()
+
     def heal(self) -> None:
         self.cuts.clear()
         self.loss = self.crash_after_vote = 0.0
@@ -418,7 +501,7 @@ class World:
         before = node.disk.state
         assert state.epoch >= before.epoch, (node.node_id, before, state)
         if state.voted is not None:
-            first = self.votes.setdefault((node.node_id, state.epoch), state.voted.node_id)
+            first = self.votes.setdefault((node.key, state.epoch), state.voted.node_id)
             assert first == state.voted.node_id, f"node {node.node_id} voted twice in epoch {state.epoch}"
 
     def check_leader(self, node: Node, effect: Leads) -> None:
@@ -439,13 +522,17 @@ class World:
                 self.committed.append(mine[offset])
                 assert node.raft is not None
                 self.committed_in.append(node.raft.quorum.epoch)
+                voters = node.raft.quorum.voters
                 copies = sum(
                     other.disk.start_offset + len(other.disk.entries) > offset
                     and (other.disk.prefix + other.disk.entries)[offset] == mine[offset]
                     for other in self.nodes.values()
-                    if self.voters.has(other.key)
+                    if voters.has(other.key)
                 )
-                assert copies >= self.voters.majority, f"offset {offset} is committed and on {copies} disks"
+                assert copies >= voters.majority, f"offset {offset} is committed and on {copies} disks of {voters}"
+                if isinstance(mine[offset][1], VoterSet):
+                    self.check_voters(mine[offset][1])
+        self.check_history(node)
         assert high_watermark >= node.applied
         node.applied = high_watermark
         for node_id, epoch, offset, entry in list(self.waiting):
@@ -458,6 +545,21 @@ class World:
                 self.acknowledged[offset] = entry
                 self.waiting.remove((node_id, epoch, offset, entry))
 
+    def check_history(self, node: Node) -> None:
+        """A replica knows the voters that its own log names last."""
+        assert node.raft is not None
+        named = [what for _, what in node.disk.prefix[: node.log.start_offset] if isinstance(what, VoterSet)]
+        named += [what for _, what in node.log.entries if isinstance(what, VoterSet)]
+        if named:
+            assert node.raft.quorum.voters == named[-1], f"node {node.node_id} has missed a change of the voters"
+
+    def check_voters(self, voters: VoterSet) -> None:
+        """One voter at a time, so that the majorities of two sets that follow each other overlap."""
+        before, after = ({voter.key for voter in known} for known in (self.committed_voters, voters))
+        assert len(before ^ after) <= 1, f"{before} and {after} differ by more than one voter"
+        self.committed_voters = voters
+        self.counts["voters committed"] += 1
+
     def check_end(self) -> None:
         """Everything works again, so a record is committed and reaches everybody; and none was lost on the way."""
         before, deadline_ms = len(self.committed), self.now_ms + 30_000
@@ -466,5 +568,12 @@ class World:
             if len(self.committed) == before:
                 self.write()
             self.run_until(self.now_ms + 200)
+        for node in self.running:
+            self.check_history(node)
+            assert node.raft is not None
+            voters = node.raft.quorum.voters
+            assert voters == self.committed_voters, f"node {node.node_id} has other voters than the others: {voters}"
+            if isinstance(node.raft.quorum.role, Leader):
+                assert node.raft.quorum.is_voter, f"node {node.node_id} leads, and was removed"
         for offset, entry in self.acknowledged.items():
             assert self.committed[offset] == entry, f"the acknowledged record at {offset} is lost"

@@ -23,6 +23,12 @@ def disturb(world: World, chance: random.Random) -> None:
     """One fault, or the end of some."""
     nodes = list(world.nodes.values())
     node = chance.choice(nodes)
+    if world.is_dynamic and chance.random() < 0.4:
+        if chance.random() < 0.8:
+            world.change_voters(node)
+        else:
+            world.lose_directory(node)
+        return
     match chance.choice(
         (
             "crash",
@@ -86,10 +92,12 @@ def disturb(world: World, chance: random.Random) -> None:
                 node.carry_out()
 
 
-def run(seed: int) -> World:
+def run(seed: int, *, is_dynamic: bool = False) -> World:
     """Disturb a quorum for twenty seconds of its time, then let it recover."""
     chance = random.Random(seed)
-    world = World(seed, voters=chance.choice((1, 2, 3, 3, 3, 5)), observers=chance.choice((0, 0, 1, 2)))
+    voters = chance.choice((1, 2, 3, 3, 3, 5))
+    observers = chance.choice((0, 0, 1, 2)) if not is_dynamic else chance.choice((1, 2, 3))
+    world = World(seed, voters=voters, observers=observers, is_dynamic=is_dynamic)
     world.start()
     end_ms = world.now_ms + 20_000
     while world.now_ms < end_ms:
@@ -114,6 +122,29 @@ def test_nothing_that_is_committed_is_lost(first: int) -> None:
             raise
         counts.update(world.counts, acknowledged=len(world.acknowledged))
     for what in ("crash", "cut", "leader", "snapshot taken", "snapshot installed", "acknowledged"):
+        assert counts[what] > 0, f"{what} was never reached, so nothing is shown about it: {counts}"
+
+
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_nothing_that_is_committed_is_lost_while_voters_come_and_go(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + 25):
+        try:
+            world = run(seed, is_dynamic=True)
+        except (AssertionError, RaftError) as error:
+            error.add_note(f"seed {seed}")
+            raise
+        counts.update(world.counts, acknowledged=len(world.acknowledged))
+    for what in (
+        "acknowledged",
+        "add: NONE",
+        "add: REQUEST_TIMED_OUT",
+        "remove: NONE",
+        "remove leader: NONE",
+        "directory lost",
+        "snapshot installed",
+        "voters committed",
+    ):
         assert counts[what] > 0, f"{what} was never reached, so nothing is shown about it: {counts}"
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import ClassVar
 
 import pytest
+from hailbus_broker.coordinators.group import assignors
 from hailbus_broker.coordinators.group.assignors import Assignment, assign_uniform
 
 TOPICS = [letter.encode() * 16 for letter in "ABCD"]
@@ -94,3 +95,15 @@ def test_the_cost_of_an_assignment_does_not_grow_with_members_times_partitions()
     assigned = assign_uniform(subscriptions, {TOPICS[0]: 5 * count}, {}, names)
     assert {len(assignment[TOPICS[0]]) for assignment in assigned.values()} == {5}
     assert Name.comparisons["<"] < 30 * 6 * count, "about the logarithm of the members for each partition, not all"
+
+
+def test_a_member_that_finds_nothing_free_costs_no_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A join to a large group is decided in one turn of the loop: what stays as it is must cost little."""
+    monkeypatch.setattr(assignors._Candidates, "_heap_of", lambda *_: pytest.fail("subscribers were compared"))
+    current: dict[str, Assignment] = {f"m{number}": {TOPICS[0]: frozenset({number})} for number in range(6)}
+    subscriptions = dict.fromkeys([*current, "new"], frozenset(TOPICS[:1]))
+    names = {member: member for member in subscriptions}
+    target = assign_uniform(subscriptions, {TOPICS[0]: 6}, current, names)
+    assert target.pop("new") == {}
+    assert list(target) == list(current)
+    assert all(target[member] is assignment for member, assignment in current.items())

@@ -4,7 +4,8 @@ import math
 
 import pytest
 from booking.domain.fare import Tariff
-from booking.domain.place import Place, drive_s, great_circle_m, route_m
+from booking.domain.place import Place, great_circle_m
+from booking.domain.roads import Roads
 
 
 def test_a_fare_is_base_way_and_time_times_the_multiplier_rounded_half_up() -> None:
@@ -47,11 +48,61 @@ def test_ways_are_estimated_from_the_great_circle() -> None:
     times_square = Place(lat=40.7580, lng=-73.9855, cell="")
     jfk = Place(lat=40.6413, lng=-73.7781, cell="")
     assert 21_700 < great_circle_m(times_square, jfk) < 21_900
-    assert route_m(times_square, jfk) == round(great_circle_m(times_square, jfk) * 1.35)
-    assert drive_s(5_000) == 1_000
+    assert Roads().way_m(times_square, jfk) == round(great_circle_m(times_square, jfk) * 1.35)
+    assert Roads().drive_s(5_000) == 1_000
     assert great_circle_m(jfk, jfk) == 0
 
 
 def test_a_quarter_of_a_meridian_is_a_quarter_of_the_circumference() -> None:
     equator, pole = Place(lat=0, lng=-74, cell=""), Place(lat=90, lng=-74, cell="")
     assert great_circle_m(equator, pole) == pytest.approx(6_371_000 * math.pi / 2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("quoted", "metered", "final"),
+    [
+        (2_000, 500, 2_000),
+        (2_000, 2_500, 2_000),
+        (2_000, 2_501, 2_501),
+        # A quarter of a short ride is less than 3.00.
+        (800, 1_100, 800),
+        (800, 1_101, 1_101),
+        (2_000, 4_000, 4_000),
+        (2_000, 99_999, 4_000),
+    ],
+)
+def test_a_quoted_fare_is_honoured_within_bounds(quoted: int, metered: int, final: int) -> None:
+    assert Tariff().final_minor(quoted_minor=quoted, metered_minor=metered) == final
+
+
+TIMES_SQUARE = Place(lat=40.7580, lng=-73.9855, cell="")
+JFK = Place(lat=40.6413, lng=-73.7781, cell="")
+
+
+def test_roads_approach_what_trips_say() -> None:
+    roads = Roads()
+    straight_m = great_circle_m(TIMES_SQUARE, JFK)
+    for _ in range(2_000):
+        roads = roads.learn(TIMES_SQUARE, JFK, driven_m=round(straight_m * 1.2), took_s=round(straight_m * 1.2 / 9))
+    assert roads.detour == pytest.approx(1.2, abs=0.02)
+    assert roads.speed_m_per_s == pytest.approx(9, abs=0.1)
+    assert roads.trips == 2_000
+
+
+def test_one_trip_moves_the_estimate_by_little() -> None:
+    roads = Roads().learn(TIMES_SQUARE, JFK, driven_m=round(great_circle_m(TIMES_SQUARE, JFK) * 2), took_s=3_000)
+    assert roads.detour == pytest.approx(1.35 + 0.65 / 51, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("driven_m", "took_s"),
+    [(900_000, 3_000), (10, 3_000), (29_000, 0), (29_000, 100), (29_000, 50_000)],
+)
+def test_a_trip_that_cannot_be_teaches_nothing(driven_m: int, took_s: int) -> None:
+    roads = Roads()
+    assert roads.learn(TIMES_SQUARE, JFK, driven_m=driven_m, took_s=took_s) is roads
+
+
+def test_a_short_trip_teaches_nothing() -> None:
+    roads = Roads()
+    assert roads.learn(JFK, JFK, driven_m=100, took_s=60) is roads

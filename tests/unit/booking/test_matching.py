@@ -39,6 +39,7 @@ def ride(ride_id: str, cell: str, *, waited_s: int = 0, declined: tuple[str, ...
         pickup=place(cell),
         dropoff=place(cell),
         passengers=1,
+        route_m=1,
         fare_minor=1,
         authorised_minor=1,
         multiplier=1.0,

@@ -9,6 +9,7 @@ from booking.adapters.streams.service import fault_of
 from booking.domain.errors import (
     DriverBusy,
     DriverOffline,
+    NoShowTooEarly,
     NotFound,
     NotYourRide,
     QuoteExpired,
@@ -28,6 +29,7 @@ def test_a_refusal_says_what_happened() -> None:
         QuoteTaken("q1", "r1"): "quote q1 was accepted before, as ride r1; ask for a new one",
         WrongState("r1", "completed", "be_matched"): "ride r1 is completed: it cannot be matched now",
         NotYourRide("r1", "d1"): "ride r1 is not with driver d1",
+        NoShowTooEarly("r1", NOW): "the rider of ride r1 has until 2014-05-01T08:00:00+00:00 to come",
         DriverBusy("d1", "r1"): "driver d1 is on ride r1; complete or cancel it first",
         DriverOffline("d1"): "driver d1 is offline; go online first",
     }

@@ -23,6 +23,7 @@ def ride(state: RideState = RideState.REQUESTED) -> Ride:
         pickup=HERE,
         dropoff=HERE,
         passengers=1,
+        route_m=1_000,
         fare_minor=1_000,
         authorised_minor=1_000,
         multiplier=1.0,
@@ -45,7 +46,7 @@ def take(one: Ride, step: Step) -> Ride:
         case Step.START:
             return one.start(at=at)
         case Step.COMPLETE:
-            return one.complete(distance_m=1_000, duration_s=300, fare_minor=1_200, at=at)
+            return one.complete(distance_m=1_000, at=at)
         case Step.CANCEL:
             return one.cancel(by="rider", reason="changed my mind", at=at)
         case Step.REDISPATCH:
@@ -53,7 +54,7 @@ def take(one: Ride, step: Step) -> Ride:
         case Step.GIVE_UP:
             return one.give_up(reason="timeout", at=at)
         case Step.REPRICE:
-            return one.reprice(dropoff=HERE, fare_minor=900, at=at)
+            return one.reprice(dropoff=HERE, route_m=900, fare_minor=900, at=at)
 
 
 NEXT = {

@@ -71,9 +71,9 @@ class Brokers:
             directory_id=bytes(16),
             chance=random.Random(5),
         )
+        self.write(self.controller.activate(now_ms=0, has_open_transaction=False))
         if has_elr:
             self.write([FeatureLevelRecord(name=ELR_VERSION, feature_level=1)])
-        self.write(self.controller.activate(now_ms=0, has_open_transaction=False))
         for broker_id in broker_ids:
             self.register(broker_id)
             self.heartbeat(broker_id)

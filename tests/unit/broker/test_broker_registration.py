@@ -8,6 +8,7 @@ from hailbus_broker.cluster.metadata.image import ListenerEndpoint
 from hailbus_broker.protocol.definitions.broker_registration_request import Feature, Listener
 from hailbus_broker.protocol.definitions.controller_registration_request import ControllerRegistrationRequest
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
+from hailbus_broker.protocol.definitions.fence_broker_record import FenceBrokerRecord
 from hailbus_broker.protocol.definitions.partition_change_record import PartitionChangeRecord
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
@@ -140,3 +141,15 @@ def test_a_single_node_begins_epochs_after_a_stop_that_was_not_clean() -> None:
     changes = [record for record in records if isinstance(record, PartitionChangeRecord)]
     assert [(record.partition_id, record.leader) for record in changes] == [(0, 1)]
     assert not [record for record in records if isinstance(record, FeatureLevelRecord)], "the cluster has its levels"
+
+
+def test_a_single_node_leads_what_has_no_leader() -> None:
+    """Apache Kafka leaves the last broker's partitions without a leader when it stops in order."""
+    cluster = Brokers()
+    cluster.write(cluster.controller.register_broker(broker_epoch=1, was_clean=True, incarnation_id=incarnation(1)))
+    cluster.create([1], [1])
+    topic = next(iter(cluster.image.topics.values()))
+    gone = [PartitionChangeRecord(partition_id=index, topic_id=topic.topic_id, leader=-1) for index in range(2)]
+    cluster.write([*gone, FenceBrokerRecord(id=1, epoch=cluster.image.brokers[1].broker_epoch)])
+    cluster.write(cluster.controller.register_broker(broker_epoch=9, was_clean=True, incarnation_id=incarnation(1, 1)))
+    assert [(cluster.partition(index).leader, cluster.partition(index).isr) for index in range(2)] == [(1, (1,))] * 2

@@ -7,14 +7,18 @@ import random
 import pytest
 from hailbus_broker.cluster.metadata.image import MetadataImage
 from hailbus_broker.coordinators.group.classic import TRANSITIONS, ClassicGroup, ClassicState
+from hailbus_broker.coordinators.group.classic_rebalance import ClassicRebalances
 from hailbus_broker.coordinators.group.config import GroupConfig
+from hailbus_broker.coordinators.group.decision import GroupDecision
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
+from hailbus_broker.coordinators.group.rebalances import RebalanceCause
 from hailbus_broker.coordinators.group.shard import GroupShard
 from hailbus_broker.coordinators.outcome import Outcome
 from hailbus_broker.protocol.definitions.heartbeat_request import HeartbeatRequest
 from hailbus_broker.protocol.definitions.join_group_request import JoinGroupRequest, JoinGroupRequestProtocol
 from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
 from hailbus_broker.protocol.definitions.leave_group_request import LeaveGroupRequest, MemberIdentity
+from hailbus_broker.protocol.definitions.leave_group_response import LeaveGroupResponse
 from hailbus_broker.protocol.definitions.offset_commit_response import OffsetCommitResponse
 from hailbus_broker.protocol.definitions.sync_group_request import SyncGroupRequest, SyncGroupRequestAssignment
 from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupResponse
@@ -424,6 +428,56 @@ def test_an_answer_that_comes_after_its_member_has_left_begins_no_session() -> N
     coordinator.advance(30_000)
     assert coordinator.group().members == {}
     assert coordinator.shard.next_deadline_ms() is None
+
+
+def group_of(count: int) -> tuple[Coordinator, list[str]]:
+    """A stable group; its first member leads."""
+    coordinator = Coordinator()
+    coordinator.join("j0")
+    ids = [coordinator.joined("j0").member_id]
+    for number in range(1, count):
+        coordinator.join(f"j{number}")
+        ids += [found for found in coordinator.group().members if found not in ids]
+    coordinator.join("again", ids[0])
+    generation = coordinator.joined("again").generation_id
+    coordinator.sync("s", ids[0], generation, dict.fromkeys(ids, b"one"))
+    assert coordinator.group().state is ClassicState.STABLE
+    return coordinator, ids
+
+
+@pytest.mark.parametrize("leaving_count", [2, 3])
+def test_members_that_leave_together_cause_one_rebalance(leaving_count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at all members for each that leaves would hold the loop for long."""
+    coordinator, ids = group_of(3)
+    elections: list[str] = []
+    elected = ClassicGroup._elected
+
+    def electing(group: ClassicGroup) -> str | None:
+        elections.append("leader")
+        return elected(group)
+
+    monkeypatch.setattr(ClassicGroup, "_elected", electing)
+    started: list[str] = []
+    maybe_rebalance = ClassicRebalances.maybe_rebalance
+
+    def rebalancing(
+        rebalances: ClassicRebalances, group: ClassicGroup, cause: RebalanceCause, reason: str, decision: GroupDecision
+    ) -> None:
+        started.append(reason)
+        maybe_rebalance(rebalances, group, cause, reason, decision)
+
+    monkeypatch.setattr(ClassicRebalances, "maybe_rebalance", rebalancing)
+    entries = [*ids[:leaving_count], ids[1], "unknown"]
+    request = LeaveGroupRequest(group_id=GROUP, members=[MemberIdentity(member_id=found) for found in entries])
+    coordinator.run(coordinator.shard.leave(request, request.members, Token("l"), now_ms=coordinator.now_ms, wall_ms=9))
+    answer = coordinator.answers["l"]
+    assert isinstance(answer, LeaveGroupResponse)
+    codes = [ErrorCode(member.error_code) for member in answer.members]
+    assert codes == [ErrorCode.NONE] * leaving_count + [ErrorCode.UNKNOWN_MEMBER_ID] * 2
+    assert list(coordinator.group().members) == ids[leaving_count:]
+    assert coordinator.group().leader == (ids[2] if leaving_count == 2 else None)
+    assert started == [f"member {ids[0]} left; its reason: not given; so did {leaving_count - 1} more"]
+    assert elections == ["leader"]
 
 
 def test_who_commits_or_syncs_is_not_silent() -> None:

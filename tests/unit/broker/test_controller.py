@@ -12,9 +12,9 @@ from hailbus_broker.cluster.options import BROKER_OPTIONS, TOPIC_OPTIONS, Broker
 from hailbus_broker.config import load
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.protocol.schema import Message
+from hailbus_broker.runtime.addresses import parse_listeners
 from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.errors import StartError
-from hailbus_broker.server.listener import parse_listeners
 
 
 class Cluster:
@@ -125,6 +125,23 @@ def test_only_dynamic_settings_of_the_broker_can_be_altered(cluster: Cluster) ->
     with pytest.raises(ApiError) as refused:
         cluster.controller.alter_configs(ResourceType.BROKER, "1", {"node.id": "2"})
     assert refused.value.code is ErrorCode.INVALID_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "throttle"),
+    [
+        (ResourceType.BROKER, "1", "leader.replication.throttled.rate"),
+        (ResourceType.TOPIC, "rides", "follower.replication.throttled.replicas"),
+    ],
+)
+def test_a_throttle_cannot_be_set_and_may_be_removed(
+    cluster: Cluster, kind: ResourceType, name: str, throttle: str
+) -> None:
+    cluster.create("rides")
+    assert cluster.controller.alter_configs(kind, name, {throttle: None}) == []
+    with pytest.raises(ApiError) as refusal:
+        cluster.controller.alter_configs(kind, name, {throttle: "1000"})
+    assert refusal.value.code is ErrorCode.INVALID_CONFIG
 
 
 @pytest.mark.parametrize(

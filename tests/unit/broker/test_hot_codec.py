@@ -63,7 +63,7 @@ def test_every_cut_is_refused(version: int) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_answer_is_the_generated_one(version: int) -> None:
     topic = TOPIC_ID if version >= 13 else b"rides"
-    single = SingleProduce(-1, topic, 7, memoryview(RECORDS))
+    single = SingleProduce(-1, topic, 7, memoryview(RECORDS), 30_000)
     out = bytearray()
     write_single_produced(out, version, single, 41, -1, 5)
     result = PartitionProduceResponse(index=7, base_offset=41, log_append_time_ms=-1, log_start_offset=5)

@@ -62,6 +62,23 @@ def test_a_follower_that_lags_for_long_leaves() -> None:
     assert replicas.counted == {1, 2}
 
 
+def test_a_follower_that_has_left_stays_outside_until_it_fetches_again() -> None:
+    replicas = view()
+    for node_id in (2, 3):
+        replicas.fetched(node_id, 1, 10, 10, 10_000)
+    left_ms = 10_000 + LAG_MS + 1
+    proposal = replicas.propose(10, 11, now_ms=left_ms, max_lag_ms=LAG_MS)
+    assert proposal is not None
+    replicas.committed(replicas=(1, 2, 3), isr=tuple(proposal.isr), partition_epoch=8, now_ms=left_ms)
+    assert replicas.isr == (1,)
+    # Too few replicas are in sync to commit anything, so the followers have all that is committed.
+    assert replicas.propose(10, 11, now_ms=left_ms, max_lag_ms=LAG_MS) is None
+    replicas.fetched(2, 1, 10, 11, left_ms + 5_000)
+    again = replicas.propose(10, 11, now_ms=left_ms + 5_000, max_lag_ms=LAG_MS)
+    assert again is not None
+    assert dict(again.isr) == {1: -1, 2: 1}
+
+
 def test_one_that_keeps_up_with_a_busy_leader_stays() -> None:
     replicas = view(isr=(1, 2))
     for number in range(1, 10):

@@ -6,7 +6,7 @@ import random
 from uuid import UUID
 
 import pytest
-from hailbus_broker.log import Isolation, LogConfig, LogDirectory, MetaProperties, TopicPartition
+from hailbus_broker.log import Isolation, LogConfig, LogDirectory, MetaProperties, TopicPartition, log_directory
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
 from hailbus_broker.testing.simulation import SimulatedCrashError
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
@@ -55,7 +55,11 @@ class Watched(SimulatedDisk):
 
 
 def append(logs: LogDirectory) -> None:
-    logs.logs[WHERE].append(build_batch([RecordToWrite(key=None, value=b"v", timestamp=0)]), now_ms=0)
+    append_to(logs, WHERE)
+
+
+def append_to(logs: LogDirectory, where: TopicPartition) -> None:
+    logs.logs[where].append(build_batch([RecordToWrite(key=None, value=b"v", timestamp=0)]), now_ms=0)
 
 
 def test_a_new_partition_is_synced_with_its_first_record_and_its_name_with_it() -> None:
@@ -153,3 +157,48 @@ def test_a_damaged_checkpoint_costs_work_and_no_record(name: str, content: bytes
     assert list(logs.damaged_checkpoints) == [file_name]
     assert logs.close(now_ms=0) == []
     assert not open_directory(disk).damaged_checkpoints
+
+
+def test_a_stop_in_order_keeps_the_broker_epoch_for_one_start() -> None:
+    disk = SimulatedDisk(random.Random(1))
+    assert open_directory(disk).close(now_ms=0, broker_epoch=17) == []
+    again = open_directory(disk)
+    assert (again.was_clean, again.previous_broker_epoch) == (True, 17)
+    after_a_crash = open_directory(disk)
+    assert (after_a_crash.was_clean, after_a_crash.previous_broker_epoch) == (False, -1)
+
+
+@pytest.mark.parametrize("mark", [b"", b"{}", b"[]", b'{"brokerEpoch":null}', b'{"version":0,"brokerEp'])
+def test_a_mark_of_a_clean_stop_without_a_broker_epoch_is_one_all_the_same(mark: bytes) -> None:
+    disk = SimulatedDisk(random.Random(1))
+    open_directory(disk)
+    disk.write_whole("data/.kafka_cleanshutdown", mark)
+    again = open_directory(disk)
+    assert (again.was_clean, again.previous_broker_epoch) == (True, -1)
+
+
+def test_a_partition_that_is_deleted_within_a_checkpoint_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_directory, "CHECKPOINT_SLICE", 1)
+    disk = SimulatedDisk(random.Random(0))
+    logs = open_directory(disk)
+    places = [TopicPartition("rides", index) for index in range(4)]
+    for where in places:
+        logs.create(where, TOPIC_ID, CONFIG, now_ms=0)
+    for where in places:
+        append_to(logs, where)
+    slices = logs.checkpoint_in_slices()
+    next(slices)
+    next(slices)  # two were noted
+    for where in (places[0], places[3]):
+        logs.delete(where, unique="1" * 32)
+    logs.create(places[3], UUID(int=8), CONFIG, now_ms=0)  # of the same name, and not the log that is to be noted
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            end.value.run()
+            break
+    for name in ("recovery-point-offset-checkpoint", "replication-offset-checkpoint"):
+        data = disk.read_bytes(f"data/{name}")
+        assert data is not None
+        assert [line.rsplit(" ", 1)[0] for line in data.decode().splitlines()[2:]] == ["rides 1", "rides 2"]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
 
 import pytest
+from hailbus_broker.cluster.raft.effects import Send
 from hailbus_broker.cluster.raft.election_state import ElectionState, ElectionStateError
 from hailbus_broker.cluster.raft.leader import UNKNOWN, Leader
+from hailbus_broker.cluster.raft.messages import BeginQuorumEpochRequest, LogPosition, Request, VoteRequest
+from hailbus_broker.cluster.raft.quorum import Quorum
+from hailbus_broker.cluster.raft.settings import RaftSettings
 from hailbus_broker.cluster.raft.voters import Endpoint, ReplicaKey, Voter, VoterHistory, VoterSet
+
+from tests.property.broker.quorum import Disk, ModelLog
 
 DIRECTORY = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8").bytes
 
@@ -140,3 +147,57 @@ def test_the_election_state_is_written_as_apache_kafka_does() -> None:
 def test_a_damaged_election_state_is_refused(data: bytes) -> None:
     with pytest.raises(ElectionStateError, match="quorum-state"):
         ElectionState.decode(data)
+
+
+def test_a_node_that_does_not_answer_is_asked_after_a_longer_and_longer_pause() -> None:
+    quorum = Quorum(
+        replica=ReplicaKey(1),
+        cluster_id="cluster",
+        log=ModelLog(Disk()),
+        state=ElectionState(),
+        history=VoterHistory(voters(1, 2, 3)),
+        settings=RaftSettings(retry_backoff_ms=20),
+        chance=random.Random(0),
+        endpoints=(),
+        high_watermark=0,
+        now_ms=0,
+    )
+    endpoint = Endpoint("CONTROLLER", "host", 2)
+
+    def pauses(request: Request, count: int) -> list[int]:
+        found, now_ms = [], 0
+        for _ in range(count):
+            assert quorum.send(2, endpoint, request)
+            outstanding = quorum.requests.end(sent())
+            assert outstanding is not None
+            quorum.back_off_longer(outstanding, now_ms)
+            (until_ms,) = quorum.requests.deadlines_ms()
+            found.append(until_ms - now_ms)
+            now_ms = until_ms
+            quorum.requests.tick(now_ms)
+        return found
+
+    def sent() -> int:
+        (effect,) = quorum.effects
+        quorum.effects.clear()
+        assert isinstance(effect, Send)
+        return effect.number
+
+    begin = BeginQuorumEpochRequest(
+        cluster_id=None, leader_id=1, leader_epoch=3, voter=ReplicaKey(2), leader_endpoints=()
+    )
+    vote = VoteRequest(
+        cluster_id=None,
+        candidate=ReplicaKey(1),
+        candidate_epoch=3,
+        voter=ReplicaKey(2),
+        log_end=LogPosition(0, 0),
+        is_pre_vote=True,
+    )
+    assert pauses(begin, 8) == [20, 40, 80, 160, 320, 640, 640, 640]
+    assert pauses(vote, 4) == [20, 40, 80, 80], "an election does not wait for long"
+    assert quorum.send(2, endpoint, begin)
+    answered = quorum.requests.end(sent())
+    assert answered is not None
+    quorum.requests.answered(answered)
+    assert pauses(begin, 2) == [20, 40]

@@ -6,6 +6,7 @@ import pytest
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId
 from hailbus_broker.cluster.raft import wire
 from hailbus_broker.cluster.raft.messages import (
+    AddVoterRequest,
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchRequest,
@@ -14,13 +15,18 @@ from hailbus_broker.cluster.raft.messages import (
     FetchSnapshotResponse,
     Leadership,
     LogPosition,
+    RemoveVoterRequest,
     Request,
     Response,
+    SupportedVersionsResponse,
+    UpdateVoterRequest,
+    VoterChangeResponse,
     VoteRequest,
     VoteResponse,
 )
 from hailbus_broker.cluster.raft.voters import Endpoint, ReplicaKey
 from hailbus_broker.protocol import codec
+from hailbus_broker.protocol.definitions.api_versions_response import ApiVersionsResponse, SupportedFeatureKey
 from hailbus_broker.protocol.definitions.vote_request import PartitionData, TopicData
 from hailbus_broker.protocol.definitions.vote_request import VoteRequest as VoteMessage
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
@@ -41,8 +47,17 @@ FETCH = FetchRequest(
 )
 SNAPSHOT = FetchSnapshotRequest(cluster_id="c", replica=ONE, leader_epoch=7, snapshot=SnapshotId(40, 5), position=1_000)
 
+ADD = AddVoterRequest(cluster_id="c", voter=ONE, endpoints=HERE, timeout_ms=5_000, ack_when_committed=False)
+REMOVE = RemoveVoterRequest(cluster_id=None, voter=TWO)
+UPDATE = UpdateVoterRequest(cluster_id="c", leader_epoch=7, voter=ONE, endpoints=HERE, kraft_versions=(0, 1))
+UNKNOWN = Leadership(leader_id=None, leader_epoch=-1)
 
-@pytest.mark.parametrize("request_", [VOTE, BEGIN, END, FETCH, SNAPSHOT], ids=lambda request: type(request).__name__)
+
+@pytest.mark.parametrize(
+    "request_",
+    [VOTE, BEGIN, END, FETCH, SNAPSHOT, ADD, REMOVE, UPDATE],
+    ids=lambda request: type(request).__name__,
+)
 def test_a_request_arrives_as_it_was_sent(request_: Request) -> None:
     message = wire.encode_request(request_)
     version = type(message).__versions__.last
@@ -65,6 +80,9 @@ def test_a_request_arrives_as_it_was_sent(request_: Request) -> None:
             SNAPSHOT,
             FetchSnapshotResponse(leadership=LED, snapshot=SnapshotId(40, 5), size=3_000, position=1_000, data=b"part"),
         ),
+        (ADD, VoterChangeResponse(leadership=UNKNOWN, error=ErrorCode.DUPLICATE_VOTER, message="it votes")),
+        (REMOVE, VoterChangeResponse(leadership=UNKNOWN)),
+        (UPDATE, VoterChangeResponse(leadership=LED, error=ErrorCode.REQUEST_TIMED_OUT)),
     ],
     ids=repr,
 )
@@ -104,3 +122,18 @@ def test_a_vote_of_the_first_version_names_no_directories() -> None:
 def test_a_message_about_anything_else_is_refused(topics: list[TopicData]) -> None:
     with pytest.raises(ApiError, match="__cluster_metadata-0 alone"):
         wire.decode_request(VoteMessage(topics=topics))
+
+
+@pytest.mark.parametrize(
+    ("features", "levels"),
+    [
+        ([SupportedFeatureKey(name="kraft.version", min_version=0, max_version=1)], (0, 1)),
+        ([SupportedFeatureKey(name="metadata.version", min_version=7, max_version=30)], (0, 0)),
+    ],
+)
+def test_the_levels_that_a_new_voter_supports_are_those_of_its_features(
+    features: list[SupportedFeatureKey], levels: tuple[int, int]
+) -> None:
+    message = ApiVersionsResponse(supported_features=features)
+    arrived = codec.decode(ApiVersionsResponse, bytes(codec.encode(message, 4)), 4)
+    assert wire.decode_response(arrived) == SupportedVersionsResponse(leadership=UNKNOWN, kraft_versions=levels)

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw
+from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw, draw_cluster
 from hailbus_broker.testing.campaign.scenario import SERVICES_AT
 from hailbus_devtools.simulate.guests.pinned import problems_of
-from hailbus_devtools.simulate.main import FIRST_SCENARIO, source_of_test, write_table
+from hailbus_devtools.simulate.main import FIRST_SCENARIO, reports, source_of_test, write_table
 from hailbus_devtools.simulate.mutants import Mutant, MutantError, apply, package_of_the_broker, read_mutants
 from hailbus_devtools.tools import ROOT
 
@@ -27,9 +27,16 @@ def test_each_mutant_has_its_place_in_the_broker(mutant: Mutant) -> None:
 
 
 def test_there_are_forty_mutants_and_ten_that_are_held_out() -> None:
-    assert sum(mutant.is_held_out for mutant in MUTANTS) >= 10
-    assert len(MUTANTS) >= 50
+    of_one_broker = [mutant for mutant in MUTANTS if mutant.nodes == 1]
+    assert sum(mutant.is_held_out for mutant in of_one_broker) >= 10
+    assert len(of_one_broker) >= 50
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_there_are_mutants_of_clusters() -> None:
+    of_clusters = [mutant for mutant in MUTANTS if mutant.nodes > 1]
+    assert sum(mutant.is_held_out for mutant in of_clusters) >= 9
+    assert len(of_clusters) >= 40
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -62,6 +69,20 @@ def test_the_table_says_how_many_seeds_each_mutant_needed(tmp_path: Path) -> Non
     assert rows[2:] == ["| early |  | 3 | unseen, failures |", "| late | yes | 1000 | **not found** |"]
 
 
+def test_a_worker_that_dies_names_the_seed_that_it_was_running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "worker"
+    script.write_text(
+        '#!/bin/sh\necho \'{"begins": 3}\'\necho \'{"seed": 3, "problems": {}}\'\n'
+        "echo '{\"begins\": 5}'\necho Timeout >&2\nexit 1\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    first, last = reports("--first=3")
+    assert first == {"seed": 3, "problems": {}}
+    assert last["seed"] == 5
+    assert last["problems"] == {"the worker ended": ["Timeout\n"]}
+
+
 SMALLEST = Scenario(
     seed=5,
     duration_s=2.5,
@@ -71,7 +92,7 @@ SMALLEST = Scenario(
 )
 
 
-@pytest.mark.parametrize("scenario", [SMALLEST, replace(SMALLEST, clients=(), faults=()), draw(3)])
+@pytest.mark.parametrize("scenario", [SMALLEST, replace(SMALLEST, clients=(), faults=()), draw(3), draw_cluster(3, 3)])
 def test_a_scenario_is_written_as_a_test_that_style_and_lint_accept(scenario: Scenario) -> None:
     source = source_of_test(scenario, 3, ["unseen", "failures"])
     path = str(ROOT / FIRST_SCENARIO / "test_scenario_3.py")

@@ -7,11 +7,13 @@ import dataclasses
 import re
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hailbus
 import pytest
 from aiokafka.consumer.fetcher import Fetcher
+from aiokafka.errors import KafkaError
 from aiokafka.producer.sender import Sender
 from hailbus import ConfigurationError, KafkaBus, PublisherSettings, SubscriberSettings
 from hailbus._transport import aiokafka_private, cluster, record_bytes
@@ -37,7 +39,7 @@ def test_an_attribute_that_was_renamed_is_named_in_a_sentence() -> None:
 
 def test_private_attributes_of_the_client_library_are_used_in_one_module() -> None:
     private = re.compile(
-        r"(?<!self)\.(_sender|_coordinator|_coordination_task|_conns|_wait_on_metadata|_get_cluster_metadata"
+        r"(?<!self)\.(_sender|_coordinator|_coordination_task|_heartbeat_task|_conns|_wait_on_metadata|_get_cluster_metadata"
         r"|_send_request_to_node|force_metadata_update|_client\._client|_fetcher|_partition_records)\b"
     )
     found = {
@@ -52,6 +54,21 @@ def test_every_listed_attribute_is_used_in_the_module() -> None:
     functions = Path(aiokafka_private.__file__).read_text().partition("def sender_ended")[2]
     unused = [name for _, name, _ in aiokafka_private.PRIVATE if not re.search(rf"[.\"]{name}\b", functions)]
     assert unused == []
+
+
+async def test_a_consumer_whose_heartbeat_has_failed_is_no_member_any_more() -> None:
+    async def ends(error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+    async def consumer(error: Exception | None) -> Any:  # Any: all that is looked at of a consumer
+        heartbeat = asyncio.create_task(ends(error))
+        await asyncio.wait([heartbeat])
+        coordination: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        return SimpleNamespace(_coordinator=SimpleNamespace(_coordination_task=coordination, _heartbeat_task=heartbeat))
+
+    assert aiokafka_private.membership_ended(await consumer(KafkaError("unexpected exception in heartbeat task")))
+    assert not aiokafka_private.membership_ended(await consumer(None)), "it ends before each rebalance"
 
 
 async def test_without_the_attributes_of_the_fetcher_the_consumer_is_left_as_it_is(

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -41,6 +42,25 @@ def test_what_is_misspelt_missing_or_wrong_is_named(environment: dict[str, str],
     with pytest.raises(ConfigurationError) as refused:
         read_settings(Settings, environment)
     assert str(refused.value).startswith(sentence)
+
+
+def test_a_secret_is_read_from_the_file_that_a_variable_names(tmp_path: Path) -> None:
+    secret = tmp_path / "url"
+    secret.write_text("postgresql://till:s3cret@db/till\n")
+    needed = {"TILL_BOOTSTRAP_SERVERS": "a:1"}
+    found = read_settings(Settings, needed | {"TILL_DATABASE_URL_FILE": str(secret)})
+    assert found.database_url.get_secret_value() == "postgresql://till:s3cret@db/till"
+    with pytest.raises(ConfigurationError) as refused:
+        read_settings(Settings, needed | {"TILL_DATABASE_URL_FILE": str(secret), "TILL_DATABASE_URL": "sqlite://"})
+    assert str(refused.value) == "TILL_DATABASE_URL and TILL_DATABASE_URL_FILE are both set; unset one of them"
+    with pytest.raises(ConfigurationError) as missing:
+        read_settings(Settings, needed | {"TILL_DATABASE_URL_FILE": str(tmp_path / "none")})
+    assert str(missing.value) == (
+        f"TILL_DATABASE_URL_FILE: {tmp_path / 'none'} cannot be read: No such file or directory; "
+        "name a readable file that holds TILL_DATABASE_URL"
+    )
+    with pytest.raises(ConfigurationError, match="unknown setting TILL_DATABASE_FILE"):
+        read_settings(Settings, needed | {"TILL_DATABASE_FILE": str(secret)})
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,29 @@ async def test_at_most_once_commits_before_handling() -> None:
     assert bus.records(dead_letter_topic(ORDERS, "shop")) == []
 
 
+@pytest.mark.parametrize(("max_buffered", "committed"), [(1_000, [40, 80, 100]), (25, [25])])
+async def test_a_commit_at_most_once_covers_four_reads_and_no_more_than_may_be_buffered(
+    bus: MemoryBus, max_buffered: int, committed: list[int]
+) -> None:
+    svc = shop(subscribing=SubscriberSettings(poll_records=10, max_buffered=max_buffered))
+    is_open = asyncio.Event()
+
+    @svc.on(StockCounted, delivery=AtMostOnce(max_in_flight=1), start="earliest")
+    async def counted(event: StockCounted, ctx: Context) -> None:
+        await is_open.wait()
+
+    filler = Service("filler")
+    pub = filler.publishes(StockCounted)
+    async with filler.running(bus):
+        await pub.publish_many([StockCounted(item="bolt", count=n) for n in range(100)])
+    async with svc.running(bus):
+        (stats,) = (subscriber.stats for subscriber in svc.subscribers)
+        await until(lambda: stats.committed == len(committed))
+        assert list(bus.committed("shop").values()) == committed[-1:]
+        is_open.set()
+        await until(lambda: stats.done == 100)
+
+
 async def test_batches_by_size_and_time_with_verdict_per_item() -> None:
     bus = MemoryBus()
     svc = shop()

@@ -56,6 +56,41 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.set_defaults(run=_serve)
 
+    cluster = commands.add_parser(
+        "cluster",
+        help="run a cluster on this machine, each node a process",
+        description="Run a cluster until SIGTERM or Ctrl-C; prints bootstrap=HOST:PORT,… when all nodes serve. Each "
+        "node is broker and controller. A node that dies is reported, and not started again.",
+        allow_abbrev=False,
+    )
+    cluster.add_argument("--nodes", metavar="N", type=int, default=3, help="how many nodes (default 3)")
+    cluster.add_argument(
+        "--data-dir", metavar="DIR", required=True, help="where the nodes' data lies, a folder for each"
+    )
+    cluster.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default="127.0.0.1:9092",
+        help="where node 1 listens; the other nodes, and the controllers, have the ports behind it; port 0 takes free "
+        "ones (default 127.0.0.1:9092)",
+    )
+    cluster.add_argument("--config", metavar="FILE", help="settings of all nodes, as for serve")
+    cluster.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="one setting of all nodes; may be given often"
+    )
+    cluster.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="warning",
+        help="least level that is logged (default warning)",
+    )
+    cluster.add_argument(
+        "--only-prepare",
+        action="store_true",
+        help="make the nodes' directories and settings, and start nothing: `serve --config FILE` starts each node",
+    )
+    cluster.set_defaults(run=_cluster)
+
     formatting = commands.add_parser(
         "format",
         help="make a data directory before the first start",
@@ -67,6 +102,18 @@ def _parser() -> argparse.ArgumentParser:
     formatting.add_argument("--config", metavar="FILE", help="settings, as for serve: node.id and log.dirs count")
     formatting.add_argument(
         "--set", metavar="NAME=VALUE", action="append", default=[], help="one setting, as for serve"
+    )
+    voters = formatting.add_mutually_exclusive_group()
+    voters.add_argument(
+        "--standalone", action="store_true", help="the first controller of a new quorum, which others join"
+    )
+    voters.add_argument(
+        "--initial-controllers",
+        metavar="LIST",
+        help="the first controllers of a new quorum: ID@HOST:PORT:DIRECTORY, comma-separated, the same on each",
+    )
+    voters.add_argument(
+        "--no-initial-controllers", action="store_true", help="a node that joins a quorum (the default)"
     )
     formatting.add_argument("--ignore-formatted", action="store_true", help="a formatted directory is left as it is")
     formatting.set_defaults(run=_format)
@@ -122,9 +169,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     flags = {}
     if arguments.listen is not None:
-        host, colon, port = arguments.listen.rpartition(":")
-        if not colon or not port.isdigit() or int(port) > 65535:
-            raise StartError(f"--listen {arguments.listen} is not HOST:PORT, for example 127.0.0.1:9092")
+        host, port = _address(arguments.listen)
         flags["listeners"] = f"PLAINTEXT://{host}:{port}"
     if arguments.data_dir is not None:
         flags["log.dirs"] = arguments.data_dir
@@ -135,6 +180,37 @@ def _serve(arguments: argparse.Namespace) -> int:
         flags=flags,
         log_level=arguments.log_level,
     )
+
+
+def _cluster(arguments: argparse.Namespace) -> int:
+    from hailbus_broker.cli.cluster import run_cluster
+
+    if arguments.nodes < 1:
+        raise StartError(f"--nodes {arguments.nodes}: a cluster has at least one node")
+    host, port = _address(arguments.listen)
+    return run_cluster(
+        node_count=arguments.nodes,
+        data_dir=arguments.data_dir,
+        host=host,
+        port=port,
+        file_text=_properties(arguments),
+        environment=os.environ,
+        settings=arguments.set,
+        log_level=arguments.log_level,
+        only_prepares=arguments.only_prepare,
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    """`HOST:PORT` → host and port.
+
+    Raises:
+        StartError: The text is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise StartError(f"--listen {text} is not HOST:PORT, for example 127.0.0.1:9092")
+    return host, int(port)
 
 
 def _properties(arguments: argparse.Namespace) -> str | None:
@@ -156,6 +232,8 @@ def _format(arguments: argparse.Namespace) -> int:
         flags={} if arguments.data_dir is None else {"log.dirs": arguments.data_dir},
         cluster_id=arguments.cluster_id,
         ignores_formatted=arguments.ignore_formatted,
+        is_alone=arguments.standalone,
+        initial_controllers=arguments.initial_controllers,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from hailbus_broker.cluster.replication.read_replica import SELECTORS
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -289,8 +290,46 @@ BROKER_OPTIONS: Final = _table(
     ),
     Option("broker.heartbeat.interval.ms", _I, "2000", "How often a broker sends heartbeats to the controller.", 1),
     Option("broker.id", _I, "1", "The node's number; same as node.id.", 0),
+    Option("broker.rack", _S, None, "Where the node stands: replicas of a partition are spread over racks."),
     Option("broker.session.timeout.ms", _I, "9000", "When the controller fences a silent broker.", 1),
     Option("connections.max.idle.ms", _L, "600000", "When an idle connection is closed.", -1),
+    Option(
+        "controlled.shutdown.enable",
+        _B,
+        "true",
+        "Whether a broker that stops waits until the controller has moved its leaderships.",
+    ),
+    Option("controller.listener.names", _S, None, "Names of the controllers' listeners, comma-separated."),
+    Option(
+        "controller.quorum.auto.join.enable",
+        _B,
+        "false",
+        "Whether a controller that does not vote asks to be added to the voters (kraft.version 1).",
+    ),
+    Option(
+        "controller.quorum.bootstrap.servers",
+        _S,
+        None,
+        "Controllers that are asked who leads the quorum: HOST:PORT, comma-separated.",
+    ),
+    Option(
+        "controller.quorum.election.backoff.max.ms", _I, "1000", "Longest wait of a voter after a lost election.", 0
+    ),
+    Option(
+        "controller.quorum.election.timeout.ms", _I, "1000", "How long a voter waits for the votes of an election.", 1
+    ),
+    Option(
+        "controller.quorum.fetch.timeout.ms",
+        _I,
+        "2000",
+        "How long a voter goes without an answer of the leader before it asks for an election.",
+        1,
+    ),
+    Option("controller.quorum.request.timeout.ms", _I, "2000", "How long a node of the quorum waits for an answer.", 1),
+    Option(
+        "controller.quorum.retry.backoff.ms", _I, "20", "Wait of a node of the quorum after a request that failed.", 0
+    ),
+    Option("controller.quorum.voters", _S, None, "The controllers that vote: ID@HOST:PORT of each, comma-separated."),
     Option("default.replication.factor", _I, "1", "Replicas of a topic where nobody says otherwise.", 1),
     Option("delete.topic.enable", _B, "true", "Whether topics can be deleted."),
     Option("fetch.max.bytes", _I, "57671680", "Most bytes in one Fetch response.", 1024, is_dynamic=True),
@@ -321,6 +360,14 @@ BROKER_OPTIONS: Final = _table(
     Option("group.max.session.timeout.ms", _I, "1800000", "Longest session timeout that a member may ask for.", 1),
     Option("group.max.size", _I, str(MAX_INT), "Most members of a classic group.", 1),
     Option("group.min.session.timeout.ms", _I, "6000", "Shortest session timeout that a member may ask for.", 1),
+    Option(
+        "initial.broker.registration.timeout.ms",
+        _I,
+        "60000",
+        "How long a broker that starts tries to register with a controller.",
+        1,
+    ),
+    Option("inter.broker.listener.name", _S, None, "The listener over which brokers ask each other; PLAINTEXT."),
     Option("listeners", _S, "PLAINTEXT://127.0.0.1:9092", "Where to listen: NAME://HOST:PORT, comma-separated."),
     Option("listener.security.protocol.map", _S, None, "Protocol of each listener, NAME:PLAINTEXT, comma-separated."),
     Option(
@@ -370,16 +417,38 @@ BROKER_OPTIONS: Final = _table(
     Option(
         "offsets.topic.num.partitions", _I, "4", "Partitions of __consumer_offsets; Kafka has 50, for many nodes.", 1
     ),
+    Option("offsets.topic.replication.factor", _H, "3", "Replicas of __consumer_offsets; 1 without process.roles.", 1),
     Option("offsets.topic.segment.bytes", _I, "104857600", "Size of a segment of __consumer_offsets.", 1024),
+    Option(
+        "process.roles",
+        _T,
+        "",
+        "What the node is in a cluster: broker, controller or both. Without roles it is a cluster by itself.",
+        choices=("broker", "controller"),
+    ),
     Option("producer.id.expiration.ms", _I, "86400000", "When a silent producer is forgotten.", 1, is_dynamic=True),
     Option("queued.max.request.bytes", _L, "268435456", "Bytes of requests in work, of all connections.", 1),
     Option("socket.request.max.bytes", _I, "104857600", "Largest request.", 1),
     Option("transaction.max.timeout.ms", _I, "900000", "Longest timeout that a producer may ask for.", 1),
     Option(
+        "transaction.state.log.min.isr",
+        _I,
+        "2",
+        "min.insync.replicas of __transaction_state; 1 without process.roles.",
+        1,
+    ),
+    Option(
         "transaction.state.log.num.partitions",
         _I,
         "4",
         "Partitions of __transaction_state; Kafka has 50, for many nodes.",
+        1,
+    ),
+    Option(
+        "transaction.state.log.replication.factor",
+        _H,
+        "3",
+        "Replicas of __transaction_state; 1 without process.roles.",
         1,
     ),
     Option("transactional.id.expiration.ms", _I, "604800000", "When an unused transactional id is forgotten.", 1),
@@ -466,6 +535,27 @@ BROKER_OPTIONS: Final = _table(
     Option("message.max.bytes", _I, "1048588", "Default of max.message.bytes.", 0, is_dynamic=True),
     Option("min.insync.replicas", _I, "1", "Default of min.insync.replicas.", 1, is_dynamic=True),
     Option(
+        "num.replica.fetchers",
+        _I,
+        "1",
+        "Connections to each broker that replicas are fetched over: only 1.",
+        1,
+        1,
+    ),
+    Option("replica.fetch.backoff.ms", _I, "1000", "Pause after an error of a fetch from a leader.", 0),
+    Option("replica.fetch.max.bytes", _I, "1048576", "Bytes that a follower fetches of one partition.", 0),
+    Option("replica.fetch.min.bytes", _I, "1", "Bytes that a leader waits for before it answers a follower.", 0),
+    Option("replica.fetch.response.max.bytes", _I, "10485760", "Bytes that a follower fetches at once.", 0),
+    Option("replica.fetch.wait.max.ms", _I, "500", "How long a leader waits for bytes before it answers.", 0),
+    Option(
+        "replica.selector.class",
+        _S,
+        None,
+        "Whether a consumer with client.rack is sent to a follower of its rack: RackAwareReplicaSelector.",
+        choices=SELECTORS,
+    ),
+    Option("replica.lag.time.max.ms", _L, "30000", "How long a follower may be behind and stay in the ISR.", 1),
+    Option(
         "unclean.leader.election.enable", _B, "false", "Default of unclean.leader.election.enable.", is_dynamic=True
     ),
 )
@@ -487,6 +577,13 @@ GROUP_OPTIONS: Final = _table(
         1,
         broker_name="group.consumer.session.timeout.ms",
     ),
+)
+
+
+_OF_CLUSTERS: Final = (
+    "offsets.topic.replication.factor",
+    "transaction.state.log.min.isr",
+    "transaction.state.log.replication.factor",
 )
 
 
@@ -521,6 +618,8 @@ class BrokerConfig:
         self._values = {
             name: None if text is None else BROKER_OPTIONS[name].parse(text) for name, text in texts.items()
         }
+        if "process.roles" not in self.given:  # no other broker could have a replica
+            self._values |= dict.fromkeys((name for name in _OF_CLUSTERS if name not in self.given), 1)
         # The finer unit wins, as in Kafka.
         if self._values["log.retention.ms"] is None:
             minutes, hours = self._values["log.retention.minutes"], self._values["log.retention.hours"]

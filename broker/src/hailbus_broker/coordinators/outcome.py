@@ -46,11 +46,13 @@ class PreparedRecords(NamedTuple):
 
     Attributes:
         batch: All of them, as they are appended.
-        messages: Keys and values, as a replay of the batch decodes them.
+        apply: Changes the shard as a replay of the batch does; called with the id of the producer, or -1.
+        response: For the client, if the decision accepts its request.
     """
 
     batch: bytearray
-    messages: list[tuple[Message, Message | None]]
+    apply: Callable[[int], None]
+    response: Message
 
 
 class Token(Protocol[ResponseT_contra]):

@@ -326,6 +326,10 @@ class Appender:
             self._sync.is_directory_dirty = True
         state.producers.complete(completed)
 
+    def begin_leader_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """See `PartitionLog.begin_leader_epoch`."""
+        self._begin_epoch(leader_epoch, self._state.log_end_offset)
+
     def _begin_epoch(self, leader_epoch: LeaderEpoch, start_offset: Offset) -> None:
         state = self._state
         # Written with the next sync: everything below the recovery point is in the checkpoint, and recovery takes the

@@ -203,6 +203,13 @@ class PartitionLog:
         """See `Appender.append_as_follower`."""
         self._appender.append_as_follower(data, now_ms=now_ms)
 
+    def begin_leader_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """Note that a leader epoch begins at the log end, before it has a record.
+
+        A follower whose log ends with an epoch that this log does not have finds out by that where the two part.
+        """
+        self._appender.begin_leader_epoch(leader_epoch)
+
     def roll(self, *, now_ms: int) -> None:
         """See `Appender.roll`."""
         self._appender.roll(now_ms=now_ms)
@@ -217,6 +224,11 @@ class PartitionLog:
     def start_sync(self) -> PendingSync | None:
         """See `LogSync.start`."""
         return self._sync.start()
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether a sync has been started and not finished."""
+        return self._sync.is_running
 
     def finish_sync(self, pending: PendingSync, error: StorageError | None = None) -> Offset:
         """See `LogSync.finish`."""
@@ -285,6 +297,10 @@ class PartitionLog:
     def needs_marker(self, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> bool:
         """Whether a transaction marker of this epoch is still to be written here, after a restart in between."""
         return self._state.producers.needs_marker(producer_id, producer_epoch)
+
+    def has_marker(self, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> bool:
+        """Whether the last transaction of a producer's epoch has ended here."""
+        return self._state.producers.has_marker(producer_id, producer_epoch)
 
     def producers(self) -> list[ActiveProducer]:
         """The state of all producers, by id, for DescribeProducers."""

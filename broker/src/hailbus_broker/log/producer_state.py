@@ -133,6 +133,15 @@ class ProducerState:
             or (entry.producer_epoch == producer_epoch and entry.transaction_first_offset != NO_TRANSACTION)
         )
 
+    def has_marker(self, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> bool:
+        """Whether the last transaction of this epoch has ended: a marker that is sent once more says nothing new."""
+        entry = self.producers.get(producer_id)
+        return (
+            entry is not None
+            and entry.producer_epoch == producer_epoch
+            and entry.transaction_first_offset == NO_TRANSACTION
+        )
+
     def last_data_offsets(self) -> dict[ProducerId, Offset]:
         """Last offset of the last batch of each producer; -1 for one that has only markers in its epoch."""
         return {

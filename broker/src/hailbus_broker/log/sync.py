@@ -152,6 +152,11 @@ class LogSync:
         """Whether something was written that has not been synced."""
         return bool(self.dirty_files) or self.is_directory_dirty or self.are_epochs_dirty
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a sync has been started and not finished."""
+        return bool(self._running)
+
     def start(self) -> PendingSync | None:
         """Collect what has been written until now.
 

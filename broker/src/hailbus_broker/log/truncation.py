@@ -20,6 +20,10 @@ def truncate(state: LogState, sync: LogSync, offset: Offset) -> None:
     if state.failure is not None:
         raise state.failure
     if offset >= state.log_end_offset:
+        # An epoch that began here and wrote nothing may be another one in the new leader's history.
+        if state.leader_epochs.truncate_end(state.log_end_offset):
+            sync.are_epochs_dirty = True
+            state.newest_leader_epoch = state.leader_epochs.latest
         return
     if state.is_swapping:
         raise SwapRunningError(f"{state.directory} cannot be truncated while compaction renames its files")

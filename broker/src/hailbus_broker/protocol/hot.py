@@ -6,9 +6,11 @@ It says the same as the generated codec, which takes over whenever something els
 from __future__ import annotations
 
 from struct import Struct
+from struct import error as struct_error
 from typing import Final, NamedTuple
 
 from hailbus_broker.protocol.codec import read_uvarint
+from hailbus_broker.protocol.errors import ProtocolError
 
 _NULL_ACKS_TIMEOUT: Final = Struct(">bhi")
 _CLASSIC_START: Final = Struct(">hhii")
@@ -34,6 +36,7 @@ class SingleProduce(NamedTuple):
     topic: bytes
     partition: int
     records: memoryview
+    timeout_ms: int
 
 
 def read_single_produce(frame: memoryview, version: int, position: int) -> SingleProduce | None:
@@ -42,7 +45,7 @@ def read_single_produce(frame: memoryview, version: int, position: int) -> Singl
     if size - position < 32:
         return None
     if version < FIRST_FLEXIBLE:
-        null, acks, _, topic_count = _CLASSIC_START.unpack_from(frame, position)
+        null, acks, timeout_ms, topic_count = _CLASSIC_START.unpack_from(frame, position)
         if null != -1 or topic_count != 1:
             return None
         position += _CLASSIC_START.size
@@ -55,8 +58,8 @@ def read_single_produce(frame: memoryview, version: int, position: int) -> Singl
         start = end + 12
         if partition_count != 1 or length <= 0 or start + length != size or not topic.isascii():
             return None
-        return _new_tuple(SingleProduce, (acks, topic, index, frame[start:]))
-    null, acks, _ = _NULL_ACKS_TIMEOUT.unpack_from(frame, position)
+        return _new_tuple(SingleProduce, (acks, topic, index, frame[start:], timeout_ms))
+    null, acks, timeout_ms = _NULL_ACKS_TIMEOUT.unpack_from(frame, position)
     position += _NULL_ACKS_TIMEOUT.size
     if null or frame[position] != 2:
         return None
@@ -79,7 +82,72 @@ def read_single_produce(frame: memoryview, version: int, position: int) -> Singl
     stop = start + length - 1
     if length <= 1 or stop + 3 != size or frame[stop] or frame[stop + 1] or frame[stop + 2]:
         return None
-    return _new_tuple(SingleProduce, (acks, topic, index, frame[start:stop]))
+    return _new_tuple(SingleProduce, (acks, topic, index, frame[start:stop], timeout_ms))
+
+
+def has_many_batches(frame: memoryview, version: int, position: int, limit: int) -> bool:
+    """Whether a Produce request has batches for more partitions than `limit`, or is not of the usual form.
+
+    It steps over the batches, at the most `limit` of them: a small part of what it costs to decode them.
+    """
+    try:
+        if version < FIRST_FLEXIBLE:
+            return _has_many_classic(frame, position, limit)
+        return _has_many_flexible(frame, version, position, limit)
+    except (struct_error, IndexError, ProtocolError):
+        return True
+
+
+def _has_many_classic(frame: memoryview, position: int, limit: int) -> bool:
+    (length,) = _SHORT.unpack_from(frame, position)
+    position += 2 + max(length, 0) + 6  # the transactional id, acks, timeout
+    (topic_count,) = _INT.unpack_from(frame, position)
+    if topic_count > limit:
+        return True
+    position += 4
+    batch_count = 0
+    for _ in range(topic_count):
+        (length,) = _SHORT.unpack_from(frame, position)
+        position += 2 + length
+        (partition_count,) = _INT.unpack_from(frame, position)
+        position += 4
+        batch_count += partition_count
+        if batch_count > limit or partition_count < 0:
+            return True
+        for _ in range(partition_count):
+            (length,) = _INT.unpack_from(frame, position + 4)
+            position += 8 + max(length, 0)
+    return False
+
+
+def _has_many_flexible(frame: memoryview, version: int, position: int, limit: int) -> bool:
+    end = len(frame)
+    length, position = read_uvarint(frame, position, end)
+    position += max(length - 1, 0) + 6  # the transactional id, acks, timeout
+    topic_count, position = read_uvarint(frame, position, end)
+    if topic_count - 1 > limit:
+        return True
+    batch_count = 0
+    for _ in range(topic_count - 1):
+        if version >= FIRST_WITH_IDS:
+            position += 16
+        else:
+            length, position = read_uvarint(frame, position, end)
+            position += length - 1
+        partition_count, position = read_uvarint(frame, position, end)
+        batch_count += partition_count - 1
+        if batch_count > limit:
+            return True
+        for _ in range(partition_count - 1):
+            length, position = read_uvarint(frame, position + 4, end)
+            position += max(length - 1, 0)
+            if frame[position]:  # a tag, which no client sends
+                return True
+            position += 1
+        if frame[position]:
+            return True
+        position += 1
+    return False
 
 
 def write_single_produced(

@@ -16,7 +16,7 @@ from hailbus_broker.log import (
     TopicPartition,
     encode_uuid,
 )
-from hailbus_broker.log.log_directory import LOG_STARTS, METADATA_LOG
+from hailbus_broker.log.log_directory import LOG_STARTS, META_PROPERTIES, METADATA_LOG, NO_BROKER_EPOCH
 from hailbus_broker.logging import get_logger
 from hailbus_broker.records import RecordsError
 from hailbus_broker.runtime.errors import StartError
@@ -42,15 +42,31 @@ class DataDirectory:
         disk: Where it lies.
         path: Of the folder; made if it is missing.
         node_id: The node that must own the directory.
+        is_of_cluster: Whether the node belongs to a cluster with others: then the directory must be formatted already.
         rng: For ids of a new one.
         tail_cache: Of the node.
     """
 
-    def __init__(self, disk: Disk, path: str, *, node_id: int, rng: random.Random, tail_cache: TailCache) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        *,
+        node_id: int,
+        rng: random.Random,
+        tail_cache: TailCache,
+        is_of_cluster: bool = False,
+    ) -> None:
         self.disk: Final = disk
         self.path: Final = os.path.abspath(path)  # noqa: PTH100 - disks know paths as strings
         self._rng: Final = rng
         self._lock = self._take_lock()
+        if is_of_cluster and not disk.exists(f"{self.path}/{META_PROPERTIES}"):
+            self._lock.release()
+            raise StartError(
+                f"the data directory {self.path} is not formatted: run `hailbus-broker format --data-dir {self.path} "
+                f"--cluster-id ID --set node.id={node_id}` with the cluster id of the other nodes"
+            )
         self._tail_cache = tail_cache
         self.names: Final = threading.Lock()
         """Held while a partition's directory is renamed, and while another thread renames files in one."""
@@ -74,6 +90,11 @@ class DataDirectory:
     def directory_id(self) -> Uuid:
         """Of the directory itself."""
         return self.logs.meta.directory_id.bytes
+
+    @property
+    def previous_broker_epoch(self) -> int:
+        """Of the broker that used the directory before and stopped in order; -1 if there is none."""
+        return self.logs.previous_broker_epoch
 
     def _take_lock(self) -> DirectoryLock:
         try:
@@ -147,7 +168,7 @@ class DataDirectory:
                 list(threads.map(PartitionLog.sync, self.logs.logs.values()))
             self.logs.finish_recovery()
             for where, found in self.logs.logs.items():
-                found.advance_high_watermark(found.log_end_offset)
+                found.advance_high_watermark(self.logs.high_watermarks.get(where, 0))
                 _tell_recovery(str(where), found)
             for name, error in self.logs.damaged_checkpoints.items():
                 log.error(
@@ -245,13 +266,21 @@ class DataDirectory:
 
         return rename
 
-    def close(self, metadata: PartitionLog, *, now_ms: int, failure: StorageError | None) -> list[StorageError]:
+    def close(
+        self,
+        metadata: PartitionLog,
+        *,
+        now_ms: int,
+        failure: StorageError | None,
+        broker_epoch: int = NO_BROKER_EPOCH,
+    ) -> list[StorageError]:
         """Close all logs and give the directory back.
 
         Args:
             metadata: The metadata's log.
             now_ms: Milliseconds since 1970 UTC.
             failure: Why the directory is offline: then nothing is written, and the next start looks at everything.
+            broker_epoch: Of this node as a broker of a cluster.
 
         Returns:
             What failed now.
@@ -260,7 +289,7 @@ class DataDirectory:
         if failure is None:
             try:
                 metadata.close(now_ms=now_ms)
-                errors = self.logs.close(now_ms=now_ms)
+                errors = self.logs.close(now_ms=now_ms, broker_epoch=broker_epoch)
             except StorageError as error:
                 errors = [error]
         self._lock.release()

@@ -8,7 +8,7 @@ import shutil
 import threading
 from contextlib import contextmanager, suppress
 from errno import EIO, EMFILE, ENFILE
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from hailbus_broker.log.errors import StorageError
 
@@ -131,7 +131,7 @@ class RealFile:
 
     def rewrite(self, position: int) -> None:
         """Write the bytes from a position on again."""
-        with _failing("cannot write", self.path):
+        with failing("cannot write", self.path):
             # The file's own descriptor is open for appending, so `pwrite` ignores the position.
             target = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
@@ -205,8 +205,12 @@ class RealDisk:
 
     Args:
         reserved_descriptors: Held back for `write_whole` and `sync_directory`, which then work when no other is left.
+
+    Attributes:
+        file_class: Of the files that it opens.
     """
 
+    file_class: ClassVar[type[RealFile]] = RealFile
     _reserve = _Reserve(0)
 
     def __init__(self, *, reserved_descriptors: int = 0) -> None:
@@ -223,7 +227,7 @@ class RealDisk:
 
     def lock(self, directory: str) -> RealLock | None:
         """Lock the directory's `.lock` file."""
-        with _failing("cannot lock", directory):
+        with failing("cannot lock", directory):
             descriptor = os.open(f"{directory}/.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -235,12 +239,12 @@ class RealDisk:
     def open(self, path: str, *, create: bool = False) -> RealFile:
         """Open a file to read and append."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        with _failing("cannot open", path):
-            return RealFile(path, os.open(path, flags, 0o644))
+        with failing("cannot open", path):
+            return self.file_class(path, os.open(path, flags, 0o644))
 
     def read_bytes(self, path: str) -> bytes | None:
         """A whole small file, None when there is none."""
-        with _failing("cannot read", path):
+        with failing("cannot read", path):
             try:
                 with open(path, "rb") as file:
                     return file.read()
@@ -250,7 +254,7 @@ class RealDisk:
     def write_whole(self, path: str, data: bytes) -> None:
         """Write beside the file, sync, rename over it, sync the directory."""
         temporary = path + ".tmp"
-        with _failing("cannot write", path):
+        with failing("cannot write", path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             with self._reserve.opened(temporary, flags) as descriptor:
                 rest = memoryview(data)
@@ -262,7 +266,7 @@ class RealDisk:
 
     def list(self, directory: str) -> list[str]:
         """Names in a directory, sorted."""
-        with _failing("cannot list", directory):
+        with failing("cannot list", directory):
             try:
                 return sorted(os.listdir(directory))
             except FileNotFoundError:
@@ -274,44 +278,45 @@ class RealDisk:
 
     def size(self, path: str) -> int:
         """Bytes of a file."""
-        with _failing("cannot look at", path):
+        with failing("cannot look at", path):
             return os.stat(path).st_size
 
     def modified_ms(self, path: str) -> int:
         """When a file was last written, in ms since 1970."""
-        with _failing("cannot look at", path):
+        with failing("cannot look at", path):
             return os.stat(path).st_mtime_ns // 1_000_000
 
     def make_directory(self, path: str) -> None:
         """Create a directory and its parents."""
-        with _failing("cannot create the directory", path):
+        with failing("cannot create the directory", path):
             os.makedirs(path, exist_ok=True)
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file or directory."""
-        with _failing("cannot rename", source):
+        with failing("cannot rename", source):
             os.replace(source, target)
 
     def remove(self, path: str) -> None:
         """Remove a file; fine when there is none."""
-        with _failing("cannot remove", path), suppress(FileNotFoundError):
+        with failing("cannot remove", path), suppress(FileNotFoundError):
             os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with all in it."""
-        with _failing("cannot remove", path), suppress(FileNotFoundError):
+        with failing("cannot remove", path), suppress(FileNotFoundError):
             shutil.rmtree(path)
 
     def sync_directory(self, path: str) -> None:
         """Fsync of a directory."""
-        with _failing("cannot sync the directory", path):
+        with failing("cannot sync the directory", path):
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             with self._reserve.opened(path or ".", flags) as descriptor:
                 os.fsync(descriptor)
 
 
 @contextmanager
-def _failing(what: str, path: str) -> Iterator[None]:
+def failing(what: str, path: str) -> Iterator[None]:
+    """Raise what the system refuses as a `StorageError` that says what could not be done, and where."""
     try:
         yield
     except OSError as error:

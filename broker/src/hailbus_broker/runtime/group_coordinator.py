@@ -109,7 +109,7 @@ class GroupCoordinator(Coordinator[GroupDriver]):
     ) -> None:
         super().__init__(GROUP_METADATA_TOPIC, self._driver_of, ports)
         self._config: Final = config
-        self._image: Final = image
+        self._image = image
         self._rng: Final = rng
         self._is_expiring = False
 
@@ -128,6 +128,10 @@ class GroupCoordinator(Coordinator[GroupDriver]):
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """See `Coordinator`; the offsets of deleted topics are removed, too."""
+        if image is not self._image:
+            self._image = image
+            for driver in self.drivers.values():
+                driver.shard.use_image(image)
         await super().apply(delta, image)
         for removed in delta.removed_topics:
             for driver in list(self.drivers.values()):

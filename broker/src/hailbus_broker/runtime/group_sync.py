@@ -92,13 +92,18 @@ class GroupSync:
     def _start(self, lane: int) -> None:
         dirty = self._dirty[lane]
         rounds: Rounds = []
+        # A replica that took the log over from one of this round learns in the next round what the sync has covered.
+        covered: list[SyncedReplica] = []
         for key in list(islice(dirty, ROUND)):
             partition = dirty.pop(key)
             pending = partition.log.start_sync()
             if pending is not None:
                 rounds.append((partition, pending))
+            elif partition.log.is_syncing:
+                covered.append(partition)
             else:
                 partition.synced(None)
+        dirty.update((id(partition), partition) for partition in covered)
         if not rounds:
             if dirty:
                 self._loop.call_soon(self._start, lane)

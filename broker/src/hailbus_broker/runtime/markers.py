@@ -69,11 +69,18 @@ class MarkerSender(Protocol):
 
 
 class LocalMarkers:
-    """Writes the markers to the partitions that this node leads."""
+    """Writes the markers to the partitions that this node leads.
 
-    def __init__(self, replicas: ReplicaManager, clock: Clock) -> None:
+    Args:
+        replicas: Of this node.
+        clock: For timestamps.
+        exists: Whether the committed metadata has a partition: the replicas follow it a little later.
+    """
+
+    def __init__(self, replicas: ReplicaManager, clock: Clock, exists: Callable[[str, int], bool]) -> None:
         self._replicas: Final = replicas
         self._clock: Final = clock
+        self._exists: Final = exists
 
     def send(self, markers: MarkersToWrite, done: Callable[[list[TopicPartition]], None]) -> None:
         """See `MarkerSender`."""
@@ -88,9 +95,9 @@ class LocalMarkers:
         written: list[LeaderReplica] = []
         for topic, index in markers.partitions:
             partition = self._replicas.leader(topic, index)
-            if partition is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            if partition is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not self._exists(topic, index):
                 continue  # deleted meanwhile, and the transaction's records with it
-            if not isinstance(partition, LeaderReplica):
+            if not isinstance(partition, LeaderReplica) or not partition.has_min_isr:
                 failed.append((topic, index))
                 continue
             try:
@@ -108,7 +115,7 @@ class LocalMarkers:
         def durable(where: TopicPartition | None, error: Exception | None) -> None:
             nonlocal waiting
             waiting -= 1
-            if where is not None and error is not None and self._replicas.has(*where):
+            if where is not None and error is not None and self._exists(*where):
                 failed.append(where)
             if not waiting:
                 done(failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hailbus_broker.cluster.metadata.image import MetadataImage
 from hailbus_broker.cluster.raft import control_records
@@ -22,11 +22,11 @@ from hailbus_broker.runtime.metadata_log import MetadataLog
 from hailbus_broker.runtime.metadata_publisher import MetadataPublisher
 from hailbus_broker.runtime.metadata_quorum import MetadataQuorum
 from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
-from hailbus_broker.runtime.peers import Peers
+from hailbus_broker.runtime.peers import SOFTWARE_VERSION, Peers
 from hailbus_broker.runtime.replay import read_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hailbus_broker.cluster.controller import Controller
     from hailbus_broker.log import StorageError
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from hailbus_broker.runtime.group_sync import GroupSync
     from hailbus_broker.runtime.machine import Machine
     from hailbus_broker.runtime.threads import Threads
-
-SOFTWARE_VERSION: Final = "0.1.0"
-"""As this node tells the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +87,7 @@ def open_metadata(
     controller_of: Callable[[MetadataImage], Controller],
     report: Callable[[StorageError], None],
     stop: Callable[[Exception], None],
+    bootstrap: Mapping[str, int] | None = None,
 ) -> Metadata:
     """Open what the data directory has.
 
@@ -103,6 +101,7 @@ def open_metadata(
         controller_of: Makes the controller, from an image that it may change.
         report: Told when the machine failed.
         stop: Called with a reason when the node must not go on.
+        bootstrap: Levels of features that a new cluster begins with; None if somebody else writes them.
 
     Raises:
         StartError: Something is damaged, or missing.
@@ -155,9 +154,16 @@ def open_metadata(
         stop=stop,
     )
     peers.when_refused = driver.refused
-    publisher = MetadataPublisher(image, start_offset)
+    publisher = MetadataPublisher(image, start_offset, threads)
     metadata_log = MetadataLog(
-        driver, controller_of(image.copy()), publisher, snapshots, clock=clock, threads=threads, stop=stop
+        driver,
+        controller_of(image.copy()),
+        publisher,
+        snapshots,
+        clock=clock,
+        threads=threads,
+        stop=stop,
+        bootstrap=bootstrap,
     )
     return Metadata(log=metadata_log, quorum=driver, publisher=publisher, peers=peers)
 

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from hailbus_broker.cluster.metadata.reading import MetadataReader
 from hailbus_broker.cluster.metadata.records import encode_record
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId, encode_snapshot
+from hailbus_broker.cluster.raft import control_records
 from hailbus_broker.log import Isolation
 from hailbus_broker.log.config import MAX_LONG
 from hailbus_broker.logging import get_logger
+from hailbus_broker.protocol.definitions.abort_transaction_record import AbortTransactionRecord
+from hailbus_broker.protocol.definitions.begin_transaction_record import BeginTransactionRecord
+from hailbus_broker.protocol.definitions.end_transaction_record import EndTransactionRecord
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.records import RecordsError, RecordToWrite, build_batch, iterate_batches
 from hailbus_broker.runtime.lookups import answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hailbus_broker.cluster.controller import Controller, Decision
     from hailbus_broker.log import StorageError
@@ -35,6 +39,10 @@ log: Any = get_logger()
 
 T = TypeVar("T")
 
+_TRANSACTION_RECORDS: Final = (AbortTransactionRecord, BeginTransactionRecord, EndTransactionRecord)
+
+DRAFTS: Final = 3
+"""So often a thread makes a decision that others overtake; after that the loop makes it."""
 READ_BYTES: Final = 1024 * 1024
 """Records of other nodes are read and published in pieces of this size."""
 
@@ -64,6 +72,7 @@ class MetadataLog:
         clock: For timestamps.
         threads: Where snapshots are written.
         stop: Called with a reason when the log cannot be read on: the node must not act on half of it.
+        bootstrap: Levels of features that a new cluster begins with; None if somebody else writes them.
 
     Attributes:
         is_active: Whether this node's controller decides: it leads, and knows all that was committed before.
@@ -79,6 +88,7 @@ class MetadataLog:
         clock: Clock,
         threads: Threads,
         stop: Callable[[Exception], None],
+        bootstrap: Mapping[str, int] | None = None,
     ) -> None:
         self.quorum: Final = quorum
         self.is_active = False
@@ -88,6 +98,7 @@ class MetadataLog:
         self._clock: Final = clock
         self._threads: Final = threads
         self._stop: Final = stop
+        self._bootstrap: Final = bootstrap
         self._loop: Final = asyncio.get_running_loop()
         self._nothing: Final[asyncio.Future[None]] = self._loop.create_future()
         self._nothing.set_result(None)
@@ -119,18 +130,74 @@ class MetadataLog:
         self._controller.image.apply(records)
         return self._last
 
-    def _append(self, records: Sequence[Message]) -> asyncio.Future[None]:
+    async def decide_in_thread(
+        self, decide: Callable[[Controller], tuple[T, Sequence[Message]]], check: Callable[[Sequence[Message]], object]
+    ) -> tuple[T, asyncio.Future[None]]:
+        """Let a thread make a large decision on a copy of the controller's image; it takes effect in one turn.
+
+        The copy becomes the controller's image, unless another decision was made meanwhile. Then this one is made
+        again, the last time in the loop.
+
+        Args:
+            decide: Returns a result and the records to write.
+            check: Called with the records before they are written; raises an ApiError to refuse them.
+
+        Returns:
+            The result, and what `write` returns.
+
+        Raises:
+            ApiError: As `write`; or what `decide` or `check` raises.
+            StorageError: As `write`.
+        """
+        for _ in range(DRAFTS):
+            if not self.is_active:
+                raise _not_active()
+            before = self._controller.image
+            version, draft = before.version, self._controller.on(before.copy())
+            result, records, batch = await self._threads.run(partial(_drafted, draft, decide, self._clock.wall_ms()))
+            if self.is_active and self._controller.image is before and before.version == version:
+                check(records)
+                if batch is not None:
+                    self._last = self._append(records, batch)
+                    if self._controller.image is before:  # else the leadership ended within the append
+                        self._controller.image = draft.image
+                return result, self._last
+        result, records = decide(self._controller)
+        check(records)
+        return result, self.write(records)
+
+    def _append(self, records: Sequence[Message], batch: bytearray | None = None) -> asyncio.Future[None]:
         start_offset = self.quorum.log.log_end_offset
         done: asyncio.Future[None] = self._loop.create_future()
         # It may be committed before `append` returns.
         self._writes.append(_Write(start_offset, start_offset + len(records), records, done))
         try:
-            self.quorum.append(build_records(records, now_ms=self._clock.wall_ms()))
+            self.quorum.append(build_records(records, now_ms=self._clock.wall_ms()) if batch is None else batch)
         except BaseException:
             if self._writes and self._writes[-1].done is done:
                 self._writes.pop()
             raise
         return done
+
+    def upgrade_kraft_version(self, level: int) -> asyncio.Future[None]:
+        """Append a level of `kraft.version`, and the voters with it.
+
+        Returns:
+            Done when they are published.
+
+        Raises:
+            ApiError: INVALID_UPDATE_VERSION, with the reason; NOT_CONTROLLER: another node decides.
+            StorageError: The machine failed, or did before.
+        """
+        if not self.is_active:
+            raise _not_active()
+        start_offset = self.quorum.log.log_end_offset
+        self.quorum.upgrade_kraft_version(level)
+        end_offset = self.quorum.log.log_end_offset
+        if end_offset > start_offset:
+            self._last = self._loop.create_future()
+            self._writes.append(_Write(start_offset, end_offset, (), self._last))
+        return self._last
 
     async def decide(self, decide: Callable[[], Decision[T]]) -> T:
         """Have the controller decide, and return its response when the decision is published.
@@ -192,11 +259,16 @@ class MetadataLog:
         if not self._activation.done():
             self._activation.set_result(None)
         log.info("controller_active", epoch=epoch)
+        image = self._publisher.image
+        is_new = not (image.features or image.brokers or image.topics)
         first = self._controller.activate(
-            now_ms=self._clock.now_ms(), has_open_transaction=self._reader.transactions.is_open
+            now_ms=self._clock.now_ms(),
+            has_open_transaction=self._reader.transactions.is_open,
+            bootstrap=self._bootstrap if is_new else None,
         )
         if first:
-            self._append(first)
+            self._last = self._append(first)
+            self._controller.image.apply(record for record in first if not isinstance(record, _TRANSACTION_RECORDS))
 
     def follows(self, leader_id: int | None) -> None:
         """See `QuorumListener`: what is not committed may be, or not; those who wait ask the new leader."""
@@ -280,10 +352,14 @@ class MetadataLog:
         await self.quorum.sync()
         now_ms = self._clock.wall_ms()
         partition_log.roll(now_ms=now_ms)
-        records = self._publisher.image.to_records()
+        image = self._publisher.image.copy()  # the publisher changes its own meanwhile
         end_offset = self._publisher.end_offset
         covered = SnapshotId(end_offset, max(partition_log.leader_epochs.epoch_at(end_offset - 1), 0))
-        data = await self._threads.run(partial(encode_snapshot, records, timestamp=now_ms))
+        quorum = control_records.quorum_state(*self.quorum.raft.quorum.history.at(end_offset))
+        records = await self._threads.run(image.to_records)
+        data = await self._threads.run(
+            partial(encode_snapshot, records, timestamp=now_ms, now_ms=now_ms, quorum=quorum)
+        )
         await self._threads.run(partial(self._snapshots.write, covered, data))
         self.quorum.snapshot_written(covered)
         # The new segment is safe before the old ones go.
@@ -297,6 +373,17 @@ class MetadataLog:
 
 def _not_active() -> ApiError:
     return ApiError(ErrorCode.NOT_CONTROLLER, "This node is not the active controller.")
+
+
+def _drafted(
+    draft: Controller, decide: Callable[[Controller], tuple[T, Sequence[Message]]], now_ms: int
+) -> tuple[T, Sequence[Message], bytearray | None]:
+    """Decide, apply the records to the draft's image, and return the result, the records and their batch."""
+    result, records = decide(draft)
+    if not records:
+        return result, records, None
+    draft.image.apply(records)
+    return result, records, build_records(records, now_ms=now_ms)
 
 
 def build_records(records: Sequence[Message], *, now_ms: int) -> bytearray:

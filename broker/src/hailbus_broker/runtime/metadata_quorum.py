@@ -23,13 +23,17 @@ from hailbus_broker.cluster.raft.effects import (
 from hailbus_broker.cluster.raft.leader import Leader
 from hailbus_broker.cluster.raft.messages import (
     MAX_FETCH_BYTES,
+    AddVoterRequest,
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchRequest,
     FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
+    RemoveVoterRequest,
     Request,
+    SupportedVersionsRequest,
+    UpdateVoterRequest,
     VoteRequest,
 )
 from hailbus_broker.cluster.raft.quorum import RaftError
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from hailbus_broker.cluster.metadata.snapshot import SnapshotId
     from hailbus_broker.cluster.raft.raft import Raft
     from hailbus_broker.cluster.raft.replicated_log import ReplicatedLog
+    from hailbus_broker.cluster.raft.voters import Endpoint, VoterSet
     from hailbus_broker.log import PartitionLog, PendingSync
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.records import LeaderEpoch, Offset
@@ -67,6 +72,10 @@ API_KEYS: Final[Mapping[type[Request], ApiKey]] = {
     EndQuorumEpochRequest: ApiKey.END_QUORUM_EPOCH,
     FetchRequest: ApiKey.FETCH,
     FetchSnapshotRequest: ApiKey.FETCH_SNAPSHOT,
+    AddVoterRequest: ApiKey.ADD_RAFT_VOTER,
+    RemoveVoterRequest: ApiKey.REMOVE_RAFT_VOTER,
+    UpdateVoterRequest: ApiKey.UPDATE_RAFT_VOTER,
+    SupportedVersionsRequest: ApiKey.API_VERSIONS,
 }
 
 
@@ -123,6 +132,7 @@ class MetadataQuorum:
     Attributes:
         lane: Of the group sync.
         failure: Why the replica takes no part any more.
+        is_of_other_cluster: Whether the node that was asked last belongs to another cluster.
     """
 
     name: Final = f"{CLUSTER_METADATA_TOPIC}-0"
@@ -165,6 +175,7 @@ class MetadataQuorum:
         self._is_closed = False
         self._listener: QuorumListener
         self.failure: Exception | None = None
+        self.is_of_other_cluster = False
 
     # ------------------------------------------------------------------ what others ask
 
@@ -177,6 +188,17 @@ class MetadataQuorum:
     def leader_id(self) -> int | None:
         """The node that leads, as far as this one knows."""
         return self.raft.quorum.leader_id
+
+    @property
+    def leader_endpoint(self) -> Endpoint | None:
+        """Where the leader listens; None if this node leads, or knows no leader."""
+        role = self.raft.quorum.role
+        return role.endpoint if isinstance(role, Follower) else None
+
+    @property
+    def voters(self) -> VoterSet:
+        """The voters as this replica's log, or the configuration, has them."""
+        return self.raft.quorum.history.current
 
     @property
     def epoch(self) -> LeaderEpoch:
@@ -234,6 +256,18 @@ class MetadataQuorum:
         if self.failure is not None or self._is_closed:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"This replica takes no part any more: {self.failure}")
         self._input(lambda: self.raft.request(request, _Caller(request, respond), self._clock.now_ms()))
+
+    def upgrade_kraft_version(self, level: int, *, is_only_checked: bool = False) -> None:
+        """Append a level of `kraft.version`, and the voters with it; this node leads.
+
+        Raises:
+            ApiError: INVALID_UPDATE_VERSION, with the reason; NOT_CONTROLLER: this node does not lead.
+            StorageError: The machine failed, or did before.
+        """
+        if self.failure is not None:
+            raise StorageError(f"the metadata log takes no records: {self.failure}", path=self.name)
+        now_ms = self._clock.now_ms()
+        self._input(lambda: self.raft.upgrade_kraft_version(level, now_ms, is_only_checked=is_only_checked))
 
     def refused(self, address: Address) -> None:
         """A connection to an address was lost, and nobody listens there any more."""
@@ -323,7 +357,9 @@ class MetadataQuorum:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Persist():
-                history = self.raft.quorum.history
+                history, state = self.raft.quorum.history, effect.state
+                voted_id = None if state.voted is None else state.voted.node_id
+                log.debug("election_state_changed", epoch=state.epoch, leader_id=state.leader_id, voted_id=voted_id)
                 content = effect.state.encode(history.kraft_version, history.current.ids)
                 self._wait_for(partial(self._save_election_state, content))
             case Send():
@@ -368,14 +404,15 @@ class MetadataQuorum:
     async def _ask(self, effect: Send) -> None:
         key, wire = API_KEYS[type(effect.request)], _wire()
         try:
-            message = await self._peers.ask(
-                effect.endpoint, key, wire.encode_request(effect.request), timeout_s=self._request_timeout_s
-            )
+            is_about_versions = isinstance(effect.request, SupportedVersionsRequest)
+            request = self._peers.hello() if is_about_versions else wire.encode_request(effect.request)
+            message = await self._peers.ask(effect.endpoint, key, request, timeout_s=self._request_timeout_s)
             response = wire.decode_response(message)
         except (UnreachableError, ApiError) as error:
             log.debug("quorum_request_failed", api=key.name, to=effect.to, error=str(error))
             self._input(lambda: self.raft.failed(effect.number, self._clock.now_ms()))
         else:
+            self.is_of_other_cluster = response.request_error is ErrorCode.INCONSISTENT_CLUSTER_ID
             self._input(lambda: self.raft.response(effect.number, response, self._clock.now_ms()))
 
     # ------------------------------------------------------------------ replies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from hailbus_broker.cluster.metadata.records import UnknownRecordError
@@ -55,7 +56,7 @@ class MetadataSnapshots:
         Raises:
             StartError: It is damaged.
         """
-        return self._decoded(snapshot, _changes)
+        return self._decoded(snapshot, partial(_changes, snapshot))
 
     def _decoded(self, snapshot: SnapshotId, decode: Callable[[bytes], T]) -> T:
         path = f"{self._directory}/{snapshot.file_name}"
@@ -78,7 +79,7 @@ class MetadataSnapshots:
             StorageError: The machine failed.
         """
         decode_snapshot(data)
-        changes = _changes(data)
+        changes = _changes(snapshot, data)
         self.write(snapshot, data)
         return changes
 
@@ -106,5 +107,7 @@ class MetadataSnapshots:
                 self._disk.remove(f"{self._directory}/{other.file_name}")
 
 
-def _changes(data: bytes) -> Sequence[tuple[Offset, VoterSet | int]]:
-    return control_records.read_changes(iterate_batches(data))
+def _changes(snapshot: SnapshotId, data: bytes) -> Sequence[tuple[Offset, VoterSet | int]]:
+    """Return what a snapshot says of the quorum, as if its last record said so: no truncation reaches below its end."""
+    found = control_records.read_changes(iterate_batches(data))
+    return [(snapshot.end_offset - 1, change) for _, change in found]

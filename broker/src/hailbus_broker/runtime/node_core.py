@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hailbus_broker.cluster.controller import Controller
+from hailbus_broker.cluster.features import SUPPORTED
 from hailbus_broker.cluster.metadata.image import ResourceType
 from hailbus_broker.log import StorageError, TailCache
+from hailbus_broker.log.log_directory import NO_BROKER_EPOCH
 from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.records import RecordsError
@@ -17,14 +19,20 @@ from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.group_sync import LANES, GroupSync
 from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.metadata import Metadata, QuorumSettings, open_metadata
+from hailbus_broker.runtime.roles import node_id_of, node_roles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from hailbus_broker.cluster.metadata.image import MetadataDelta, MetadataImage
     from hailbus_broker.cluster.options import BrokerConfig
+    from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.runtime.controller_channel import OwnController
+    from hailbus_broker.runtime.controller_role import ControllerRole
 
 log: Any = get_logger()
+
+T = TypeVar("T")
 
 TAIL_CACHE_BYTES: Final = 32 * 1024 * 1024
 WORK_THREADS: Final = 6
@@ -51,10 +59,16 @@ class NodeCore:
         machine: What it runs on; None is the process's own.
 
     Attributes:
-        listeners: Where the node listens.
+        roles: What the node is in its cluster.
+        listeners: Where clients of the node connect.
+        controller_listeners: Where a controller listens that is a broker, too.
         failure: Why the data directory is offline: nothing is written to it before the next start.
         reason_to_stop: Why the node must not go on; `when_unfit` is called then.
         when_offline: Called with the failure.
+        own_controller: Serves the requests of this node to its own controller.
+        check_room: Called with records before they are written; raises an ApiError if this node has no room for them.
+        controller_role: What the node does as a controller; None for one that is none, and for a cluster of one.
+        broker_epoch: Of the node as a broker of a cluster; -1 for none.
     """
 
     def __init__(self, config: BrokerConfig, *, machine: Machine | None = None) -> None:
@@ -63,12 +77,18 @@ class NodeCore:
         self.clock: Final = self.machine.clock
         self.disk: Final = self.machine.disk
         self.rng: Final = self.machine.random
-        self.node_id: Final[int] = config["node.id"] if "node.id" in config.given else config["broker.id"]
+        self.roles: Final = node_roles(config)
+        self.node_id: Final[int] = node_id_of(config)
         self.listeners: Final[list[Listener]] = []
+        self.controller_listeners: Final[list[Listener]] = []
         self.failure: StorageError | None = None
         self.reason_to_stop: Exception | None = None
         self.when_unfit: Callable[[], object] = lambda: None
         self.when_offline: Callable[[StorageError], object] = lambda _: None
+        self.own_controller: OwnController | None = None
+        self.check_room: Callable[[Sequence[Message]], object] = lambda _: None
+        self.controller_role: ControllerRole | None = None
+        self.broker_epoch = NO_BROKER_EPOCH
         self._background: Final[dict[asyncio.Task[Any], None]] = {}
         self._parts: Metadata | None = None
         self.controller: Controller
@@ -88,7 +108,12 @@ class NodeCore:
         self.sync = GroupSync(self.loop, self.machine.start_threads(LANES, "sync"))
         self.tail_cache = TailCache(TAIL_CACHE_BYTES)
         self.data = DataDirectory(
-            self.disk, self.config["log.dirs"], node_id=self.node_id, rng=self.rng, tail_cache=self.tail_cache
+            self.disk,
+            self.config["log.dirs"],
+            node_id=self.node_id,
+            rng=self.rng,
+            tail_cache=self.tail_cache,
+            is_of_cluster=not self.roles.is_standalone,
         )
         self.cluster_id = self.data.cluster_id
 
@@ -114,7 +139,8 @@ class NodeCore:
             threads=self.threads,
             controller_of=controller_of,
             report=self.take_offline,
-            stop=self._become_unfit,
+            stop=self.become_unfit,
+            bootstrap=None if self.roles.is_standalone else {name: last for name, (_, last) in SUPPORTED.items()},
         )
         self.metadata, self.publisher = parts.log, parts.publisher
         self.spawn(self.publisher.run(), "metadata-publisher")
@@ -150,7 +176,12 @@ class NodeCore:
         if not is_clean:
             self.data.release()
             return
-        for error in self.data.close(self.metadata.quorum.log, now_ms=self.clock.wall_ms(), failure=self.failure):
+        for error in self.data.close(
+            self.metadata.quorum.log,
+            now_ms=self.clock.wall_ms(),
+            failure=self.failure,
+            broker_epoch=self.broker_epoch,
+        ):
             log.error("log_not_closed", error=str(error))
 
     async def end_background(self) -> None:
@@ -185,11 +216,15 @@ class NodeCore:
         self.metadata.refuse(error)
         self.when_offline(error)
 
-    def _become_unfit(self, error: Exception) -> None:
+    def become_unfit(self, error: Exception) -> None:
         """Stop as soon as possible: what this node would do on from here, others would have to undo."""
         if self.reason_to_stop is None:
             self.reason_to_stop = error
-            log.critical("node_unfit", error=str(error), advice="keep its data directory, and restore it from a backup")
+            if isinstance(error, StartError):
+                log.critical("node_unfit", error=str(error))
+            else:
+                advice = "keep its data directory, and restore it from a backup"
+                log.critical("node_unfit", error=str(error), advice=advice)
             self.when_unfit()
 
     def warn_of_descriptors(self, reason: str) -> None:
@@ -237,6 +272,33 @@ class NodeCore:
     def image(self) -> MetadataImage:
         """The committed metadata."""
         return self.publisher.image
+
+    def write_metadata(self, records: Sequence[Message]) -> asyncio.Future[None]:
+        """Append the controller's records; see `MetadataLog.write`.
+
+        Raises:
+            StorageError: The machine failed, or did before; nothing has changed then.
+            ApiError: NOT_CONTROLLER, or there is no room for new partitions; nothing has changed.
+        """
+        if records:
+            self._check_records(records)
+        return self.metadata.write(records)
+
+    async def decide_in_thread(
+        self, decide: Callable[[Controller], tuple[T, Sequence[Message]]]
+    ) -> tuple[T, asyncio.Future[None]]:
+        """Make a large decision in a thread, and append its records; see `MetadataLog.decide_in_thread`.
+
+        Raises:
+            StorageError: As `write_metadata`.
+            ApiError: As `write_metadata`; or what `decide` raises.
+        """
+        return await self.metadata.decide_in_thread(decide, self._check_records)
+
+    def _check_records(self, records: Sequence[Message]) -> None:
+        if self.failure is not None:
+            raise StorageError(f"the log directory is offline: {self.failure}")
+        self.check_room(records)
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Act on changed settings of brokers, and on a log that has grown; see `metadata_publisher.Subscriber`."""

@@ -19,6 +19,8 @@ HANDSHAKE_VERSION: Final = 3
 """Of ApiVersions: every node that can be a peer knows it."""
 
 SOFTWARE_NAME: Final = "hailbus-broker"
+SOFTWARE_VERSION: Final = "0.1.0"
+"""As this node tells the others."""
 
 Address = tuple[str, int]
 
@@ -62,6 +64,16 @@ class Peers:
         if version is None:
             raise UnreachableError(f"{endpoint.host}:{endpoint.port} does not serve {key.name} in a version known here")
         return await peer.answer(connection.send(key, version, message), connection, timeout_s or self._timeout_s)
+
+    def hello(self) -> Message:
+        """Return the request by which a node asks another one what it supports."""
+        return _hello(self._software_version)
+
+    def drop(self, endpoint: Endpoint) -> None:
+        """Close the connection to an address; what waits there fails, and the next request opens another one."""
+        peer = self._peers.get((endpoint.host, endpoint.port))
+        if peer is not None:
+            peer.close()
 
     def _peer(self, address: Address) -> _Peer:
         peer = self._peers.get(address)
@@ -130,8 +142,6 @@ class _Peer:
             return self._connection, self._versions
 
     async def _connect(self) -> tuple[Connection, Mapping[ApiKey, int]]:
-        from hailbus_broker.protocol.definitions.api_versions_request import ApiVersionsRequest
-
         host, port = self._address
         loop = asyncio.get_running_loop()
         try:
@@ -141,8 +151,7 @@ class _Peer:
                 )
         except OSError as error:  # TimeoutError is one
             raise UnreachableError(f"no connection to {host}:{port}: {error}") from error
-        hello = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=self._software_version)
-        future = connection.send(ApiKey.API_VERSIONS, HANDSHAKE_VERSION, hello)
+        future = connection.send(ApiKey.API_VERSIONS, HANDSHAKE_VERSION, _hello(self._software_version))
         answer = await self.answer(future, connection, self._timeout_s)
         return connection, _common_versions(answer.api_keys)
 
@@ -162,6 +171,12 @@ class _Peer:
         """Close the connection if there is one."""
         if self._connection is not None:
             self._connection.close()
+
+
+def _hello(software_version: str) -> Message:
+    from hailbus_broker.protocol.definitions.api_versions_request import ApiVersionsRequest
+
+    return ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=software_version)
 
 
 def _common_versions(served: Any) -> Mapping[ApiKey, int]:

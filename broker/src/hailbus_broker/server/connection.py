@@ -72,8 +72,8 @@ class Service(Protocol):
         """Requests of so many bytes are done."""
         ...
 
-    def disconnected(self, in_work: list[Request]) -> None:
-        """The client of these requests is gone."""
+    def disconnected(self, connection: Connection, in_work: list[Request]) -> None:
+        """A connection is gone, and the client of these requests with it."""
         ...
 
 
@@ -139,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
         self.dispatcher.finished(size)
         self.dispatcher.hold(self, 0)
         self.dispatcher.connections.pop(self, None)
-        self.dispatcher.disconnected(waiting)
+        self.dispatcher.disconnected(self, waiting)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio calls it so
         """See `asyncio`: where to read to."""

@@ -14,6 +14,7 @@ from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.api import APIS, ApiKey, request_class
 from hailbus_broker.protocol.errors import ApiError, ErrorCode, ProtocolError
 from hailbus_broker.records import RecordsError
+from hailbus_broker.server.error_responses import error_response
 from hailbus_broker.server.fetch_sessions import FetchSessions
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ class Handler:
     is_raw: bool = False
     first: int | None = None
     answer_unsupported: Callable[[Any], Message] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRequest:
+    """What a handler needs to know of a request that this node makes to itself."""
+
+    api_key: ApiKey
+    version: int
 
 
 class WaitingBatch(Protocol):
@@ -97,6 +106,7 @@ class Dispatcher:
         self._waiting: dict[Connection, None] = {}
         self.disturb: Callable[[Request, Callable[[Request], None]], bool] | None = None
         self.observe: Callable[[Request], None] | None = None
+        self.when_lost: Callable[[Connection], object] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def handle(self, request: Request) -> None:
@@ -147,6 +157,19 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - every one has its meaning, or is our mistake and is logged as such
             self._failed(request, error)
 
+    async def call(self, key: ApiKey, message: Message, *, request: Any = None) -> Message:
+        """See `OwnController`."""
+        request = request or OwnRequest(key, APIS[key].last)
+        try:
+            result = self.handlers[key].handle(self, request, message)
+            response: Message = await result if isinstance(result, Awaitable) else result
+        except (ApiError, LogError, RecordsError) as error:
+            code = error_code(error)
+            if code is ErrorCode.NOT_CONTROLLER:
+                raise
+            return error_response(key, request.version, message, code, error_text(error))
+        return response
+
     async def _serve_large(self, request: Request, handler: Handler) -> Message | None:
         """Let a thread decode a request; its connection starts no other one before the answer."""
         decode = partial(
@@ -180,7 +203,7 @@ class Dispatcher:
                 exc_info=error,
             )
         try:
-            request.respond_error(code)
+            request.respond_error(code, error_text(error))
         except Exception:
             log.exception("error_response_failed", api=APIS[request.api_key].name)
             request.connection.close()
@@ -231,8 +254,10 @@ class Dispatcher:
         for connection in list(self.connections):
             connection.close_if_idle()
 
-    def disconnected(self, in_work: list[Request]) -> None:
+    def disconnected(self, connection: Connection, in_work: list[Request]) -> None:
         """A connection is gone: what waits for it need not wait any longer."""
+        if self.when_lost is not None:
+            self.when_lost(connection)
         for request in in_work:
             if request.on_disconnect is not None:
                 request.on_disconnect()
@@ -254,3 +279,8 @@ def error_code(error: BaseException) -> ErrorCode:
     if isinstance(error, (LogError, RecordsError)):
         return ErrorCode[error.error_name]
     return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def error_text(error: BaseException) -> str | None:
+    """What a response may say beside the code of an exception."""
+    return error.message if isinstance(error, ApiError) else None

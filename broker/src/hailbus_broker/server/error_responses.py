@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hailbus_broker.protocol.api import response_class
 from hailbus_broker.protocol.schema import Field, Message, Struct
@@ -39,22 +39,38 @@ _SAME_VALUES = {
 }
 
 
-def error_response(api_key: int, version: int, request: Message, code: ErrorCode) -> Message:
-    """Mirror the request's lists into the response, with the code at every leaf that has one."""
+class _Refusal(NamedTuple):
+    code: ErrorCode
+    text: str | None
+
+
+def error_response(api_key: int, version: int, request: Message, code: ErrorCode, text: str | None = None) -> Message:
+    """Mirror the request's lists into the response, with the code at every leaf that has one.
+
+    Args:
+        api_key: Of the request.
+        version: Of the request.
+        request: What was asked.
+        code: Why it failed.
+        text: What to do about it, for the responses that have an error message.
+    """
     response = response_class(api_key)()
-    _fill(response, request, version, code)
+    _fill(response, request, version, _Refusal(code, text))
     return response
 
 
-def _fill(response: Struct, request: object, version: int, code: ErrorCode) -> None:
+def _fill(response: Struct, request: object, version: int, refusal: _Refusal) -> None:
     for field in response.__fields__:
         if version not in field.versions:
             continue
         if field.name in {"error_code", "partition_error_code"}:
-            setattr(response, field.name, code)
+            setattr(response, field.name, refusal.code)
+        elif field.name == "error_message":
+            if refusal.text is not None:
+                setattr(response, field.name, refusal.text)
         elif field.kind == "array" and isinstance(field.element, type):
-            setattr(response, field.name, _mirror(field, request, version, code))
-        elif isinstance(request, Struct) and field.name not in {"error_message", "throttle_time_ms"}:
+            setattr(response, field.name, _mirror(field, request, version, refusal))
+        elif isinstance(request, Struct) and field.name != "throttle_time_ms":
             for name in _SAME_VALUES.get(field.name, (field.name,)):
                 value: Any = getattr(request, name, None)
                 if value is not None and not isinstance(value, (list, Struct)):
@@ -62,7 +78,7 @@ def _fill(response: Struct, request: object, version: int, code: ErrorCode) -> N
                     break
 
 
-def _mirror(field: Field, request: object, version: int, code: ErrorCode) -> list[Struct]:
+def _mirror(field: Field, request: object, version: int, refusal: _Refusal) -> list[Struct]:
     assert isinstance(field.element, type)
     for name in _SAME_LISTS.get(field.name, (field.name,)):
         items = getattr(request, name, None)
@@ -72,9 +88,9 @@ def _mirror(field: Field, request: object, version: int, code: ErrorCode) -> lis
         for item in items:
             element = field.element()
             if isinstance(item, Struct):
-                _fill(element, item, version, code)
+                _fill(element, item, version, refusal)
             else:
-                _fill(element, None, version, code)
+                _fill(element, None, version, refusal)
                 first = next((inner for inner in element.__fields__ if inner.kind in {"string", "int32"}), None)
                 if first is not None:
                     setattr(element, first.name, item)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from hailbus_broker.runtime.addresses import check_protocols, parse_listeners
 from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.node_core import Listener
 from hailbus_broker.server.connection import Connection, ReceiveBuffer
@@ -12,22 +14,25 @@ from hailbus_broker.server.dispatch import Dispatcher
 from hailbus_broker.server.handlers.table import CONTROLLER_HANDLERS, HANDLERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from hailbus_broker.runtime.controller_node import ControllerNode
     from hailbus_broker.runtime.node import Node
+    from hailbus_broker.runtime.node_core import NodeCore
 
 
 class Listeners:
     """The listening sockets of a node, and the connections that come in over them.
 
     Args:
-        dispatcher: Serves the requests.
+        core: Of the node.
+        service_of: Serves the requests that come in by a listener, by its name.
     """
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher: Final = dispatcher
-        self._servers: list[asyncio.Server] = []
+    def __init__(self, core: NodeCore, service_of: Callable[[str], Dispatcher]) -> None:
+        self._core: Final = core
+        self._service_of: Final = service_of
+        self._servers: dict[str, asyncio.Server] = {}
 
     async def bind(self) -> None:
         """Bind all addresses of the settings, and note them in the node; nobody can connect yet.
@@ -35,9 +40,9 @@ class Listeners:
         Raises:
             StartError: With one sentence that says what to do.
         """
-        dispatcher, config = self._dispatcher, self._dispatcher.core.config
+        config = self._core.config
         addresses = parse_listeners(config["listeners"], "listeners")
-        _check_protocols(config["listener.security.protocol.map"], addresses)
+        check_protocols(config["listener.security.protocol.map"], addresses)
         advertised = parse_listeners(config["advertised.listeners"] or "", "advertised.listeners")
         unknown = sorted(set(advertised) - set(addresses))
         if unknown:
@@ -46,11 +51,13 @@ class Listeners:
             )
         loop = asyncio.get_running_loop()
         receive = ReceiveBuffer()
+        roles = self._core.roles
         for name, (host, port) in addresses.items():
             holder: list[Listener] = []
+            service = self._service_of(name)
 
-            def connect(holder: list[Listener] = holder) -> Connection:
-                return Connection(dispatcher, holder[0], receive, max_request_bytes=config["socket.request.max.bytes"])
+            def connect(service: Dispatcher = service, holder: list[Listener] = holder) -> Connection:
+                return Connection(service, holder[0], receive, max_request_bytes=config["socket.request.max.bytes"])
 
             try:
                 server = await loop.create_server(connect, host or None, port, start_serving=False, backlog=1024)
@@ -60,7 +67,7 @@ class Listeners:
                     f"cannot listen on {host}:{port}: {_reason(error)}; "
                     "stop what uses the address or choose another with --listen"
                 ) from error
-            self._servers.append(server)
+            self._servers[name] = server
             bound = server.sockets[0].getsockname()
             told_host, told_port = advertised.get(name, (host, bound[1]))
             if not told_host or told_host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
@@ -73,25 +80,30 @@ class Listeners:
                 advertised_port=told_port or bound[1],
             )
             holder.append(listener)
-            dispatcher.core.listeners.append(listener)
+            is_for_controllers = roles.is_broker and name in roles.controller_listeners
+            (self._core.controller_listeners if is_for_controllers else self._core.listeners).append(listener)
 
-    async def serve(self) -> None:
-        """Let clients connect."""
-        for server in self._servers:
-            await server.start_serving()
-        core = self._dispatcher.core
-        if core.config["connections.max.idle.ms"] >= 0:
-            core.every(core.config["connections.max.idle.ms"], self._dispatcher.close_idle_connections)
+    async def serve(self, *listeners: Listener) -> None:
+        """Let others connect to listeners."""
+        services: dict[Dispatcher, None] = {}
+        for listener in listeners:
+            await self._servers[listener.name].start_serving()
+            services[self._service_of(listener.name)] = None
+        config = self._core.config
+        if config["connections.max.idle.ms"] >= 0:
+            for service in services:
+                self._core.every(config["connections.max.idle.ms"], service.close_idle_connections)
 
-    def close(self) -> None:
-        """Let nobody else connect."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+    def close(self, *listeners: Listener) -> None:
+        """Let nobody else connect to listeners; without any given, to none."""
+        for name in [one.name for one in listeners] or list(self._servers):
+            server = self._servers.pop(name, None)
+            if server is not None:
+                server.close()
 
 
 class Server:
-    """A broker and its listeners.
+    """A broker, with or without the role of a controller, and its listeners.
 
     Args:
         node: Started by `start`.
@@ -100,16 +112,41 @@ class Server:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.dispatcher: Dispatcher | None = None
+        self._controller: Dispatcher | None = None
         self._listeners: Listeners | None = None
 
     async def start(self) -> None:
         """Bind, open the data, and serve.
 
+        Controllers are served first: a broker registers with one of them, which may be this node. Clients are served
+        before the controller lets the broker lead.
+
         Raises:
             StartError: With one sentence that says what to do.
         """
-        self.dispatcher = Dispatcher(self.node.core, HANDLERS, node=self.node)
-        self._listeners = await _start(self.node, self.dispatcher)
+        node, core = self.node, self.node.core
+        broker = self.dispatcher = Dispatcher(core, HANDLERS, node=node)
+        controller = self._controller = controller_service(core) if core.roles.is_controller else None
+
+        def service_of(name: str) -> Dispatcher:
+            return controller if controller is not None and name in core.roles.controller_listeners else broker
+
+        listeners = self._listeners = Listeners(core, service_of)
+        await listeners.bind()
+        is_started = False
+        try:
+            await node.open()
+            await listeners.serve(*core.controller_listeners)
+            await node.start()
+            is_started = True
+            await listeners.serve(*core.listeners)
+            await node.until_unfenced()
+        except BaseException:
+            listeners.close()
+            await self._close_connections()
+            if is_started:
+                await node.stop()
+            raise
 
     @property
     def bootstrap(self) -> str:
@@ -118,12 +155,17 @@ class Server:
         return f"{listener.advertised_host}:{listener.advertised_port}"
 
     async def stop(self) -> None:
-        """Close the listeners and connections, then the node."""
+        """Give leaderships away, close the listeners and connections, then the node."""
+        await self.node.leave()
         if self._listeners is not None:
             self._listeners.close()
-        if self.dispatcher is not None:
-            await self.dispatcher.close()
+        await self._close_connections()
         await self.node.stop()
+
+    async def _close_connections(self) -> None:
+        for dispatcher in (self.dispatcher, self._controller):
+            if dispatcher is not None:
+                await dispatcher.close()
 
 
 class ControllerServer:
@@ -135,7 +177,7 @@ class ControllerServer:
 
     def __init__(self, node: ControllerNode) -> None:
         self.node: Final = node
-        self._dispatcher: Dispatcher | None = None
+        self.dispatcher: Dispatcher | None = None
         self._listeners: Listeners | None = None
 
     async def start(self) -> None:
@@ -144,63 +186,44 @@ class ControllerServer:
         Raises:
             StartError: With one sentence that says what to do.
         """
-        self._dispatcher = Dispatcher(self.node.core, CONTROLLER_HANDLERS)
-        self._listeners = await _start(self.node, self._dispatcher)
+        core = self.node.core
+        dispatcher = self.dispatcher = controller_service(core)
+        listeners = self._listeners = Listeners(core, lambda _: dispatcher)
+        await listeners.bind()
+        try:
+            await self.node.start()
+        except BaseException:
+            listeners.close()
+            raise
+        await listeners.serve(*core.listeners, *core.controller_listeners)
+
+    @property
+    def bootstrap(self) -> str:
+        """Where other nodes find the controller: the first listener's advertised address."""
+        listener = self.node.core.listeners[0]
+        return f"{listener.advertised_host}:{listener.advertised_port}"
 
     async def stop(self) -> None:
         """Lead no more, then close the listeners and connections, and the node."""
         self.node.resign()
         if self._listeners is not None:
             self._listeners.close()
-        if self._dispatcher is not None:
-            await self._dispatcher.close()
+        if self.dispatcher is not None:
+            await self.dispatcher.close()
         await self.node.stop()
 
 
-async def _start(node: Node | ControllerNode, dispatcher: Dispatcher) -> Listeners:
-    """Bind, start a node, and let its clients connect."""
-    listeners = Listeners(dispatcher)
-    await listeners.bind()
-    try:
-        await node.start()
-    except BaseException:
-        listeners.close()
-        raise
-    await listeners.serve()
-    return listeners
+def controller_service(core: NodeCore) -> Dispatcher:
+    """Return what serves the requests to a node's controller, those of the node itself included."""
+    service = Dispatcher(core, CONTROLLER_HANDLERS)
+    service.when_lost = partial(_lost, core)
+    core.own_controller = service
+    return service
 
 
-def parse_listeners(text: str, option: str) -> dict[str, tuple[str, int]]:
-    """`NAME://HOST:PORT,…` → host and port by name.
-
-    Raises:
-        StartError: The text is something else.
-    """
-    found: dict[str, tuple[str, int]] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        name, separator, address = item.partition("://")
-        host, colon, port = address.rpartition(":")
-        if not separator or not colon or not port.isdigit() or int(port) > 65535:
-            raise StartError(f"{option}: {item!r} is not NAME://HOST:PORT")
-        if name in found:
-            raise StartError(f"{option}: {name} stands there twice")
-        found[name] = (host.strip("[]"), int(port))
-    return found
-
-
-def _check_protocols(text: str | None, names: Mapping[str, object]) -> None:
-    protocols = {}
-    for item in filter(None, (part.strip() for part in (text or "").split(","))):
-        name, colon, protocol = item.partition(":")
-        if not colon:
-            raise StartError(f"listener.security.protocol.map: {item!r} is not NAME:PROTOCOL")
-        protocols[name] = protocol
-    for name in names:
-        protocol = protocols.get(name, name if name in {"SSL", "SASL_PLAINTEXT", "SASL_SSL"} else "PLAINTEXT")
-        if protocol != "PLAINTEXT":
-            raise StartError(
-                f"listener {name} asks for {protocol}, and only PLAINTEXT is offered so far: give it PLAINTEXT"
-            )
+def _lost(core: NodeCore, connection: Connection) -> None:
+    if core.controller_role is not None:
+        core.controller_role.connection_lost(connection)
 
 
 def _own_host() -> str:

@@ -189,12 +189,12 @@ class Request:
         HEAD.pack_into(out, 0, len(out) - 4, self.correlation_id)
         self._finish([out])
 
-    def respond_error(self, code: ErrorCode) -> None:
-        """Send the response that this API gives when nothing worked."""
+    def respond_error(self, code: ErrorCode, text: str | None = None) -> None:
+        """Send the response that this API gives when nothing worked; the text goes where it has an error message."""
         message = self.message
         if message is None:
             message = codec.decode(request_class(self.api_key), self.frame, self.version, position=self.position)
-        self.respond(error_response(self.api_key, self.version, message, code))
+        self.respond(error_response(self.api_key, self.version, message, code, text))
 
     def respond_nothing(self) -> None:
         """The client does not want an answer (acks=0)."""

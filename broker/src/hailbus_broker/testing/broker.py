@@ -22,7 +22,7 @@ from hailbus_broker.cluster.options import BrokerConfig
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.clock import SystemClock
-from hailbus_broker.runtime.disk import RealDisk, RealFile
+from hailbus_broker.runtime.disk import RealDisk, RealFile, failing
 from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.node import Node
 from hailbus_broker.server.listener import Server
@@ -54,12 +54,7 @@ class _UnsyncedFile(RealFile):
 class UnsyncedDisk(RealDisk):
     """The real disk without any fsync."""
 
-    def open(self, path: str, *, create: bool = False) -> RealFile:
-        """See `RealDisk`."""
-        import os
-
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return _UnsyncedFile(path, os.open(path, flags, 0o644))
+    file_class = _UnsyncedFile
 
     def sync_directory(self, path: str) -> None:
         """Nothing to do."""
@@ -68,7 +63,8 @@ class UnsyncedDisk(RealDisk):
         """Without syncs."""
         from pathlib import Path
 
-        Path(path).write_bytes(data)
+        with failing("cannot write", path):
+            Path(path).write_bytes(data)
 
 
 class VirtualClock:

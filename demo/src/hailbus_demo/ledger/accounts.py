@@ -36,6 +36,8 @@ class BookQuote(NamedTuple):
     fare_minor: int
     multiplier: float
     surge_version: int | None
+    distance_m: int
+    duration_s: int
 
 
 class BookAdvice(NamedTuple):

@@ -118,6 +118,8 @@ class Book:
             fare_minor=int(body["fare"]["amount_minor"]),
             multiplier=float(body["multiplier"]),
             surge_version=body["surge_version"],
+            distance_m=int(body["distance_m"]),
+            duration_s=int(body["duration_s"]),
         )
         self.quotes_offered += 1
         self.quotes[str(body["quote_id"])] = told

@@ -242,8 +242,6 @@ class World:
             "pickup": _as_json(plan.pickup),
             "dropoff": _as_json(plan.dropoff),
             "passengers": plan.passengers,
-            "distance_m": plan.distance_m,
-            "duration_s": plan.duration_s,
             "simulated": True,  # no recording holds a quote
         }
         status, quote = await self.booking.post(
@@ -388,7 +386,7 @@ class World:
 
     async def _complete(self, ride: RideState, at_ms: int) -> None:
         plan = ride.plan
-        update = {"kind": "complete", "distance_m": plan.distance_m, "duration_s": plan.duration_s}
+        update = {"kind": "complete", "distance_m": plan.distance_m}
         status, body = await self._update(ride, update, at_ms)
         await self._answered(ride, "complete", status, body, at_ms)
 

@@ -95,12 +95,13 @@ FAULTS = {
 """Name → fault, in the order in which `--sabotage list` prints them."""
 
 
-def require_possible(name: str, *, in_house: bool, spark: bool, chaos: bool) -> Fault:
+def require_possible(name: str, *, in_house: bool, brokers: int, spark: bool, chaos: bool) -> Fault:
     """Return the fault of this name.
 
     Args:
         name: Of the fault.
         in_house: Whether the run has a broker of its own.
+        brokers: How many of them.
         spark: Whether the run has a lake.
         chaos: Whether the run kills processes as well.
 
@@ -119,6 +120,11 @@ def require_possible(name: str, *, in_house: bool, spark: bool, chaos: bool) -> 
         raise UsageError(
             f"--sabotage {name} edits the files of the in-house broker, and --bootstrap names another cluster: leave "
             "out --bootstrap, or choose another fault"
+        )
+    if fault.target is Target.LOG_FILES and brokers > 1:
+        raise UsageError(
+            f"--sabotage {name} edits the files of one broker, and with --brokers {brokers} the others have copies: "
+            "leave out --brokers, or choose another fault"
         )
     if fault.target is Target.LAKE and not spark:
         raise UsageError(f"--sabotage {name} needs the lake: leave out --no-spark, or choose another fault")

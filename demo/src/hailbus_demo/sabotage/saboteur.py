@@ -38,7 +38,7 @@ class Scene:
     Args:
         bus: The cluster.
         bootstrap: Its address.
-        log_files: The in-house broker's log directory, `None` on another cluster.
+        log_files: The in-house broker's log directory, `None` on a cluster of several brokers or another one.
         databases: The folder of the services' databases.
         lake_dir: The lake's folder, `None` without a lake.
         supervisor: Of the processes.

@@ -38,6 +38,25 @@ def free_ports(count: int, *, host: str = HOST) -> list[int]:
             probe.close()
 
 
+def free_block(count: int, *, host: str = HOST) -> int:
+    """Return the first of so many ports in a row that nobody listens on now."""
+    span = HIGHEST - LOWEST - count
+    for step in range(0, span, count):
+        first = LOWEST + (os.getpid() * 37 + step) % span
+        if all(_is_free(port, host) for port in range(first, first + count)):
+            return first
+    raise UsageError(f"no {count} free ports in a row between {LOWEST} and {HIGHEST}: end something that listens there")
+
+
+def _is_free(port: int, host: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
 def require_free(port: int, *, what: str, host: str = HOST) -> int:
     """Return the port if nobody listens on it.
 

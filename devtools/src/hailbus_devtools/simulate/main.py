@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,8 +71,52 @@ REQUIRED: Final = (
     *REQUIRED_OF_GUESTS,
 )
 """What a campaign has to reach, or it shows less than it says."""
+REQUIRED_IN_A_CLUSTER: Final = (
+    "client killed",
+    "connection reset",
+    "controller failover",
+    "coordinator failover with an open transaction",
+    "crash while starting",
+    "cut",
+    "eligible leader elected",
+    "eligible leaders kept",
+    "failed sync",
+    "fault of the active controller",
+    "fault of the group coordinator",
+    "fault of the transaction coordinator",
+    "fault: clock drift",
+    "fault: clock jump",
+    "fault: client pause",
+    "fault: contested election",
+    "fault: node cut off",
+    "fault: node pause",
+    "fault: nodes split",
+    "fault: power cut of all",
+    "fault: slow disk",
+    "fault: slow nodes link",
+    "fault: stop in order",
+    "fenced leader writes on",
+    "full disk",
+    "group coordinator failover",
+    "ISR at its minimum",
+    "ISR below its minimum",
+    "lost write",
+    "metadata snapshot fetched",
+    "metadata truncated",
+    "node restarted",
+    "one-way cut",
+    "partition leader changed",
+    "reassignment begun",
+    "reassignment completed",
+    "transaction aborted",
+    "transaction committed",
+    "truncation",
+    "unclean election",
+)
+"""What a campaign of three nodes or more has to reach."""
+ENOUGH_NODES: Final = 3
 ENOUGH_SEEDS: Final = 200
-"""A campaign of so many seeds has to reach all of `REQUIRED`."""
+"""A campaign of so many seeds has to reach all of that."""
 TWICE_EVERY: Final = 10
 """Every tenth seed is run twice, in two processes; without guests with different hash seeds."""
 MUTANT_SEEDS: Final = 1_000
@@ -89,6 +134,7 @@ class Campaign:
         seed_count: Seeds that were run.
         simulated_s: Virtual time of all of them.
         differing: Seeds whose second run left another trace.
+        node_count: Brokers in the world.
     """
 
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -96,11 +142,15 @@ class Campaign:
     seed_count: int = 0
     simulated_s: float = 0.0
     differing: list[int] = field(default_factory=list)
+    node_count: int = 1
 
     @property
     def missing(self) -> list[str]:
         """What was never reached although it should have been."""
-        return [name for name in REQUIRED if not self.notes[name]] if self.seed_count >= ENOUGH_SEEDS else []
+        if self.seed_count < ENOUGH_SEEDS or 1 < self.node_count < ENOUGH_NODES:
+            return []
+        required = REQUIRED if self.node_count == 1 else REQUIRED_IN_A_CLUSTER
+        return [name for name in required if not self.notes[name]]
 
     @property
     def is_clean(self) -> bool:
@@ -124,8 +174,10 @@ def reports(*arguments: str, hash_seed: int = 0) -> Iterator[dict[str, Any]]:
         try:
             for line in process.stdout:
                 report = json.loads(line)
-                last = report["seed"]
-                yield report
+                if "begins" in report:
+                    last = report["begins"]
+                else:
+                    yield report
         finally:
             process.kill() if process.poll() is None and sys.exc_info()[0] is not None else process.wait()
             reader.join()
@@ -145,10 +197,12 @@ def run_campaign(
     *,
     workers: int,
     twice: bool = True,
+    nodes: int = 1,
     report: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Campaign:
     """Run seeds on several processes, some of them twice."""
-    campaign = Campaign()
+    campaign = Campaign(node_count=nodes)
+    world = f"--nodes={nodes}"
     digests: dict[int, str] = {}
     lock = threading.Lock()
 
@@ -163,16 +217,15 @@ def run_campaign(
             report(found)
 
     def work(number: int) -> None:
-        for found in reports(f"--first={first + number}", f"--end={first + count}", f"--step={workers}"):
+        for found in reports(f"--first={first + number}", f"--end={first + count}", f"--step={workers}", world):
             take(found)
 
     def work_again(number: int) -> list[tuple[int, str]]:
         step = TWICE_EVERY * workers
         seeds = (f"--first={first + number * TWICE_EVERY}", f"--end={first + count}", f"--step={step}")
-        again = [
-            *reports(*seeds, "--guests=without", hash_seed=4321),
-            *reports(*seeds, "--guests=with"),  # client libraries iterate over sets of strings
-        ]
+        again = list(reports(*seeds, world, "--guests=without", hash_seed=4321))
+        if nodes == 1:
+            again += reports(*seeds, "--guests=with")  # client libraries iterate over sets of strings
         return [(found["seed"], found["digest"]) for found in again]
 
     with ThreadPoolExecutor(workers) as pool:
@@ -185,9 +238,8 @@ def run_campaign(
 def hunt(mutant: Mutant, first: int, count: int) -> tuple[int, dict[str, Any] | None]:
     """Run seeds with a mutant until one finds it. Returns how many were run, and the report of the last."""
     number = 0
-    for number, found in enumerate(
-        reports(f"--first={first}", f"--end={first + count}", f"--mutant={mutant.name}", "--until-found"), start=1
-    ):
+    seeds = (f"--first={first}", f"--end={first + count}", f"--nodes={mutant.nodes}")
+    for number, found in enumerate(reports(*seeds, f"--mutant={mutant.name}", "--until-found"), start=1):
         if found["problems"]:
             return number, found
     return number, None
@@ -200,7 +252,7 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: dict[str, Any], nodes: int) -> None:
     if not found["problems"]:
         return
     print(f"\nseed {found['seed']}:")
@@ -208,7 +260,8 @@ def _show(found: dict[str, Any]) -> None:
         print(f"  {name}")
         for line in lines:
             print(f"    {line}")
-    print(f"  replay: uv run just simulate --seed {found['seed']} --seeds 1", flush=True)
+    cluster = f" --nodes {nodes}" if nodes > 1 else ""
+    print(f"  replay: uv run just simulate{cluster} --seed {found['seed']} --seeds 1", flush=True)
 
 
 def _hunt_all(mutants: Sequence[Mutant], first: int, count: int, workers: int, table: Path | None) -> bool:
@@ -256,7 +309,7 @@ def source_of_test(scenario: Scenario, seed: int, problems: Iterable[str]) -> st
     from hailbus_broker.testing.campaign import has_guests
 
     expression = scenario.to_python()
-    names = [name for name in ("PlannedClient", "PlannedFault") if f"{name}(" in expression] + ["Scenario"]
+    names = [name for name in ("Nodes", "PlannedClient", "PlannedFault") if f"{name}(" in expression] + ["Scenario"]
     further, found = "", "run_scenario(SCENARIO).problems"
     if has_guests(scenario):
         further, found = "from hailbus_devtools.simulate.guests.pinned import problems_of\n", "problems_of(SCENARIO)"
@@ -270,9 +323,9 @@ def source_of_test(scenario: Scenario, seed: int, problems: Iterable[str]) -> st
     )
 
 
-def _shrink(seed: int, problems: dict[str, list[str]]) -> None:
+def _shrink(seed: int, nodes: int, problems: dict[str, list[str]]) -> None:
     """Shrink a failing scenario, and write it as a test."""
-    from hailbus_broker.testing.campaign import draw, has_guests, run_scenario, shrink
+    from hailbus_broker.testing.campaign import draw_scenario, has_guests, run_scenario, shrink
     from hailbus_broker.testing.simulation.patching import patched
 
     from hailbus_devtools.simulate.guests.pinned import problems_of
@@ -282,7 +335,7 @@ def _shrink(seed: int, problems: dict[str, list[str]]) -> None:
         return bool(problems.keys() & found.keys())
 
     with patched():
-        smallest = shrink(draw(seed), fails)
+        smallest = shrink(draw_scenario(seed, nodes), fails)
     path = ROOT / FIRST_SCENARIO / f"test_scenario_{seed}.py"
     path.write_text(source_of_test(smallest, seed, problems))
     print(f"shrunk to {len(smallest.clients)} clients and {len(smallest.faults)} faults: {path.relative_to(ROOT)}")
@@ -309,7 +362,7 @@ def measure_speed() -> bool:
             outcome = run_scenario(scenario)
             speeds.append(outcome.simulated_s / (time.process_time() - began))
             if outcome.problems:
-                _show({"seed": scenario.seed, "problems": outcome.problems})
+                _show({"seed": scenario.seed, "problems": outcome.problems}, 1)
                 return False
     runs = ", ".join(f"{speed:.0f}" for speed in speeds)
     rate = outcome.request_count / outcome.simulated_s
@@ -323,7 +376,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="simulate", description="Run drawn scenarios against a simulated broker.")
     parser.add_argument("--seeds", type=int, help="how many (default: 200; with --mutants at most 1,000 for each)")
     parser.add_argument("--seed", type=int, help="the first one (default: a random one, which is printed)")
-    parser.add_argument("--nodes", type=int, default=1, choices=[1], help="brokers in the world")
+    parser.add_argument(
+        "--nodes", type=int, default=1, choices=range(1, 6), help="brokers in the world; several are a cluster"
+    )
     parser.add_argument(
         "--shrink", action="store_true", help="shrink the first failing scenario and write it as a test"
     )
@@ -342,10 +397,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0 if measure_speed() else 1)
     if options.mutants:
         mutants = [mutant for mutant in read_mutants() if mutant.is_held_out == options.held_out]
+        mutants = [mutant for mutant in mutants if (mutant.nodes > 1) == (options.nodes > 1)]
         chosen = [mutant for mutant in mutants if options.only is None or options.only in mutant.name]
         sys.exit(0 if _hunt_all(chosen, first, options.seeds or MUTANT_SEEDS, options.workers, options.table) else 1)
     began = time.monotonic()
-    campaign = run_campaign(first, options.seeds or 200, workers=options.workers, report=_show)
+    campaign = run_campaign(
+        first,
+        options.seeds or 200,
+        workers=options.workers,
+        nodes=options.nodes,
+        report=partial(_show, nodes=options.nodes),
+    )
     took_s = time.monotonic() - began
     for name, number in sorted(campaign.notes.items()):
         print(f"{number:>9,}  {name}")
@@ -358,5 +420,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in campaign.differing:
         print(f"seed {seed} left two different traces")
     if options.shrink and campaign.failures:
-        _shrink(campaign.failures[0]["seed"], campaign.failures[0]["problems"])
+        _shrink(campaign.failures[0]["seed"], options.nodes, campaign.failures[0]["problems"])
     sys.exit(0 if campaign.is_clean else 1)

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import CodeType, ModuleType
 
-FILES: Final = (Path(__file__).with_name("mutants.toml"), Path(__file__).with_name("held_out.toml"))
-"""The second file holds the mutants that nobody runs while the campaigns are tuned."""
+FILES: Final = tuple(
+    Path(__file__).with_name(name)
+    for name in ("mutants.toml", "cluster_mutants.toml", "held_out.toml", "cluster_held_out.toml")
+)
+"""Those that are held out are run by nobody while the campaigns are tuned."""
+CLUSTER_NODES: Final = 3
 
 
 class MutantError(Exception):
@@ -37,12 +41,14 @@ class Mutant:
         old: Lines that stand at one place of the package.
         new: Lines to put there; further indentation is relative to that of `old`.
         is_held_out: Whether it shows how well campaigns find what nobody thought of.
+        nodes: How many brokers a campaign needs to find it.
     """
 
     name: str
     old: str
     new: str
     is_held_out: bool = False
+    nodes: int = 1
 
 
 def read_mutants() -> list[Mutant]:
@@ -50,8 +56,14 @@ def read_mutants() -> list[Mutant]:
     found = []
     for file in FILES:
         for entry in tomllib.loads(file.read_text())["mutant"]:
-            is_held_out = file.name == "held_out.toml"
-            found.append(Mutant(name=entry["name"], old=entry["old"], new=entry["new"], is_held_out=is_held_out))
+            mutant = Mutant(
+                name=entry["name"],
+                old=entry["old"],
+                new=entry["new"],
+                is_held_out=file.name.endswith("held_out.toml"),
+                nodes=CLUSTER_NODES if file.name.startswith("cluster") else 1,
+            )
+            found.append(mutant)
     return found
 
 

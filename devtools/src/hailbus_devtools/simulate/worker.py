@@ -1,4 +1,7 @@
-"""Runs seeds one after another and prints a line of JSON for each: `python -m hailbus_devtools.simulate.worker`."""
+"""Runs seeds one after another: `python -m hailbus_devtools.simulate.worker`.
+
+It prints a line of JSON when it begins a seed, and its report when it has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,14 @@ import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
 
-SECONDS_PER_SEED = 300
-"""A seed that takes longer hangs: the process then ends itself, with the place where it was on standard error."""
+CPU_SECONDS_PER_SEED = 120
+"""A seed that takes more hangs: the process then ends itself, with the place where it was on standard error.
+
+CPU time, because a busy machine is no reason to fail, and a simulated world never waits.
+"""
 
 
 def main() -> None:
@@ -19,6 +26,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, required=True)
     parser.add_argument("--end", type=int, required=True)
     parser.add_argument("--step", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=1, help="brokers of the cluster; 1 is one without a cluster")
     parser.add_argument("--guests", choices=["with", "without"], help="leave out scenarios without or with guests")
     parser.add_argument("--mutant", help="the name of a mutant to run with")
     parser.add_argument("--until-found", action="store_true", help="end with the first seed that finds something")
@@ -29,21 +37,23 @@ def main() -> None:
         (mutant,) = [mutant for mutant in read_mutants() if mutant.name == options.mutant]
         install(mutant)
 
-    from hailbus_broker.testing.campaign import draw, has_guests, run_scenario
+    from hailbus_broker.testing.campaign import draw_scenario, has_guests, run_scenario
     from hailbus_broker.testing.simulation.patching import patched
 
     from hailbus_devtools.simulate.guests import Guests  # with it aiokafka and the SDK, before they are patched
 
     logging.disable()
+    faulthandler.register(signal.SIGPROF, chain=True)  # and then as by default: it ends the process
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     with patched():
         for seed in range(options.first, options.end, options.step):
-            scenario = draw(seed)
+            scenario = draw_scenario(seed, options.nodes)
             if options.guests is not None and (options.guests == "with") != has_guests(scenario):
                 continue
-            faulthandler.dump_traceback_later(SECONDS_PER_SEED, exit=True)
+            lines.write(json.dumps({"begins": seed}) + "\n")
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS_PER_SEED)
             outcome = run_scenario(scenario, make_guests=Guests)
-            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_PROF, 0)
             report = {
                 "seed": seed,
                 "problems": outcome.problems,

@@ -145,8 +145,8 @@ class Partitions:
         if self._stats.done - self.done_at_commit >= self._settings.commit_every:
             self.commit_wanted.set()
 
-    async def until_room(self) -> int:
-        """Wait until records may be read; how many."""
+    async def until_room(self, *, reads: int = 1) -> int:
+        """Wait until records may be read; how many: as many as so many usual reads take, and there is room for."""
         settings = self._settings
         while (room := settings.max_buffered - self.unsettled_count) <= 0:
             # Half empty before reading continues, so that a slow handler does not cause tiny reads.
@@ -159,7 +159,7 @@ class Partitions:
                 pass
             finally:
                 self.room_wanted = False
-        return min(settings.poll_records, room)
+        return min(reads * settings.poll_records, room)
 
     # -------------------------------------------------------------------------------------------- looking
 

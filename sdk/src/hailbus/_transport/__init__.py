@@ -13,7 +13,9 @@ from hailbus.partitioner import Partitioner
 
 __all__ = [
     "Admin",
+    "BrokerDescription",
     "Bus",
+    "ClusterDescription",
     "Consumer",
     "Outgoing",
     "Producer",
@@ -243,11 +245,51 @@ class TopicDescription:
     isr: Mapping[int, Sequence[int]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDescription:
+    """One broker, as the cluster describes it.
+
+    Attributes:
+        node_id: Its number.
+        host: Where clients of the listener that was asked connect.
+        port: The port there.
+        rack: `broker.rack`, if it is set.
+        is_fenced: Whether the broker is registered but does not serve: it has stopped, died, or lost its network.
+    """
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+    is_fenced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    """What a cluster says about its nodes.
+
+    Attributes:
+        cluster_id: Empty for a bus in memory.
+        controller_id: The active controller; None if there is none at the moment, or if the cluster does not say.
+        voter_ids: The controllers, sorted; empty if the cluster does not say.
+        brokers: By node id. Fenced ones are included by hailbus-broker, and by Apache Kafka from 4.0 on.
+    """
+
+    cluster_id: str
+    controller_id: int | None
+    voter_ids: tuple[int, ...]
+    brokers: tuple[BrokerDescription, ...]
+
+
 class Admin(Protocol):
     """Looks after topics and offsets."""
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
+    async def cluster(self) -> ClusterDescription:
+        """The brokers and the active controller."""
+        ...
+
     async def create(self, topics: Sequence[Topic], *, replication_factor: int | None = None) -> frozenset[str]:
         """Create the topics that are missing; the names of those created.
 

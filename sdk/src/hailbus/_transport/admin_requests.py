@@ -29,7 +29,10 @@ from aiokafka.protocol.types import (
 from hailbus.errors import ConfigurationError
 
 __all__ = [
+    "NO_TAGS",
+    "TAGS",
     "AdminRequest",
+    "Uuid",
     "consumer_group_describe",
     "delete_groups",
     "describe_configs",
@@ -41,21 +44,26 @@ __all__ = [
     "list_groups",
     "list_transactions",
     "offset_delete",
+    "struct",
     "write_txn_markers",
 ]
 
 _TEXT: Final = CompactString("utf-8")
-_TAGS: Final = ("tags", TaggedFields)
-_NO_TAGS: Final[dict[int, bytes]] = {}
+TAGS: Final = ("tags", TaggedFields)
+NO_TAGS: Final[dict[int, bytes]] = {}
 
 
-class _Uuid(AbstractType):  # type: ignore[misc]  # aiokafka is untyped
+class Uuid(AbstractType):  # type: ignore[misc]  # aiokafka is untyped
+    """16 bytes."""
+
     @classmethod
     def decode(cls, data: io.BytesIO) -> bytes:
+        """Read them."""
         return data.read(16)
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
+        """Write them."""
         return value
 
 
@@ -92,7 +100,8 @@ class AdminRequest:
         raise ConfigurationError(message)
 
 
-def _struct(key: int, version: int, request: Schema, response: Schema, *, is_flexible: bool = True) -> type[Any]:
+def struct(key: int, version: int, request: Schema, response: Schema, *, is_flexible: bool = True) -> type[Any]:
+    """Return the class of a request in one version."""
     name = f"Api{key}V{version}"
     answer = type(f"{name}Response", (Response,), {"API_KEY": key, "API_VERSION": version, "SCHEMA": response})
     members = {
@@ -111,17 +120,17 @@ _LIST_TRANSACTIONS_ANSWER: Final = Schema(
     ("throttle_time_ms", Int32),
     ("error_code", Int16),
     ("unknown_state_filters", CompactArray(_TEXT)),
-    ("states", CompactArray(("transactional_id", _TEXT), ("producer_id", Int64), ("state", _TEXT), _TAGS)),
-    _TAGS,
+    ("states", CompactArray(("transactional_id", _TEXT), ("producer_id", Int64), ("state", _TEXT), TAGS)),
+    TAGS,
 )
 _LIST_TRANSACTIONS_FILTERS: Final = (("states", CompactArray(_TEXT)), ("producer_ids", CompactArray(Int64)))
 _LIST_TRANSACTIONS: Final = {
-    0: _struct(66, 0, Schema(*_LIST_TRANSACTIONS_FILTERS, _TAGS), _LIST_TRANSACTIONS_ANSWER),
-    1: _struct(66, 1, Schema(*_LIST_TRANSACTIONS_FILTERS, ("duration_ms", Int64), _TAGS), _LIST_TRANSACTIONS_ANSWER),
-    2: _struct(
+    0: struct(66, 0, Schema(*_LIST_TRANSACTIONS_FILTERS, TAGS), _LIST_TRANSACTIONS_ANSWER),
+    1: struct(66, 1, Schema(*_LIST_TRANSACTIONS_FILTERS, ("duration_ms", Int64), TAGS), _LIST_TRANSACTIONS_ANSWER),
+    2: struct(
         66,
         2,
-        Schema(*_LIST_TRANSACTIONS_FILTERS, ("duration_ms", Int64), ("pattern", _TEXT), _TAGS),
+        Schema(*_LIST_TRANSACTIONS_FILTERS, ("duration_ms", Int64), ("pattern", _TEXT), TAGS),
         _LIST_TRANSACTIONS_ANSWER,
     ),
 }
@@ -131,19 +140,19 @@ def list_transactions(
     *, producer_ids: list[int] | None = None, duration_ms: int = -1, pattern: str | None = None
 ) -> AdminRequest:
     """ListTransactions: answered by each broker for the transactional ids that it coordinates."""
-    values: dict[int, tuple[object, ...]] = {2: ([], producer_ids or [], duration_ms, pattern, _NO_TAGS)}
+    values: dict[int, tuple[object, ...]] = {2: ([], producer_ids or [], duration_ms, pattern, NO_TAGS)}
     if not pattern:
-        values[1] = ([], producer_ids or [], duration_ms, _NO_TAGS)
+        values[1] = ([], producer_ids or [], duration_ms, NO_TAGS)
         if duration_ms < 0:
-            values[0] = ([], producer_ids or [], _NO_TAGS)
+            values[0] = ([], producer_ids or [], NO_TAGS)
     structs = {version: _LIST_TRANSACTIONS[version] for version in values}
     return AdminRequest("ListTransactions with these filters", 66, structs, values)
 
 
-_DESCRIBE_TRANSACTIONS: Final = _struct(
+_DESCRIBE_TRANSACTIONS: Final = struct(
     65,
     0,
-    Schema(("transactional_ids", CompactArray(_TEXT)), _TAGS),
+    Schema(("transactional_ids", CompactArray(_TEXT)), TAGS),
     Schema(
         ("throttle_time_ms", Int32),
         (
@@ -156,24 +165,24 @@ _DESCRIBE_TRANSACTIONS: Final = _struct(
                 ("start_ms", Int64),
                 ("producer_id", Int64),
                 ("producer_epoch", Int16),
-                ("topics", CompactArray(("topic", _TEXT), ("partitions", CompactArray(Int32)), _TAGS)),
-                _TAGS,
+                ("topics", CompactArray(("topic", _TEXT), ("partitions", CompactArray(Int32)), TAGS)),
+                TAGS,
             ),
         ),
-        _TAGS,
+        TAGS,
     ),
 )
 
 
 def describe_transactions(transactional_ids: list[str]) -> AdminRequest:
     """DescribeTransactions, for the coordinator of these ids."""
-    return AdminRequest("DescribeTransactions", 65, {0: _DESCRIBE_TRANSACTIONS}, {0: (transactional_ids, _NO_TAGS)})
+    return AdminRequest("DescribeTransactions", 65, {0: _DESCRIBE_TRANSACTIONS}, {0: (transactional_ids, NO_TAGS)})
 
 
-_DESCRIBE_PRODUCERS: Final = _struct(
+_DESCRIBE_PRODUCERS: Final = struct(
     61,
     0,
-    Schema(("topics", CompactArray(("topic", _TEXT), ("partitions", CompactArray(Int32)), _TAGS)), _TAGS),
+    Schema(("topics", CompactArray(("topic", _TEXT), ("partitions", CompactArray(Int32)), TAGS)), TAGS),
     Schema(
         ("throttle_time_ms", Int32),
         (
@@ -195,27 +204,27 @@ _DESCRIBE_PRODUCERS: Final = _struct(
                                 ("last_timestamp", Int64),
                                 ("coordinator_epoch", Int32),
                                 ("start_offset", Int64),
-                                _TAGS,
+                                TAGS,
                             ),
                         ),
-                        _TAGS,
+                        TAGS,
                     ),
                 ),
-                _TAGS,
+                TAGS,
             ),
         ),
-        _TAGS,
+        TAGS,
     ),
 )
 
 
 def describe_producers(partitions: Mapping[str, list[int]]) -> AdminRequest:
     """DescribeProducers, for the leader of these partitions."""
-    topics = [(topic, indexes, _NO_TAGS) for topic, indexes in partitions.items()]
-    return AdminRequest("DescribeProducers", 61, {0: _DESCRIBE_PRODUCERS}, {0: (topics, _NO_TAGS)})
+    topics = [(topic, indexes, NO_TAGS) for topic, indexes in partitions.items()]
+    return AdminRequest("DescribeProducers", 61, {0: _DESCRIBE_PRODUCERS}, {0: (topics, NO_TAGS)})
 
 
-_WRITE_TXN_MARKERS: Final = _struct(
+_WRITE_TXN_MARKERS: Final = struct(
     27,
     1,
     Schema(
@@ -225,12 +234,12 @@ _WRITE_TXN_MARKERS: Final = _struct(
                 ("producer_id", Int64),
                 ("producer_epoch", Int16),
                 ("is_commit", Boolean),
-                ("topics", CompactArray(("topic", _TEXT), ("partitions", CompactArray(Int32)), _TAGS)),
+                ("topics", CompactArray(("topic", _TEXT), ("partitions", CompactArray(Int32)), TAGS)),
                 ("coordinator_epoch", Int32),
-                _TAGS,
+                TAGS,
             ),
         ),
-        _TAGS,
+        TAGS,
     ),
     Schema(
         (
@@ -241,14 +250,14 @@ _WRITE_TXN_MARKERS: Final = _struct(
                     "topics",
                     CompactArray(
                         ("topic", _TEXT),
-                        ("partitions", CompactArray(("partition", Int32), ("error_code", Int16), _TAGS)),
-                        _TAGS,
+                        ("partitions", CompactArray(("partition", Int32), ("error_code", Int16), TAGS)),
+                        TAGS,
                     ),
                 ),
-                _TAGS,
+                TAGS,
             ),
         ),
-        _TAGS,
+        TAGS,
     ),
 )
 
@@ -257,12 +266,12 @@ def write_txn_markers(
     topic: str, partition: int, *, producer_id: int, producer_epoch: int, coordinator_epoch: int
 ) -> AdminRequest:
     """WriteTxnMarkers with one abort, for the leader of the partition."""
-    topics = [(topic, [partition], _NO_TAGS)]
-    marker = (producer_id, producer_epoch, False, topics, coordinator_epoch, _NO_TAGS)
-    return AdminRequest("WriteTxnMarkers", 27, {1: _WRITE_TXN_MARKERS}, {1: ([marker], _NO_TAGS)})
+    topics = [(topic, [partition], NO_TAGS)]
+    marker = (producer_id, producer_epoch, False, topics, coordinator_epoch, NO_TAGS)
+    return AdminRequest("WriteTxnMarkers", 27, {1: _WRITE_TXN_MARKERS}, {1: ([marker], NO_TAGS)})
 
 
-_INIT_PRODUCER_ID: Final = _struct(
+_INIT_PRODUCER_ID: Final = struct(
     22,
     0,
     Schema(("transactional_id", String("utf-8")), ("timeout_ms", Int32)),
@@ -278,31 +287,31 @@ def init_producer_id(transactional_id: str, timeout_ms: int) -> AdminRequest:
 
 # ------------------------------------------------------------------------------------------------------ groups
 
-_LIST_GROUPS: Final = _struct(
+_LIST_GROUPS: Final = struct(
     16,
     5,
-    Schema(("states", CompactArray(_TEXT)), ("types", CompactArray(_TEXT)), _TAGS),
+    Schema(("states", CompactArray(_TEXT)), ("types", CompactArray(_TEXT)), TAGS),
     Schema(
         ("throttle_time_ms", Int32),
         ("error_code", Int16),
         (
             "groups",
-            CompactArray(("group", _TEXT), ("protocol_type", _TEXT), ("state", _TEXT), ("type", _TEXT), _TAGS),
+            CompactArray(("group", _TEXT), ("protocol_type", _TEXT), ("state", _TEXT), ("type", _TEXT), TAGS),
         ),
-        _TAGS,
+        TAGS,
     ),
 )
 
 
 def list_groups(states: list[str], types: list[str]) -> AdminRequest:
     """ListGroups with states and types, answered by each broker for the groups that it coordinates."""
-    return AdminRequest("ListGroups by state or type", 16, {5: _LIST_GROUPS}, {5: (states, types, _NO_TAGS)})
+    return AdminRequest("ListGroups by state or type", 16, {5: _LIST_GROUPS}, {5: (states, types, NO_TAGS)})
 
 
-_DESCRIBE_GROUPS: Final = _struct(
+_DESCRIBE_GROUPS: Final = struct(
     15,
     5,
-    Schema(("groups", CompactArray(_TEXT)), ("include_operations", Boolean), _TAGS),
+    Schema(("groups", CompactArray(_TEXT)), ("include_operations", Boolean), TAGS),
     Schema(
         ("throttle_time_ms", Int32),
         (
@@ -322,30 +331,30 @@ _DESCRIBE_GROUPS: Final = _struct(
                         ("host", _TEXT),
                         ("metadata", CompactBytes),
                         ("assignment", CompactBytes),
-                        _TAGS,
+                        TAGS,
                     ),
                 ),
                 ("operations", Int32),
-                _TAGS,
+                TAGS,
             ),
         ),
-        _TAGS,
+        TAGS,
     ),
 )
 
 
 def describe_groups(group: str) -> AdminRequest:
     """DescribeGroups, for the group's coordinator: the classic protocol's view."""
-    return AdminRequest("DescribeGroups", 15, {5: _DESCRIBE_GROUPS}, {5: ([group], False, _NO_TAGS)})
+    return AdminRequest("DescribeGroups", 15, {5: _DESCRIBE_GROUPS}, {5: ([group], False, NO_TAGS)})
 
 
 def _consumer_group_describe(version: int) -> type[Any]:
     assignment = Schema(
         (
             "topics",
-            CompactArray(("topic_id", _Uuid), ("topic", _TEXT), ("partitions", CompactArray(Int32)), _TAGS),
+            CompactArray(("topic_id", Uuid), ("topic", _TEXT), ("partitions", CompactArray(Int32)), TAGS),
         ),
-        _TAGS,
+        TAGS,
     )
     member = (
         ("member_id", _TEXT),
@@ -359,7 +368,7 @@ def _consumer_group_describe(version: int) -> type[Any]:
         ("assignment", assignment),
         ("target", assignment),
         *((("member_type", Int8),) if version >= 1 else ()),
-        _TAGS,
+        TAGS,
     )
     group = (
         ("error_code", Int16),
@@ -371,13 +380,13 @@ def _consumer_group_describe(version: int) -> type[Any]:
         ("assignor", _TEXT),
         ("members", CompactArray(*member)),
         ("operations", Int32),
-        _TAGS,
+        TAGS,
     )
-    return _struct(
+    return struct(
         69,
         version,
-        Schema(("groups", CompactArray(_TEXT)), ("include_operations", Boolean), _TAGS),
-        Schema(("throttle_time_ms", Int32), ("groups", CompactArray(*group)), _TAGS),
+        Schema(("groups", CompactArray(_TEXT)), ("include_operations", Boolean), TAGS),
+        Schema(("throttle_time_ms", Int32), ("groups", CompactArray(*group)), TAGS),
     )
 
 
@@ -386,31 +395,31 @@ _CONSUMER_GROUP_DESCRIBE: Final = {version: _consumer_group_describe(version) fo
 
 def consumer_group_describe(group: str) -> AdminRequest:
     """ConsumerGroupDescribe, for the group's coordinator: the consumer protocol's view (KIP-848)."""
-    values = ([group], False, _NO_TAGS)
+    values = ([group], False, NO_TAGS)
     return AdminRequest(
         "ConsumerGroupDescribe", 69, _CONSUMER_GROUP_DESCRIBE, dict.fromkeys(_CONSUMER_GROUP_DESCRIBE, values)
     )
 
 
-_DELETE_GROUPS: Final = _struct(
+_DELETE_GROUPS: Final = struct(
     42,
     2,
-    Schema(("groups", CompactArray(_TEXT)), _TAGS),
+    Schema(("groups", CompactArray(_TEXT)), TAGS),
     Schema(
         ("throttle_time_ms", Int32),
-        ("results", CompactArray(("group", _TEXT), ("error_code", Int16), _TAGS)),
-        _TAGS,
+        ("results", CompactArray(("group", _TEXT), ("error_code", Int16), TAGS)),
+        TAGS,
     ),
 )
 
 
 def delete_groups(group: str) -> AdminRequest:
     """DeleteGroups, for the group's coordinator."""
-    return AdminRequest("DeleteGroups", 42, {2: _DELETE_GROUPS}, {2: ([group], _NO_TAGS)})
+    return AdminRequest("DeleteGroups", 42, {2: _DELETE_GROUPS}, {2: ([group], NO_TAGS)})
 
 
 _PLAIN_TEXT: Final = String("utf-8")
-_OFFSET_DELETE: Final = _struct(
+_OFFSET_DELETE: Final = struct(
     47,
     0,
     Schema(
@@ -437,14 +446,14 @@ def offset_delete(group: str, partitions: Mapping[str, list[int]]) -> AdminReque
 
 # ------------------------------------------------------------------------------------------------------ configs
 
-_DESCRIBE_CONFIGS: Final = _struct(
+_DESCRIBE_CONFIGS: Final = struct(
     32,
     4,
     Schema(
-        ("resources", CompactArray(("type", Int8), ("name", _TEXT), ("keys", CompactArray(_TEXT)), _TAGS)),
+        ("resources", CompactArray(("type", Int8), ("name", _TEXT), ("keys", CompactArray(_TEXT)), TAGS)),
         ("include_synonyms", Boolean),
         ("include_documentation", Boolean),
-        _TAGS,
+        TAGS,
     ),
     Schema(
         ("throttle_time_ms", Int32),
@@ -463,27 +472,27 @@ _DESCRIBE_CONFIGS: Final = _struct(
                         ("is_read_only", Boolean),
                         ("source", Int8),
                         ("is_sensitive", Boolean),
-                        ("synonyms", CompactArray(("name", _TEXT), ("value", _TEXT), ("source", Int8), _TAGS)),
+                        ("synonyms", CompactArray(("name", _TEXT), ("value", _TEXT), ("source", Int8), TAGS)),
                         ("config_type", Int8),
                         ("documentation", _TEXT),
-                        _TAGS,
+                        TAGS,
                     ),
                 ),
-                _TAGS,
+                TAGS,
             ),
         ),
-        _TAGS,
+        TAGS,
     ),
 )
 
 
 def describe_configs(resource_type: int, name: str) -> AdminRequest:
     """DescribeConfigs of one resource, all values."""
-    values = ([(resource_type, name, None, _NO_TAGS)], False, False, _NO_TAGS)
+    values = ([(resource_type, name, None, NO_TAGS)], False, False, NO_TAGS)
     return AdminRequest("DescribeConfigs", 32, {4: _DESCRIBE_CONFIGS}, {4: values})
 
 
-_INCREMENTAL_ALTER_CONFIGS: Final = _struct(
+_INCREMENTAL_ALTER_CONFIGS: Final = struct(
     44,
     1,
     Schema(
@@ -492,20 +501,20 @@ _INCREMENTAL_ALTER_CONFIGS: Final = _struct(
             CompactArray(
                 ("type", Int8),
                 ("name", _TEXT),
-                ("configs", CompactArray(("name", _TEXT), ("operation", Int8), ("value", _TEXT), _TAGS)),
-                _TAGS,
+                ("configs", CompactArray(("name", _TEXT), ("operation", Int8), ("value", _TEXT), TAGS)),
+                TAGS,
             ),
         ),
         ("validate_only", Boolean),
-        _TAGS,
+        TAGS,
     ),
     Schema(
         ("throttle_time_ms", Int32),
         (
             "resources",
-            CompactArray(("error_code", Int16), ("error_message", _TEXT), ("type", Int8), ("name", _TEXT), _TAGS),
+            CompactArray(("error_code", Int16), ("error_message", _TEXT), ("type", Int8), ("name", _TEXT), TAGS),
         ),
-        _TAGS,
+        TAGS,
     ),
 )
 SET: Final = 0
@@ -515,8 +524,8 @@ DELETE: Final = 1
 def incremental_alter_configs(resource_type: int, name: str, add: Mapping[str, str], remove: list[str]) -> AdminRequest:
     """IncrementalAlterConfigs of one resource: what is not named stays."""
     configs: list[tuple[str, int, str | None, dict[int, bytes]]]
-    configs = [(key, SET, value, _NO_TAGS) for key, value in add.items()]
-    configs += [(key, DELETE, None, _NO_TAGS) for key in remove]
-    resources = [(resource_type, name, configs, _NO_TAGS)]
-    values = (resources, False, _NO_TAGS)
+    configs = [(key, SET, value, NO_TAGS) for key, value in add.items()]
+    configs += [(key, DELETE, None, NO_TAGS) for key in remove]
+    resources = [(resource_type, name, configs, NO_TAGS)]
+    values = (resources, False, NO_TAGS)
     return AdminRequest("IncrementalAlterConfigs", 44, {1: _INCREMENTAL_ALTER_CONFIGS}, {1: values})

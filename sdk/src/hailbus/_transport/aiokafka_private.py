@@ -67,6 +67,7 @@ PRIVATE: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
     (AIOKafkaConsumer, "_client", "to close a consumer's connections"),
     (AIOKafkaConsumer, "_coordinator", "to see whether a consumer is still a member of its group"),
     (GroupCoordinator, "_coordination_task", "to see whether a consumer is still a member of its group"),
+    (GroupCoordinator, "_heartbeat_task", "to see whether a consumer is still a member of its group"),
     (AIOKafkaAdminClient, "_client", "to ask for metadata"),
     (AIOKafkaAdminClient, "_get_cluster_metadata", "to list topics without creating them"),
     (AIOKafkaAdminClient, "_send_request_to_node", "to send requests that aiokafka does not have"),
@@ -130,10 +131,17 @@ async def close_connections(consumer: AIOKafkaConsumer) -> None:
 
 
 def membership_ended(consumer: AIOKafkaConsumer) -> bool:
-    """Whether the task that keeps a consumer in its group has died."""
+    """Whether a task that keeps a consumer in its group has died: no poll would bring records any more.
+
+    An error that the heartbeat task does not know ends that task alone, and each poll then raises it again.
+    """
     coordinator = consumer._coordinator
     task = getattr(coordinator, "_coordination_task", None)  # a reader without a group has no such task
-    return task is not None and bool(task.done())
+    if task is None:
+        return False
+    heartbeat = coordinator._heartbeat_task
+    has_failed = heartbeat is not None and heartbeat.done() and not heartbeat.cancelled() and heartbeat.exception()
+    return bool(task.done() or has_failed)
 
 
 async def partitions_when_known(consumer: AIOKafkaConsumer, topic: str) -> Collection[int]:

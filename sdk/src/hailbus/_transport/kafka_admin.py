@@ -18,7 +18,15 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.protocol.commit import OffsetFetchRequest
 
-from hailbus._transport import TopicDescription, TopicPartition, admin_requests, aiokafka_private
+from hailbus._transport import (
+    BrokerDescription,
+    ClusterDescription,
+    TopicDescription,
+    TopicPartition,
+    admin_requests,
+    aiokafka_private,
+    cluster_requests,
+)
 from hailbus._transport.aiokafka_client import connected, connection
 from hailbus._transport.aiokafka_consumer import stop_consumer
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
@@ -100,13 +108,21 @@ class ListedGroup:
     state: str
 
 
+NAMES_OF_CODES: Mapping[int, str] = {125: "InvalidVoterKey", 126: "DuplicateVoter", 127: "VoterNotFound"}
+"""Codes that the client library does not know."""
+
+
+def reason_of(code: int, message: str | None) -> str:
+    """Why a broker has refused something: its message, or else what the code means."""
+    known = kafka_errors.for_code(code)
+    name = NAMES_OF_CODES.get(code) or getattr(known, "description", "") or known.__name__
+    return message or name
+
+
 def refused(code: int, what: str, message: str | None = None) -> None:
     """Raise `ConfigurationError` with the broker's reason, if it has refused something."""
     if code:
-        reason = (
-            message or getattr(kafka_errors.for_code(code), "description", "") or kafka_errors.for_code(code).__name__
-        )
-        text = f"{what}: {reason}"
+        text = f"{what}: {reason_of(code, message)}"
         raise ConfigurationError(text)
 
 
@@ -188,6 +204,34 @@ class KafkaAdmin:
             await stop_consumer(self._reader)
         if self._client is not None:
             await self._client.close()
+
+    @_answered
+    async def cluster(self) -> ClusterDescription:
+        found = await self.ask(cluster_requests.describe_cluster(includes_fenced=True))
+        refused(found.error_code, "the cluster cannot be described", found.error_message)
+        controller, voters = await self._quorum()
+        brokers = [
+            BrokerDescription(node_id=node_id, host=host, port=port, rack=rack, is_fenced=more[0] is True)
+            for node_id, host, port, rack, *more in found.brokers
+        ]
+        return ClusterDescription(
+            cluster_id=found.cluster_id,
+            controller_id=controller,
+            voter_ids=voters,
+            brokers=tuple(sorted(brokers, key=lambda broker: broker.node_id)),
+        )
+
+    async def _quorum(self) -> tuple[int | None, tuple[int, ...]]:
+        """The active controller and the voters, as far as the cluster says."""
+        try:
+            answer = await self.ask(cluster_requests.describe_quorum())
+        except ConfigurationError:  # a cluster with ZooKeeper, or one that hides its controllers
+            return None, ()
+        for _, partition in cluster_requests.rows(answer):
+            _, code, _, leader_id, _, _, voters, *_ = partition
+            if code == 0:
+                return leader_id if leader_id >= 0 else None, tuple(sorted(voter[0] for voter in voters))
+        return None, ()
 
     @_answered
     async def create(

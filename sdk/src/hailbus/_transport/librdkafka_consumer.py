@@ -2,6 +2,9 @@
 
 All of librdkafka's callbacks run in that thread, inside its calls. A rebalance waits there until the listener has ended
 on the event loop.
+
+The thread hands over the library's messages as they are. The event loop reads their fields: most objects of a record,
+its headers above all, are made then, and they stay in the cache of the core that handles the record.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ CALL_TIMEOUT_S = 10.0
 SEEK_ATTEMPTS = 20
 QUEUED_KBYTES = 16_384
 EOF = KafkaError._PARTITION_EOF
+Messages = Sequence["Message[bytes, bytes]"]
 Read = dict[TopicPartition, list[Received]]
 _Command = tuple[Callable[[], object], "Future[object]"]
 
@@ -247,25 +251,17 @@ class LibrdkafkaConsumer:
             client.pause([LibraryTopicPartition(*tp) for tp in stop])
         self._stopped_partitions = set(wanted)
 
-    def _hand_over(self, messages: Sequence[Message[bytes, bytes]]) -> None:
-        read: Read = {}
+    def _hand_over(self, messages: Messages) -> None:
         ends: dict[TopicPartition, int] = {}
-        topic, partition = None, -1
-        append: Callable[[Received], None] | None = None
-        for message in messages:
-            if message.error() is not None:
+        if errors := [message for message in messages if message.error() is not None]:
+            messages = [message for message in messages if message.error() is None]
+            for message in errors:
                 self._note(message, ends)
-                continue
-            record = _record(message)
-            if append is None or record.partition != partition or record.topic != topic:
-                topic, partition = record.topic, record.partition
-                append = read.setdefault(TopicPartition(topic, partition), []).append
-            append(record)
-        if read:
+        if messages:
             self._demand = False
             self._said.clear()
-        if read or ends:
-            self._tell(self._arrive, read, ends)
+        if messages or ends:
+            self._tell(self._arrive, messages, ends)
 
     def _note(self, message: Message[bytes, bytes], ends: dict[TopicPartition, int]) -> None:
         error = message.error()
@@ -338,8 +334,8 @@ class LibrdkafkaConsumer:
             self._positions.pop(partition, None)
             self._ends.pop(partition, None)
 
-    def _arrive(self, read: Read, ends: Mapping[TopicPartition, int]) -> None:
-        for partition, records in read.items():
+    def _arrive(self, messages: Messages, ends: Mapping[TopicPartition, int]) -> None:
+        for partition, records in _records(messages).items():
             if partition in self._leaving or partition in self._seeking:
                 continue
             self._ends.pop(partition, None)
@@ -488,19 +484,32 @@ class LibrdkafkaConsumer:
                     time.sleep(RETRY_BACKOFF_S / 2)  # it has not begun to fetch the partition
 
 
-def _record(message: Message[bytes, bytes]) -> Record:
-    kind, timestamp = message.timestamp()
-    headers = message.headers()
-    return new_record(
-        Record,
-        (
-            message.topic(),
-            message.partition(),
-            message.offset(),
-            timestamp,
-            kind - 1 if kind > 0 else 0,
-            message.key(),
-            message.value(),
-            headers if headers is not None else (),
-        ),
-    )
+def _records(messages: Messages) -> Read:
+    """The records of messages that are no errors, by partition."""
+    read: Read = {}
+    topic: str | None = None
+    partition: int | None = None
+    append: Callable[[Received], None] | None = None
+    for message in messages:
+        if append is None or message.partition() != partition or message.topic() != topic:
+            topic, partition = message.topic(), message.partition()
+            assert topic is not None
+            assert partition is not None
+            append = read.setdefault(TopicPartition(topic, partition), []).append
+        kind, timestamp = message.timestamp()
+        append(
+            new_record(
+                Record,
+                (
+                    topic,
+                    partition,
+                    message.offset(),
+                    timestamp,
+                    kind - 1 if kind > 0 else 0,
+                    message.key(),
+                    message.value(),
+                    message.headers() or (),
+                ),
+            )
+        )
+    return read

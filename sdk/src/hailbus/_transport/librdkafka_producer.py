@@ -59,6 +59,8 @@ FRAMING_BYTES = 65_536
 BESIDE_THE_VALUE_BYTES = 65_536
 """Key, headers and framing of any sensible record: only a value that comes so close to the limit is measured."""
 
+_Callback = Callable[["KafkaError | None", "Message[bytes, bytes]"], None]
+
 FENCED = frozenset(
     {
         KafkaError._FENCED,
@@ -80,18 +82,33 @@ PASSING = frozenset(
 
 
 class _Sending:
-    """Records of one call that are in flight: what became of each."""
+    """Records of one batch that are in flight: what became of each.
 
-    __slots__ = ("done", "has_errors", "left", "outcomes")
+    It is used again for another batch once all of them are decided: making a callback costs as much as calling it.
+    """
 
-    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_callbacks", "_done", "has_errors", "left", "outcomes")
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.has_errors = False
+        self.outcomes: list[int | KafkaError] = []
+        self._callbacks: list[_Callback] = []
+        self._done: asyncio.Future[None]
+
+    def begin(self, count: int, loop: asyncio.AbstractEventLoop) -> Sequence[_Callback]:
+        """Expect so many delivery reports; what librdkafka is to call with the one of each record."""
         self.left = count
         self.has_errors = False
-        self.outcomes: list[int | KafkaError] = [-1] * count
-        self.done: asyncio.Future[None] = loop.create_future()
+        self.outcomes = [-1] * count
+        self._done = loop.create_future()
+        callbacks = self._callbacks
+        callbacks += [partial(self._delivered, index) for index in range(len(callbacks), count)]
+        return callbacks
 
-    def delivered(self, index: int, error: KafkaError | None, message: Message[bytes, bytes]) -> None:
+    def _delivered(self, index: int, error: KafkaError | None, message: Message[bytes, bytes]) -> None:
         """Take a delivery report from librdkafka."""
+        done = self._done  # now, as the event loop may begin another batch as soon as nothing is left
         if error is None:
             offset = message.offset()
             self.outcomes[index] = offset if offset is not None and offset >= 0 else -1  # unknown with acks=0
@@ -101,7 +118,7 @@ class _Sending:
         self.left -= 1
         if not self.left:
             # A flush or the end of a transaction polls in a thread of its own.
-            self.done.get_loop().call_soon_threadsafe(self._finish)
+            done.get_loop().call_soon_threadsafe(_finish, done)
 
     def refused(self, index: int, error: KafkaError) -> None:
         """Note that librdkafka has not taken a record."""
@@ -109,18 +126,23 @@ class _Sending:
         self.has_errors = True
         self.left -= 1
         if not self.left:
-            self._finish()
+            _finish(self._done)
 
     def cut(self, count: int) -> None:
         """Note that only the first records are in flight."""
         self.left -= len(self.outcomes) - count
         del self.outcomes[count:]
         if not self.left:
-            self._finish()
+            _finish(self._done)
 
-    def _finish(self) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
+    async def decided(self) -> None:
+        """Wait until every record is delivered or refused."""
+        await self._done
+
+
+def _finish(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 class LibrdkafkaProducer:
@@ -143,6 +165,8 @@ class LibrdkafkaProducer:
         self._timer: asyncio.TimerHandle | None = None
         self._has_transaction = False
         self._flush_wanted = threading.Event()
+        self._idle: list[_Sending] = []
+        """Those without records in flight."""
 
     # ---------------------------------------------------------------------------------------- life
 
@@ -361,8 +385,8 @@ class LibrdkafkaProducer:
         try:
             while len(outcomes) < len(records):
                 start, left_bytes = len(outcomes), most_bytes
-                sending = _Sending(len(records) - start, self._loop)
-                delivered = sending.delivered
+                sending = self._idle.pop() if self._idle else _Sending()
+                callbacks = sending.begin(len(records) - start, self._loop)
                 for index in range(start, len(records)):
                     key, value, headers = records[index]
                     left_bytes -= AROUND_VALUE_BYTES + (len(value) if value is not None else 0)
@@ -372,7 +396,7 @@ class LibrdkafkaProducer:
                     pairs = headers if type(headers) is list else list(headers)
                     while True:
                         try:
-                            produce(topic, value, key, partition, partial(delivered, index - start), headers=pairs)
+                            produce(topic, value, key, partition, callbacks[index - start], headers=pairs)
                         except BufferError:  # most often, records of a broker that is away
                             client.poll(0)
                             await asyncio.sleep(POLL_MIN_S)
@@ -384,9 +408,10 @@ class LibrdkafkaProducer:
                 if sending.left <= FEW_RECORDS:
                     self._flush_wanted.set()
                 self._serve_soon()
-                await sending.done
+                await sending.decided()
                 outcomes += sending.outcomes
                 has_errors = has_errors or sending.has_errors
+                self._idle.append(sending)  # not when this call is cancelled: reports are still to come then
         finally:
             self._in_flight -= 1
         return outcomes, has_errors

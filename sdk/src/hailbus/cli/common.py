@@ -25,6 +25,7 @@ from hailbus.errors import ConfigurationError, HailbusError
 from hailbus.event import Event, is_event
 
 __all__ = [
+    "BOOTSTRAP_VARIABLES",
     "Bootstrap",
     "Json",
     "OptionalValues",
@@ -40,13 +41,14 @@ __all__ = [
 
 T = TypeVar("T")
 
+BOOTSTRAP_VARIABLES = ["HAILBUS_BOOTSTRAP_SERVERS"]
 Bootstrap = Annotated[
     str,
     typer.Option(
         "--bootstrap-server",
         "--bootstrap",
         "-b",
-        envvar=["HAILBUS_BOOTSTRAP_SERVERS"],
+        envvar=BOOTSTRAP_VARIABLES,
         help="host:port of a broker; several joined by commas.",
     ),
 ]

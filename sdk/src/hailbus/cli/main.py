@@ -23,10 +23,13 @@ from hailbus.cli.common import (
 from hailbus.cli.configs import configs
 from hailbus.cli.database import db
 from hailbus.cli.doctor import doctor
+from hailbus.cli.elections import elect
 from hailbus.cli.groups import groups
 from hailbus.cli.letters import dlq, parked
 from hailbus.cli.needs import needs
 from hailbus.cli.new import new
+from hailbus.cli.quorum import quorum
+from hailbus.cli.reassign import reassign
 from hailbus.cli.registry import registry
 from hailbus.cli.relay import relay
 from hailbus.cli.running import run_service
@@ -59,6 +62,9 @@ app.command("produce")(kafka.produce)
 app.command("consume")(kafka.consume)
 app.command("groups", cls=OptionalValues)(groups)
 app.command("configs")(configs)
+app.add_typer(quorum, name="quorum")
+app.command("elect")(elect)
+app.command("reassign")(reassign)
 app.command("check")(contracts.check)
 app.command("docs")(contracts.docs)
 app.command("codegen")(contracts.codegen)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 from hailbus._transport import (
     MAX_MESSAGE_BYTES,
+    BrokerDescription,
+    ClusterDescription,
     Outgoing,
     RebalanceListener,
     Received,
@@ -589,6 +591,10 @@ class MemoryAdmin:
 
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
+
+    async def cluster(self) -> ClusterDescription:
+        broker = BrokerDescription(node_id=0, host="memory", port=0, rack=None, is_fenced=False)
+        return ClusterDescription(cluster_id="", controller_id=0, voter_ids=(0,), brokers=(broker,))
 
     async def create(self, topics: Sequence[Topic], *, replication_factor: int | None = None) -> frozenset[str]:
         if replication_factor not in {None, 1}:

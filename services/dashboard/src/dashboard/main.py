@@ -16,6 +16,7 @@ from hailbus.process import run_process
 from dashboard.adapters.files import JsonFile
 from dashboard.adapters.http.app import build_app
 from dashboard.adapters.http.hub import Hub
+from dashboard.adapters.nodes import Nodes
 from dashboard.adapters.watch import Watch
 from dashboard.config import Settings
 from dashboard.domain.city import City
@@ -47,7 +48,8 @@ def create_app(
             max_partition_fetch_bytes=262_144,
         )
     watch = Watch(bus, lambda: City(tick_s=TICK_S))
-    view = View(watch, ledger=JsonFile(settings.ledger_file), lake=JsonFile(settings.lake_file))
+    nodes = Nodes(bus)
+    view = View(watch, nodes, ledger=JsonFile(settings.ledger_file), lake=JsonFile(settings.lake_file))
     hub = Hub(view.whole)
 
     async def tick() -> None:
@@ -66,7 +68,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work) for work in (watch.read(), watch.poll(), tick())]
+        tasks = [asyncio.create_task(work) for work in (watch.read(), watch.poll(), nodes.poll(), tick())]
         for task in tasks:
             task.add_done_callback(ended)
         try:

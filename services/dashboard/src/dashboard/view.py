@@ -4,8 +4,10 @@ import time
 from typing import Any, Final
 
 from dashboard.adapters.files import JsonFile
+from dashboard.adapters.nodes import Nodes
 from dashboard.adapters.watch import TOPIC_NAMES, Watch, as_json, wall_ms
 from dashboard.domain.city import City
+from dashboard.domain.cluster import Cluster, topics_of
 from dashboard.domain.rides import Ride
 from dashboard.hexagons import is_land, shape
 
@@ -19,8 +21,10 @@ _LEDGER_FIELDS: Final = ("phase", "so_far", "balanced", "lines", "left_out", "au
 class View:
     """Turns the watch's state into messages. `tick` every 250 ms; `whole` at any time."""
 
-    def __init__(self, watch: Watch, *, ledger: JsonFile, lake: JsonFile) -> None:
+    def __init__(self, watch: Watch, nodes: Nodes, *, ledger: JsonFile, lake: JsonFile) -> None:
         self._watch = watch
+        self._nodes = nodes
+        self._cluster_sent: Cluster | None = None
         self._ledger = ledger
         self._lake = lake
         self._city = watch.city
@@ -37,6 +41,7 @@ class View:
             **self._clock(),
             **self._slow(),
             "full": self.full_ledger(),
+            "cluster": self.cluster(),
             "cells": [_cell(city, cell) for cell in city.cells],
             "shapes": [shape(cell) for cell in city.cells if not is_land(cell)],
             "rides": [_ride(ride) for ride in rides],
@@ -56,6 +61,9 @@ class View:
             message |= self._slow()
             if self._ledger.refresh():
                 message["full"] = self.full_ledger()
+            if self._nodes.cluster != self._cluster_sent:
+                self._cluster_sent = self._nodes.cluster
+                message["cluster"] = self.cluster()
         if city.changed_cells:
             message["cells"] = [_cell(city, cell) for cell in city.changed_cells]
             outside = [shape(cell) for cell in city.changed_cells if not is_land(cell)]
@@ -94,6 +102,15 @@ class View:
             "content": None if content is None else {name: content.get(name) for name in _LEDGER_FIELDS},
         }
 
+    def cluster(self) -> Json | None:
+        """Return brokers, and leader and replicas of each partition; `None` before the cluster described itself."""
+        found = self._nodes.cluster
+        return None if found is None else _cluster(found)
+
+    def cluster_age_s(self) -> float | None:
+        """Return how many seconds ago the cluster described itself."""
+        return self._nodes.age_s()
+
     def lag(self) -> list[Json]:
         """Return each group's lag."""
         return [as_json(group) for group in self._watch.groups]
@@ -131,6 +148,7 @@ class View:
                 for (source, topic), rate in sorted(city.flow.per_second().items())
             ],
             "groups": self.lag(),
+            "cluster_age_s": self.cluster_age_s(),
             "ledger": self.ledger(),
             "ledger_age_s": self._ledger.age_s(),
             "recommendations": {
@@ -145,6 +163,30 @@ class View:
                 "progress": _lake(self._lake.content),
             },
         }
+
+
+def _cluster(cluster: Cluster) -> Json:
+    return {
+        "id": cluster.cluster_id,
+        "controller": cluster.controller_id,
+        "brokers": [
+            {
+                "id": broker.node_id,
+                "address": broker.address,
+                "rack": broker.rack,
+                "up": broker.is_up,
+                "controller": broker.is_controller,
+                "leads": broker.leads,
+                "replicas": broker.replicas,
+                "in_sync": broker.in_sync,
+            }
+            for broker in cluster.brokers
+        ],
+        "topics": [
+            [name, [[found.partition, found.leader, found.replicas, found.isr] for found in partitions]]
+            for name, partitions in topics_of(cluster).items()
+        ],
+    }
 
 
 def _lake(content: Json | None) -> Json | None:

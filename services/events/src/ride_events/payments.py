@@ -20,7 +20,7 @@ class PaymentEvent(Event, topic=PAYMENTS, key="ride_id"):
 
 
 class PaymentAuthorised(PaymentEvent, type="payment.authorised", version=1):
-    """The fare is reserved on the rider's means of payment."""
+    """The fare, or what it rose by since, is reserved on the rider's means of payment."""
 
     amount: Money
 

@@ -62,7 +62,10 @@ class RideStarted(RideEvent, type="ride.started", version=1):
 
 
 class RideCompleted(RideEvent, type="ride.completed", version=1):
-    """The rider reached the destination and pays `fare`."""
+    """The rider reached the destination and pays `fare`.
+
+    `distance_m` is the driver's odometer; `duration_s` runs from start to end by booking's clock.
+    """
 
     rider_id: str
     driver_id: str
@@ -108,7 +111,7 @@ class RideRedispatched(RideEvent, type="ride.redispatched", version=1):
 
 
 class RideRepriced(RideEvent, type="ride.repriced", version=1):
-    """The rider changed the destination, and with it the fare; never the multiplier."""
+    """The fare changed, never the multiplier: the rider changed the destination, or the ride took much longer."""
 
     dropoff: LatLng
     dropoff_cell: Cell

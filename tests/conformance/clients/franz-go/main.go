@@ -85,7 +85,7 @@ func fresh(ctx context.Context, bootstrap, prefix string, partitions int32, conf
 	defer c.Close()
 	topic := fmt.Sprintf("%s-%d", prefix, time.Now().UnixNano())
 	adm := kadm.NewClient(c)
-	response, err := adm.CreateTopic(ctx, partitions, 1, configs, topic)
+	response, err := adm.CreateTopic(ctx, partitions, -1, configs, topic)
 	if err != nil {
 		return "", err
 	}
@@ -660,7 +660,7 @@ func admin(ctx context.Context, bootstrap string) error {
 	if !errors.Is(err, kerr.TopicAlreadyExists) && !errors.Is(again.Err, kerr.TopicAlreadyExists) {
 		return fmt.Errorf("creating it twice: %v %v", err, again.Err)
 	}
-	if _, err := adm.CreateTopic(ctx, 1, 3, nil, topic+"-r3"); !errors.Is(err, kerr.InvalidReplicationFactor) {
+	if _, err := adm.CreateTopic(ctx, 1, 9, nil, topic+"-r9"); !errors.Is(err, kerr.InvalidReplicationFactor) {
 		return fmt.Errorf("three replicas on one broker: %v", err)
 	}
 	if _, err := adm.CreateTopic(ctx, 1, 1, nil, "no spaces"); !errors.Is(err, kerr.InvalidTopicException) {

@@ -47,7 +47,7 @@ const untilPartitions = (admin, topic, count) => until(`${count} partitions`, as
 const fresh = async (prefix, numPartitions = 1) => {
   const topic = topicName(prefix)
   await withAdmin(async admin => {
-    await admin.createTopics({ topics: [{ topic, numPartitions, replicationFactor: 1 }], waitForLeaders: false })
+    await admin.createTopics({ topics: [{ topic, numPartitions, replicationFactor: -1 }], waitForLeaders: false })
     await untilPartitions(admin, topic, numPartitions)
   })
   return topic
@@ -192,7 +192,7 @@ const scenarios = {
         return resources[0].configEntries[0].configValue === '54321'
       })
       const cluster = await admin.describeCluster()
-      same('brokers', cluster.brokers.length, 1)
+      same('brokers', cluster.brokers.length, Number(process.env.HAILBUS_TEST_NODES ?? 1))
       await admin.deleteTopics({ topics: [topic] })
       await until('the topic is gone', async () => !(await admin.listTopics()).includes(topic))
     })

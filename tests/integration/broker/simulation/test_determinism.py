@@ -11,7 +11,7 @@ import pytest
 from hailbus_broker.testing.simulation import World
 from hailbus_broker.testing.simulation.patching import patched
 
-from tests.integration.broker.simulation import program
+from tests.integration.broker.simulation import cluster_program, program
 
 ROOT = Path(__file__).parents[4]
 
@@ -22,16 +22,29 @@ def run(seed: int) -> tuple[str, int]:
     return world.trace.digest, count
 
 
+def run_apart(module: str, seed: int) -> tuple[str, int]:
+    """Run a program in a process with another hash seed."""
+    environment = {**os.environ, "PYTHONHASHSEED": str(1234 + seed)}
+    command = [sys.executable, "-m", f"tests.integration.broker.simulation.{module}", str(seed)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    digest, count = done.stdout.splitlines()[-1].split()
+    return digest, int(count)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_seed_gives_the_same_trace_in_another_process(seed: int) -> None:
     expected = run(seed)
     assert expected[1] > 100
     assert run(seed) == expected
-    environment = {**os.environ, "PYTHONHASHSEED": str(1234 + seed)}
-    command = [sys.executable, "-m", "tests.integration.broker.simulation.program", str(seed)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    digest, count = done.stdout.split()
-    assert (digest, int(count)) == expected
+    assert run_apart("program", seed) == expected
+
+
+def test_a_seed_gives_the_same_trace_of_a_cluster_in_another_process() -> None:
+    with patched():
+        expected = cluster_program.run(1)
+        assert expected[1] > 1_000
+        assert cluster_program.run(1) == expected
+    assert run_apart("cluster_program", 1) == expected
 
 
 def test_each_seed_has_its_own_trace() -> None:

@@ -29,10 +29,10 @@ VERSIONS = {
 }
 
 
-def controllers() -> Controllers:
+def controllers(settings: dict[str, str] | None = None) -> Controllers:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulatedLoop)
-    return Controllers(loop.world, 3)
+    return Controllers(loop.world, 3, settings)
 
 
 class Broker:

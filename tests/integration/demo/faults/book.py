@@ -75,9 +75,18 @@ def _(run: RecordedRun) -> Finding:
     lines = run.book_lines()
     for line in lines:
         if line.get("ride_id") == ride_id and line["state"] == "completed":
-            line["distance_m"] += 10_000
+            line["duration_s"] += 36_000
     run.write_book(lines)
     return Finding(what=f"ride {ride_id}:", id=ride_id)
+
+
+@FAULTS.declare("the riders' book", "a quoted fare does not follow from its distance", "money-book-log")
+def _(run: RecordedRun) -> Finding:
+    lines = run.book_lines()
+    quote = next(line for line in lines if line["kind"] == "quote")
+    quote["distance_m"] += 10_000
+    run.write_book(lines)
+    return Finding(what=f"quote {quote['quote_id']}:", id=quote["quote_id"])
 
 
 @FAULTS.declare("the riders' book", "a recommendation was served that is not in the log", "advice-book-log")

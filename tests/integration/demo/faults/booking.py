@@ -278,6 +278,27 @@ def _(run: RecordedRun) -> Finding:
     return at(reserved, f"ride {told['ride_id']}: payment.authorised of {said + 1} by the log, quoted {said}")
 
 
+@FAULTS.declare("booking", "a ride ends at another price than it had, and is charged it", "money-rides-payments")
+def _(run: RecordedRun) -> Finding:
+    ride_id, paid = ride_in(run, "completed")
+    completed = run.find("ride.completed", ride_id=ride_id)
+    before = data(completed)["fare"]["amount_minor"]
+    fare = {"amount_minor": before - 1, "currency": "USD"}
+    everywhere(run, with_data(paid, amount=fare))
+    everywhere(run, with_data(completed, fare=fare))
+    return at(completed, f"ride {ride_id} cost {before - 1} at the end, {before} before")
+
+
+@FAULTS.declare("booking", "more is reserved than the ride ever cost", "money-rides-payments")
+def _(run: RecordedRun) -> Finding:
+    ride_id, _ = ride_in(run, "completed")
+    reserved = run.find("payment.authorised", ride_id=ride_id)
+    said = data(reserved)["amount"]["amount_minor"]
+    made = run.append(with_header(with_data(reserved, seq=3), "ce_id", NEW_ID))
+    run.outbox(made)
+    return at(made, f"ride {ride_id}: {2 * said} reserved, its highest fare was {said}")
+
+
 @FAULTS.declare("the log", "the charge that a rider was told of is missing", "money-book-log")
 def _(run: RecordedRun) -> Finding:
     ride_id, paid = ride_in(run, "completed")

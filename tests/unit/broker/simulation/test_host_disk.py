@@ -134,6 +134,41 @@ def test_after_a_failed_sync_the_next_one_succeeds_and_keeps_nothing() -> None:
     assert any(World(seed).run(main) != b"dirty" for seed in range(3))
 
 
+def test_a_disk_that_lies_about_syncs_loses_what_a_power_cut_finds_unwritten() -> None:
+    async def main(world: World) -> tuple[bytes | None, bool]:
+        disk = world.disk("broker")
+        process = world.process("broker")
+        file = process.call(disk.open, "log", create=True)
+        process.call(file.append, b"kept")
+        process.call(file.sync)
+        process.call(disk.sync_directory, "")
+        disk.is_lying = True
+        process.call(file.append, b" lost")
+        process.call(file.sync)
+        process.call(disk.write_whole, "checkpoint", b"whole")
+        world.network.power_off(world.host("broker"))
+        return disk.read_bytes("log"), disk.read_bytes("checkpoint") == b"whole"
+
+    found = [World(seed).run(main) for seed in range(20)]
+    assert all(content is not None and content.startswith(b"kept") for content, _ in found)
+    assert any(content == b"kept" for content, _ in found)
+    assert not all(has_checkpoint for _, has_checkpoint in found)
+
+
+def test_a_wiped_disk_is_empty_also_after_a_power_cut() -> None:
+    async def main(world: World) -> list[str]:
+        disk = world.disk("broker")
+        process = world.process("broker")
+        process.call(disk.write_whole, "checkpoint", b"whole")
+        process.kill()
+        disk.wipe()
+        assert not disk.paths()
+        world.network.power_off(world.host("broker"))
+        return list(disk.paths())
+
+    assert World(1).run(main) == []
+
+
 def test_a_flipped_bit_changes_one_byte() -> None:
     async def main(world: World) -> None:
         disk = world.disk("broker")

@@ -302,6 +302,38 @@ def test_a_reset_reaches_both_ends() -> None:
     World(1).run(main)
 
 
+def test_a_connection_that_is_reset_before_it_is_accepted_begins_before_it_ends() -> None:
+    calls: list[str] = []
+
+    class Recording(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            calls.append("made")
+
+        def data_received(self, data: bytes) -> None:
+            calls.append(data.decode())
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            calls.append(type(exc).__name__)
+
+    async def listen() -> None:
+        await (await asyncio.get_running_loop().create_server(Recording, port=80)).serve_forever()
+
+    async def main(world: World) -> None:
+        server = world.process("server")
+        server.start(listen())
+        await world.sleep(0.1)
+        server.pause()
+        _, writer = await connect(world)
+        writer.write(b"data")
+        await world.sleep(1)
+        world.network.reset("main", "server")
+        server.resume()
+        await world.sleep(1)
+
+    World(1).run(main)
+    assert calls == ["made", "data", "ConnectionResetError"]
+
+
 def test_the_peer_of_a_killed_process_sees_the_end_at_once() -> None:
     async def main(world: World) -> float:
         await start_echo(world)

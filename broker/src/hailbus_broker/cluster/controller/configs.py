@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.cluster.controller.state import ControllerState
 from hailbus_broker.cluster.metadata.names import ResourceType
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from hailbus_broker.protocol.schema import Message
 
 
+_THROTTLES: Final = frozenset(
+    {
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        "leader.replication.throttled.replicas",
+        "follower.replication.throttled.replicas",
+    }
+)
+"""Replication is not throttled, so these cannot be set. `kafka-reassign-partitions --verify` always removes them."""
+
+
 class ConfigDecisions(ControllerState):
     """The part of the controller that changes settings of topics, brokers and groups."""
 
@@ -25,6 +37,7 @@ class ConfigDecisions(ControllerState):
         Raises:
             ApiError: There is no such resource or option, or a value does not fit.
         """
+        changes = {key: value for key, value in changes.items() if value is not None or key not in _THROTTLES}
         merged = dict(self.image.configs(resource_type, name))
         for key, value in changes.items():
             if value is None:
@@ -43,6 +56,8 @@ class ConfigDecisions(ControllerState):
                     raise ApiError(
                         ErrorCode.INVALID_REQUEST, f"There is no broker {name}: this is broker {self._node_id}."
                     )
+                if self.has_elr:
+                    _check_minimum_of_elr(name, changes)
                 for key in changes:
                     option = BROKER_OPTIONS.get(key)
                     if option is None:
@@ -94,6 +109,24 @@ class ConfigDecisions(ControllerState):
         low, high = self._config[f"group.consumer.min.{middle}"], self._config[f"group.consumer.max.{middle}"]
         if not low <= value <= high:
             raise ApiError(ErrorCode.INVALID_CONFIG, f"{key} must be from {low} to {high}.")
+
+
+def _check_minimum_of_elr(broker: str, changes: Mapping[str, str | None]) -> None:
+    """Refuse a minimum that is not the same for all brokers: the eligible leader replicas depend on it (KIP-966).
+
+    Raises:
+        ApiError: INVALID_CONFIG.
+    """
+    if "min.insync.replicas" not in changes:
+        return
+    if broker:
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG, "Broker-level min.insync.replicas cannot be altered while ELR is enabled."
+        )
+    if changes["min.insync.replicas"] is None:
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG, "Cluster-level min.insync.replicas cannot be removed while ELR is enabled."
+        )
 
 
 def _any_value(key: str) -> str:

@@ -15,10 +15,9 @@ from hailbus_broker.cluster.controller.reassignment import ReassignmentDecisions
 from hailbus_broker.cluster.controller.registration import RegistrationDecisions
 from hailbus_broker.cluster.controller.topics import TopicDecisions
 from hailbus_broker.cluster.features import ELR_VERSION, METADATA_VERSION
-from hailbus_broker.cluster.metadata.names import ResourceType
+from hailbus_broker.cluster.metadata.records import METADATA_LEVEL
 from hailbus_broker.protocol.definitions.abort_transaction_record import AbortTransactionRecord
 from hailbus_broker.protocol.definitions.begin_transaction_record import BeginTransactionRecord
-from hailbus_broker.protocol.definitions.config_record import ConfigRecord
 from hailbus_broker.protocol.definitions.end_transaction_record import EndTransactionRecord
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
 from hailbus_broker.protocol.definitions.no_op_record import NoOpRecord
@@ -61,6 +60,10 @@ class Controller(
         super().__init__(image, config, node_id=node_id, directory_id=directory_id, rng=chance)
         self._due_ms: Final[dict[str, int]] = {}
 
+    def on(self, image: MetadataImage) -> Controller:
+        """Return a controller that decides on another image; for decisions that need no sessions."""
+        return Controller(image, self._config, node_id=self._node_id, directory_id=self._directory_id, chance=self._rng)
+
     def activate(
         self, *, now_ms: int, has_open_transaction: bool, bootstrap: Mapping[str, int] | None = None
     ) -> list[Message]:
@@ -85,15 +88,11 @@ class Controller(
                 for name, level in sorted(bootstrap.items(), key=lambda item: (item[0] != METADATA_VERSION, item[0]))
             ]
             if bootstrap.get(ELR_VERSION):
-                # Who is eligible depends on the minimum, so it must be the same for all controllers.
-                minimum = ConfigRecord(
-                    resource_type=ResourceType.BROKER,
-                    resource_name="",
-                    name="min.insync.replicas",
-                    value=str(self._config["min.insync.replicas"]),
-                )
-                records.append(minimum)
+                records += self.minimum_of_elr()
             records.append(EndTransactionRecord())
+        elif self.image.features and METADATA_VERSION not in self.image.features:
+            # The log of an earlier version of this broker: Apache Kafka opens no log without a level.
+            records.append(FeatureLevelRecord(name=METADATA_VERSION, feature_level=METADATA_LEVEL))
         return records
 
     def deadline_ms(self) -> int | None:

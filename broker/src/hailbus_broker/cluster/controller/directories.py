@@ -58,13 +58,17 @@ class DirectoryDecisions(ControllerState):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if broker_id not in state.replicas:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        is_online = self.image.brokers[broker_id].has_online_directory(directory)
+        broker = self.image.brokers[broker_id]
+        is_online = broker.has_online_directory(directory)
 
         def is_acceptable(other: int) -> bool:
             return self.is_active(other) and (is_online or other != broker_id)
 
         change = self.change(topic, state, is_acceptable=is_acceptable)
         change.directories[broker_id] = directory
+        if broker_id in state.last_known_elr and not broker.has_online_directory(state.directory(broker_id)):
+            # The directory that it led from is lost, and with it the records: it is no better than any other replica.
+            change.last_known_elr = ()
         if not is_online:
             change.isr = tuple(other for other in state.isr if other != broker_id)
         record = change.build()

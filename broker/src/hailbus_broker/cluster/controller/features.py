@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.cluster.controller.state import ControllerState
-from hailbus_broker.cluster.features import FeatureUpdate, check_update
+from hailbus_broker.cluster.features import ELR_VERSION, FeatureUpdate, check_update
+from hailbus_broker.cluster.metadata.names import ResourceType
+from hailbus_broker.protocol.definitions.config_record import ConfigRecord
 from hailbus_broker.protocol.definitions.feature_level_record import FeatureLevelRecord
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
     from hailbus_broker.cluster.metadata.brokers import FeatureRanges
     from hailbus_broker.protocol.schema import Message
+
+MINIMUM: Final = "min.insync.replicas"
 
 
 class FeatureDecisions(ControllerState):
@@ -31,11 +35,35 @@ class FeatureDecisions(ControllerState):
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"The request names the feature {update.name} twice.")
             check_update(update, self.image.features, node_id=self._node_id)
             self._check_nodes(update)
-        return [
-            FeatureLevelRecord(name=update.name, feature_level=update.level)
-            for update in updates
-            if self.image.features.get(update.name, 0) != update.level
+        records: list[Message] = []
+        for update in updates:
+            if self.image.features.get(update.name, 0) != update.level:
+                records.append(FeatureLevelRecord(name=update.name, feature_level=update.level))
+                if update.name == ELR_VERSION and update.level:
+                    records += self.minimum_of_elr()
+        return records
+
+    def minimum_of_elr(self) -> list[Message]:
+        """Return the records that give all brokers one `min.insync.replicas`.
+
+        Who is eligible depends on the minimum, so it must be the same for each controller that decides.
+        """
+        records: list[Message] = []
+        if MINIMUM not in self.image.configs(ResourceType.BROKER, ""):
+            records.append(
+                ConfigRecord(
+                    resource_type=ResourceType.BROKER,
+                    resource_name="",
+                    name=MINIMUM,
+                    value=str(self._config[MINIMUM]),
+                )
+            )
+        records += [
+            ConfigRecord(resource_type=ResourceType.BROKER, resource_name=str(broker_id), name=MINIMUM, value=None)
+            for broker_id in sorted(self.image.brokers)
+            if MINIMUM in self.image.configs(ResourceType.BROKER, str(broker_id))
         ]
+        return records
 
     def _check_nodes(self, update: FeatureUpdate) -> None:
         for broker_id, broker in sorted(self.image.brokers.items()):

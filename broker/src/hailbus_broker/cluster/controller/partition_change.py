@@ -55,6 +55,7 @@ class PartitionChange:
         recovery: Wanted.
         without_tail: Brokers whose logs may miss their last records: they are not eligible.
         directories: By broker; what is missing stays or is the default.
+        last_known_elr: Who led last in a partition without leader, ISR and ELR, and may lead again if it returns.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class PartitionChange:
         self.removing = before.removing_replicas
         self.recovery = before.recovery
         self.without_tail: Collection[int] = frozenset()
+        self.last_known_elr = before.last_known_elr
         self.directories: Final[dict[int, Uuid]] = dict(zip(before.replicas, before.directories, strict=False))
 
     def build(self) -> PartitionChangeRecord | None:
@@ -144,7 +146,7 @@ class PartitionChange:
         for broker_id in (current, *self.replicas):
             if is_valid(broker_id):
                 return _Elected(broker_id, is_unclean=False)
-        last_known = self._before.last_known_elr
+        last_known = self.last_known_elr
         if self._has_elr and not self.isr and not elr and len(last_known) == 1 and self._may_return(last_known[0]):
             return _Elected(last_known[0], is_unclean=True)
         if self._election is Election.UNCLEAN:
@@ -159,16 +161,14 @@ class PartitionChange:
     def _remember_last_leader(self, record: PartitionChangeRecord) -> None:
         """Note who led last in a partition that nobody can lead: after a loss of everything it has the most records."""
         before = self._before
-        if not self._has_elr:
-            if before.last_known_elr:
-                record.last_known_elr = []
-            return
         leader = before.leader if record.leader == NO_LEADER_CHANGE else record.leader
-        if leader != NO_LEADER:
-            if before.last_known_elr:
-                record.last_known_elr = []
-        elif before.leader != NO_LEADER and before.last_known_elr != (before.leader,):
-            record.last_known_elr = [before.leader]
+        wanted = self.last_known_elr
+        if not self._has_elr or leader != NO_LEADER:
+            wanted = ()
+        elif before.leader != NO_LEADER:
+            wanted = (before.leader,)
+        if wanted != before.last_known_elr:
+            record.last_known_elr = list(wanted)
 
     def _assign(self, record: PartitionChangeRecord) -> None:
         before = self._before

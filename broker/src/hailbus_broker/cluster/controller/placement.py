@@ -53,7 +53,7 @@ def check_replication_factor(replication_factor: int, usable: Sequence[BrokerSta
         raise ApiError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"{start}The target replication factor of {replication_factor} cannot be reached because only "
-            f"{len(usable)} broker(s) are registered.",
+            f"{len(usable)} broker(s) are registered. Start more brokers, or ask for {len(usable)} at most.",
         )
     if all(broker.fenced for broker in usable):
         raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, f"{start}All brokers are currently fenced.")

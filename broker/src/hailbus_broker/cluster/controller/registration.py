@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.cluster.controller.decision import Decision
 from hailbus_broker.cluster.controller.state import ControllerState
-from hailbus_broker.cluster.features import METADATA_VERSION, SUPPORTED
+from hailbus_broker.cluster.features import ELR_VERSION, METADATA_VERSION, REGISTERED, SUPPORTED
+from hailbus_broker.cluster.metadata.names import NO_LEADER
 from hailbus_broker.protocol.definitions import register_broker_record, register_controller_record
 from hailbus_broker.protocol.definitions.broker_registration_response import BrokerRegistrationResponse
 from hailbus_broker.protocol.definitions.controller_registration_response import ControllerRegistrationResponse
@@ -144,12 +145,16 @@ class RegistrationDecisions(ControllerState):
 
         A new cluster gets all features; later it has those that it was told to have, by UpdateFeatures. After a stop
         that was not clean the logs may have lost records that consumers have read: then every partition that the node
-        leads begins a new leader epoch, by which consumers see where their records ended (KIP-320).
+        leads begins a new leader epoch, by which consumers see where their records ended (KIP-320). Partitions without
+        a leader get one.
         """
         records: list[Message] = []
         if not self.image.brokers:
             records += [
-                FeatureLevelRecord(name=name, feature_level=last) for name, (_, last) in sorted(SUPPORTED.items())
+                FeatureLevelRecord(name=name, feature_level=last)
+                for name, (_, last) in sorted(SUPPORTED.items(), key=lambda item: (item[0] != METADATA_VERSION, item))
+                # With one broker nobody else is eligible. A cluster that has grown finalises the level by request.
+                if name != ELR_VERSION
             ]
         records.append(
             RegisterBrokerRecord(
@@ -160,7 +165,7 @@ class RegistrationDecisions(ControllerState):
                     register_broker_record.BrokerFeature(
                         name=name, min_supported_version=first, max_supported_version=last
                     )
-                    for name, (first, last) in sorted(SUPPORTED.items())
+                    for name, (first, last) in sorted(REGISTERED.items())
                 ],
                 fenced=False,
                 rack=None,
@@ -173,6 +178,11 @@ class RegistrationDecisions(ControllerState):
                 for topic, state in self.partitions()
                 if state.leader == self._node_id
             ]
+        leaderless = [(topic, state) for topic, state in self.partitions() if state.leader == NO_LEADER]
+        if leaderless:
+            # A cluster of one that Apache Kafka has stopped in order: the last broker gave its leaderships up.
+            with self.as_if_applied(records):
+                records = records + self.leader_and_isr_changes(leaderless)
         return records
 
     def _without_incarnation(self, broker_id: int, *, was_clean: bool) -> list[Message]:

@@ -97,7 +97,8 @@ class ControllerState:
             if broker_id not in self.image.brokers:
                 raise ApiError(
                     ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                    f"The manual partition assignment includes broker {broker_id}, but no such broker is registered.",
+                    f"The manual partition assignment includes broker {broker_id}, but no such broker is registered. "
+                    f"Registered are {', '.join(map(str, sorted(self.image.brokers)))}.",
                 )
             if broker_id == before:
                 raise ApiError(

@@ -198,7 +198,10 @@ class TopicDecisions(ControllerState):
         segment_bytes = (
             self._config["offsets.topic.segment.bytes"] if is_for_groups else TRANSACTION_STATE_SEGMENT_BYTES
         )
-        return {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": str(segment_bytes)}
+        configs = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": str(segment_bytes)}
+        if not is_for_groups:
+            configs["min.insync.replicas"] = str(self._config["transaction.state.log.min.isr"])
+        return configs
 
     def _usable_brokers(self) -> list[BrokerState]:
         return [broker for broker in self.image.brokers.values() if not broker.in_controlled_shutdown]

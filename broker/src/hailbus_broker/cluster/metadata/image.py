@@ -129,6 +129,11 @@ class MetadataImage:
         """First id of the next block."""
         return self.producer_ids.next_id
 
+    def has_partition(self, topic: str, index: int) -> bool:
+        """Whether there is a partition, by the topic's name."""
+        found = self._topics.by_name.get(topic)
+        return found is not None and 0 <= index < len(found.partitions)
+
     def partition(self, topic_id: Uuid, index: int) -> PartitionState | None:
         """Return a partition's state; None if there is no such partition."""
         return self._topics.get(topic_id, index)

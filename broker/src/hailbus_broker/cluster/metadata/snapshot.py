@@ -1,8 +1,8 @@
 """A snapshot of the metadata: what all records up to an offset add up to, as records (KIP-630).
 
-A file `<end offset>-<leader epoch>.checkpoint` of record batches: a control record that says that a snapshot begins,
-the records that make the image, a control record that says that it is whole. With it the log before the offset can go,
-and a start reads the snapshot and what came after it.
+A file `<end offset>-<leader epoch>.checkpoint` of record batches: a control batch that says that a snapshot begins, and
+who votes; the records that make the image; a control batch that says that the file is whole. With it the log before the
+offset can go, and a start reads the snapshot and what came after it.
 """
 
 from __future__ import annotations
@@ -53,31 +53,34 @@ class SnapshotId(NamedTuple):
         return None if found is None else cls(int(found[1]), int(found[2]))
 
 
-def encode_snapshot(records: Iterable[Message], *, timestamp: int) -> bytes:
+def encode_snapshot(
+    records: Iterable[Message], *, timestamp: int, now_ms: int, quorum: Iterable[tuple[ControlType, bytes]] = ()
+) -> bytes:
     """The file's bytes.
 
     Args:
         records: From `MetadataImage.to_records`.
         timestamp: Of the last record that the snapshot covers.
+        now_ms: Milliseconds since 1970 UTC, the timestamp of the snapshot's own records.
+        quorum: Control records about the quorum, from `control_records.quorum_state`.
     """
     values = [encode_record(record) for record in records]
     out = bytearray()
     offset = 0
 
-    def control(kind: ControlType, value: bytes) -> None:
+    def control(*said: tuple[ControlType, bytes]) -> None:
         nonlocal offset
-        key = _CONTROL_KEY.pack(0, kind)
-        record = RecordToWrite(key=key, value=value, timestamp=timestamp)
-        out.extend(build_batch([record], base_offset=offset, leader_epoch=0, is_control=True))
-        offset += 1
+        batch = [RecordToWrite(key=_CONTROL_KEY.pack(0, kind), value=value, timestamp=now_ms) for kind, value in said]
+        out.extend(build_batch(batch, base_offset=offset, leader_epoch=0, is_control=True))
+        offset += len(batch)
 
-    control(ControlType.SNAPSHOT_HEADER, _HEADER.pack(0, timestamp, 0))
+    control((ControlType.SNAPSHOT_HEADER, _HEADER.pack(0, timestamp, 0)), *quorum)
     for start in range(0, len(values), BATCH_RECORDS):
         part = values[start : start + BATCH_RECORDS]
-        data = [RecordToWrite(key=None, value=value, timestamp=timestamp) for value in part]
+        data = [RecordToWrite(key=None, value=value, timestamp=now_ms) for value in part]
         out.extend(build_batch(data, base_offset=offset, leader_epoch=0))
         offset += len(part)
-    control(ControlType.SNAPSHOT_FOOTER, _FOOTER.pack(0, 0))
+    control((ControlType.SNAPSHOT_FOOTER, _FOOTER.pack(0, 0)))
     return bytes(out)
 
 

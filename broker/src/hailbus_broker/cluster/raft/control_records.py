@@ -15,7 +15,6 @@ from hailbus_broker.records import ControlType, RecordToWrite, build_batch, iter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hailbus_broker.protocol.schema import Message
     from hailbus_broker.records import BatchView, Offset
 
 _CONTROL_KEY: Final = Struct(">hh")  # version, type
@@ -46,11 +45,34 @@ def leader_change(
         voters=[named(node_id) for node_id in voters.ids],
         granting_voters=[named(node_id) for node_id in granting],
     )
-    return _batch(ControlType.LEADER_CHANGE, message, version, now_ms)
+    return _batch([(ControlType.LEADER_CHANGE, bytes(codec.encode(message, version)))], now_ms)
 
 
-def voters_change(voters: VoterSet, *, now_ms: int) -> bytearray:
-    """Return the batch with the voters from now on."""
+def voters_change(voters: VoterSet, *, now_ms: int, kraft_version: int | None = None) -> bytearray:
+    """Return the batch with the voters from now on.
+
+    Args:
+        voters: All of them.
+        now_ms: Milliseconds since 1970 UTC.
+        kraft_version: The level of `kraft.version` from now on; None if it stays.
+    """
+    said = [] if kraft_version is None else [_level(kraft_version)]
+    return _batch([*said, _voters_record(voters)], now_ms)
+
+
+def quorum_state(kraft_version: int, voters: VoterSet | None) -> Sequence[tuple[ControlType, bytes]]:
+    """Return what a snapshot says about the quorum: nothing, as long as the configuration names the voters.
+
+    Args:
+        kraft_version: The finalised level.
+        voters: Those that the log names, if it does.
+    """
+    if kraft_version < DYNAMIC_VOTERS:
+        return []
+    return [_level(kraft_version), *([] if voters is None else [_voters_record(voters)])]
+
+
+def _voters_record(voters: VoterSet) -> tuple[ControlType, bytes]:
     message = voters_record.VotersRecord(
         voters=[
             voters_record.Voter(
@@ -66,12 +88,16 @@ def voters_change(voters: VoterSet, *, now_ms: int) -> bytearray:
             for voter in voters
         ]
     )
-    return _batch(ControlType.KRAFT_VOTERS, message, 0, now_ms)
+    return ControlType.KRAFT_VOTERS, bytes(codec.encode(message, 0))
 
 
 def level_change(kraft_version: int, *, now_ms: int) -> bytearray:
     """Return the batch with the level of `kraft.version` from now on."""
-    return _batch(ControlType.KRAFT_VERSION, KRaftVersionRecord(kraft_version=kraft_version), 0, now_ms)
+    return _batch([_level(kraft_version)], now_ms)
+
+
+def _level(kraft_version: int) -> tuple[ControlType, bytes]:
+    return ControlType.KRAFT_VERSION, bytes(codec.encode(KRaftVersionRecord(kraft_version=kraft_version), 0))
 
 
 def read_changes(batches: Iterable[BatchView]) -> Sequence[tuple[Offset, VoterSet | int]]:
@@ -108,6 +134,6 @@ def _voters(message: voters_record.VotersRecord) -> VoterSet:
     )
 
 
-def _batch(kind: ControlType, message: Message, version: int, now_ms: int) -> bytearray:
-    value = bytes(codec.encode(message, version))
-    return build_batch([RecordToWrite(key=_CONTROL_KEY.pack(0, kind), value=value, timestamp=now_ms)], is_control=True)
+def _batch(said: Iterable[tuple[ControlType, bytes]], now_ms: int) -> bytearray:
+    records = [RecordToWrite(key=_CONTROL_KEY.pack(0, kind), value=value, timestamp=now_ms) for kind, value in said]
+    return build_batch(records, is_control=True)

@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.cluster.raft.effects import InstallSnapshot
 from hailbus_broker.cluster.raft.messages import (
+    AddVoterRequest,
     FetchRequest,
     FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     LogPosition,
+    RemoveVoterRequest,
+    UpdateVoterRequest,
 )
 from hailbus_broker.cluster.raft.quorum import RaftError
 from hailbus_broker.cluster.raft.roles import Download, Follower, Unattached
+from hailbus_broker.cluster.raft.voters import DYNAMIC_VOTERS
 from hailbus_broker.protocol.errors import ErrorCode, ProtocolError
 from hailbus_broker.records import RecordsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hailbus_broker.cluster.raft.messages import Response, VoterChangeRequest
     from hailbus_broker.cluster.raft.quorum import Quorum
     from hailbus_broker.cluster.raft.requests import Outstanding
     from hailbus_broker.cluster.raft.voters import Endpoint
@@ -137,6 +142,49 @@ class Following:
         """Commit what the leader has committed, as far as it is on this disk."""
         quorum = self._quorum
         quorum.commit_up_to(min(role.leader_high_watermark, quorum.log.synced_end_offset))
+
+    def change_voters(self, role: Follower, now_ms: int) -> None:
+        """Ask the leader for the change of the voters that this replica needs, once in a while."""
+        if not role.has_fetched or now_ms < role.next_change_ms or not self._quorum.endpoints:
+            return
+        request = self._needed_change(role)
+        if request is not None and self._quorum.send(role.leader_id, role.endpoint, request):
+            role.next_change_ms = now_ms + self._quorum.settings.fetch_timeout_ms
+
+    def _needed_change(self, role: Follower) -> VoterChangeRequest | None:
+        quorum = self._quorum
+        local, known = quorum.local_voter, quorum.voters.get(quorum.replica.node_id)
+        is_dynamic = quorum.history.kraft_version >= DYNAMIC_VOTERS
+        if quorum.is_voter:
+            if known == local if is_dynamic else role.has_described_itself:
+                return None
+            return UpdateVoterRequest(
+                cluster_id=quorum.cluster_id,
+                leader_epoch=quorum.epoch,
+                voter=quorum.replica,
+                endpoints=quorum.endpoints,
+                kraft_versions=local.kraft_versions,
+            )
+        if not is_dynamic or not quorum.settings.auto_join:
+            return None
+        if known is not None:
+            # This node has lost the directory by which it voted.
+            return RemoveVoterRequest(cluster_id=quorum.cluster_id, voter=known.key)
+        return AddVoterRequest(
+            cluster_id=quorum.cluster_id,
+            voter=quorum.replica,
+            endpoints=quorum.endpoints,
+            timeout_ms=quorum.settings.fetch_timeout_ms,
+            ack_when_committed=False,
+        )
+
+    def described_itself(self, response: Response) -> None:
+        """The leader has taken over what this voter said of itself, or is too old for that."""
+        if isinstance(self._quorum.role, Follower) and response.error in {
+            ErrorCode.NONE,
+            ErrorCode.UNSUPPORTED_VERSION,
+        }:
+            self._quorum.role.has_described_itself = True
 
     def _may_fetch(self, role: Follower) -> bool:
         if role.download is not None:

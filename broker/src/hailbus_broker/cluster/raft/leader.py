@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hailbus_broker.cluster.raft.voters import ReplicaKey, VoterSet
+    from hailbus_broker.cluster.raft.voters import ReplicaKey, Voter, VoterSet
     from hailbus_broker.records import LeaderEpoch, Offset
 
 UNKNOWN = -1
@@ -54,6 +54,9 @@ class Leader:
         from_offset: Of the first record of the epoch: nothing is committed before this record is (Raft, section 5.4.2).
         voters: At the election.
         now_ms: Time.
+
+    Attributes:
+        described: Voters as they have described themselves in this epoch, as long as the configuration names them.
     """
 
     def __init__(
@@ -64,23 +67,27 @@ class Leader:
         self.from_offset = from_offset
         self.since_ms = now_ms
         self.voters: dict[int, Progress] = {}
+        self.described: dict[int, Voter] = {}
         self.observers: dict[ReplicaKey, Progress] = {}
         self.set_voters(voters)
 
     def set_voters(self, voters: VoterSet) -> None:
         """Other voters decide from now on."""
-        known = {progress.key.node_id: progress for progress in (*self.observers.values(), *self.voters.values())}
         before = self.voters
         self.voters = {}
         for voter in voters:
-            progress = known.get(voter.key.node_id)
+            progress = before.get(voter.key.node_id)
             if progress is None or not progress.key.matches(voter.key):
-                progress = Progress(voter.key)
-            self.observers.pop(progress.key, None)
+                progress = self.observers.pop(voter.key, None) or Progress(voter.key)
             self.voters[voter.key.node_id] = progress
         for node_id, progress in before.items():
-            if node_id not in self.voters and progress.last_fetch_ms != UNKNOWN:
+            if self.voters.get(node_id) is not progress and progress.last_fetch_ms != UNKNOWN:
                 self.observers[progress.key] = progress
+
+    @property
+    def depends_on_others(self) -> bool:
+        """Whether there are voters besides the leader, which may be none itself."""
+        return any(node_id != self.local.node_id for node_id in self.voters)
 
     def progress_of(self, replica: ReplicaKey) -> Progress:
         """How far a replica is, that of a new observer included."""
@@ -118,7 +125,7 @@ class Leader:
     def heard_of_majority_ms(self) -> int:
         """The latest time since when a majority of the voters, the leader included, has fetched.
 
-        There are at least two voters.
+        There is at least one voter besides the leader.
         """
         times = sorted(
             (

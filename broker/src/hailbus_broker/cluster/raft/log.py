@@ -50,8 +50,14 @@ class RaftLog(Protocol):
         """Append the record by which a leader begins its epoch (LeaderChange)."""
         ...
 
-    def append_voters(self, epoch: LeaderEpoch, voters: VoterSet) -> Offset:
-        """Append a record with voters, and return its offset."""
+    def append_voters(self, epoch: LeaderEpoch, voters: VoterSet, *, level: int | None = None) -> Offset:
+        """Append a record with voters, and return its offset.
+
+        Args:
+            epoch: Of the leader.
+            voters: From now on.
+            level: Of `kraft.version` from now on, in a record right before; None if it stays.
+        """
         ...
 
     def append_fetched(self, records: bytes | memoryview) -> Sequence[tuple[Offset, VoterSet | int]]:

@@ -95,7 +95,55 @@ class FetchSnapshotRequest:
     position: int
 
 
-Request: TypeAlias = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest | FetchSnapshotRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddVoterRequest:
+    """Asks the leader for another voter.
+
+    Attributes:
+        timeout_ms: How long the leader may wait for the new voter to catch up, and for the commit.
+        ack_when_committed: Whether the answer waits for the commit.
+    """
+
+    cluster_id: str | None
+    voter: ReplicaKey
+    endpoints: tuple[Endpoint, ...]
+    timeout_ms: int
+    ack_when_committed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveVoterRequest:
+    """Asks the leader to remove a voter."""
+
+    cluster_id: str | None
+    voter: ReplicaKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateVoterRequest:
+    """A voter describes itself to the leader.
+
+    Attributes:
+        kraft_versions: Lowest and highest level of `kraft.version` that it supports.
+    """
+
+    cluster_id: str | None
+    leader_epoch: LeaderEpoch
+    voter: ReplicaKey
+    endpoints: tuple[Endpoint, ...]
+    kraft_versions: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupportedVersionsRequest:
+    """The leader asks a new voter which levels of `kraft.version` it supports, by ApiVersions."""
+
+
+VoterChangeRequest: TypeAlias = AddVoterRequest | RemoveVoterRequest | UpdateVoterRequest
+PartitionRequest: TypeAlias = (
+    VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | FetchRequest | FetchSnapshotRequest
+)
+Request: TypeAlias = PartitionRequest | VoterChangeRequest | SupportedVersionsRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,3 +214,21 @@ class FetchSnapshotResponse(Response):
     size: int = 0
     position: int = 0
     data: bytes | memoryview = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoterChangeResponse(Response):
+    """What became of a change of the voters.
+
+    Attributes:
+        message: Why it was refused.
+    """
+
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupportedVersionsResponse(Response):
+    """The levels of `kraft.version` that a node supports."""
+
+    kraft_versions: tuple[int, int] = (0, 0)

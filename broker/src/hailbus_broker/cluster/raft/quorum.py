@@ -7,10 +7,22 @@ from typing import TYPE_CHECKING, Final
 from hailbus_broker.cluster.raft.effects import Committed, Effect, Follows, Leads, Persist, Send
 from hailbus_broker.cluster.raft.election_state import ElectionState
 from hailbus_broker.cluster.raft.leader import Leader
-from hailbus_broker.cluster.raft.messages import Leadership, Request
+from hailbus_broker.cluster.raft.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    Leadership,
+    Request,
+)
 from hailbus_broker.cluster.raft.requests import Outstanding, Requests
 from hailbus_broker.cluster.raft.roles import Candidate, Follower, Prospective, Resigned, Role, Unattached, Votes
-from hailbus_broker.cluster.raft.voters import Endpoint, ReplicaKey, VoterHistory, VoterSet
+from hailbus_broker.cluster.raft.voters import (
+    DYNAMIC_VOTERS,
+    Endpoint,
+    ReplicaKey,
+    Voter,
+    VoterHistory,
+    VoterSet,
+)
 
 if TYPE_CHECKING:
     import random
@@ -19,6 +31,10 @@ if TYPE_CHECKING:
     from hailbus_broker.cluster.raft.log import RaftLog
     from hailbus_broker.cluster.raft.settings import RaftSettings
     from hailbus_broker.records import LeaderEpoch, Offset
+
+
+_DOUBLINGS: Final[dict[type[Request], int]] = {BeginQuorumEpochRequest: 5, EndQuorumEpochRequest: 5}
+"""How often the pause between repetitions of a request doubles, where that is not twice."""
 
 
 class RaftError(Exception):
@@ -86,7 +102,7 @@ class Quorum:
         if self.leader_id == replica.node_id:
             # It may have lost records that others have, so it does not lead the same epoch again, nor elect another.
             self.leader_id, self.voted = None, replica
-        self.role: Role = Unattached(self.election_deadline(now_ms) if self.is_voter else None)
+        self.role: Role = Unattached(self.election_deadline(now_ms) if self.is_electable else None)
         if self.voters.is_only(replica):
             # Nobody else could lead: there is no reason to wait.
             self.become_candidate(now_ms)
@@ -102,6 +118,20 @@ class Quorum:
     def is_voter(self) -> bool:
         """Whether this replica votes."""
         return self.voters.has(self.replica)
+
+    @property
+    def is_electable(self) -> bool:
+        """Whether this replica asks for elections.
+
+        A leader that removes itself does so until the record is committed: it may be the only one that has the record,
+        and a voter without it cannot win against the longer log (Raft thesis, section 4.2.2).
+        """
+        return self.is_voter or self.history.was_voter(self.replica, self.high_watermark)
+
+    @property
+    def local_voter(self) -> Voter:
+        """This replica as a voter."""
+        return Voter(self.replica, self.endpoints)
 
     @property
     def leadership(self) -> Leadership:
@@ -159,8 +189,17 @@ class Quorum:
         return True
 
     def back_off(self, outstanding: Outstanding, now_ms: int) -> None:
-        """Pause after a request that failed."""
+        """Pause after a request that was refused."""
         self.requests.pause(outstanding.to, type(outstanding.request), now_ms + self.settings.retry_backoff_ms)
+
+    def back_off_longer(self, outstanding: Outstanding, now_ms: int) -> None:
+        """Pause after a request that got no response, longer each time.
+
+        Elections wait for responses, so their requests are repeated sooner than what a leader announces.
+        """
+        doublings = min(self.requests.unanswered(outstanding), _DOUBLINGS.get(type(outstanding.request), 2))
+        pause_ms = self.settings.retry_backoff_ms << doublings
+        self.requests.pause(outstanding.to, type(outstanding.request), now_ms + pause_ms)
 
     # ------------------------------------------------------------------ changes of role
 
@@ -184,7 +223,7 @@ class Quorum:
 
     def become_unattached(self, epoch: LeaderEpoch, now_ms: int) -> None:
         """Look for the leader of an epoch."""
-        deadline_ms = self.election_deadline(now_ms) if self.is_voter else None
+        deadline_ms = self.election_deadline(now_ms) if self.is_electable else None
         self.enter(epoch)
         self.change(Unattached(deadline_ms, next_search_ms=now_ms + self.settings.retry_backoff_ms))
 
@@ -261,7 +300,18 @@ class Quorum:
             voters=self.voters,
             granting=sorted(role.votes.granted),
         )
+        if self.history.kraft_version >= DYNAMIC_VOTERS and self.history.voters_offset < 0:
+            # `format` has named them: from here on the log does, for those who have not been formatted so.
+            self.append_voters(self.voters, level=self.history.kraft_version)
         self.effects.append(Leads(self.epoch, from_offset))
+
+    def append_voters(self, voters: VoterSet, *, level: int | None = None) -> Offset:
+        """Append voters, and a level of `kraft.version`, to the log, and return the offset of the voters."""
+        offset = self.log.append_voters(self.epoch, voters, level=level)
+        if level is not None:
+            self.history.add_level(offset - 1, level)
+        self.history.add_voters(offset, voters)
+        return offset
 
     def become_resigned(self, role: Leader, now_ms: int) -> None:
         """Lead no more."""

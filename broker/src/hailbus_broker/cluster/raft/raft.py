@@ -13,19 +13,25 @@ from hailbus_broker.cluster.raft.effects import Effect, Reply
 from hailbus_broker.cluster.raft.following import Following
 from hailbus_broker.cluster.raft.leader import Leader
 from hailbus_broker.cluster.raft.messages import (
+    AddVoterRequest,
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchRequest,
     FetchResponse,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
+    RemoveVoterRequest,
     Request,
     Response,
+    SupportedVersionsRequest,
+    SupportedVersionsResponse,
+    UpdateVoterRequest,
     VoteRequest,
     VoteResponse,
 )
 from hailbus_broker.cluster.raft.roles import Candidate, Follower, Prospective, Resigned, Unattached
 from hailbus_broker.cluster.raft.serving import Serving
+from hailbus_broker.cluster.raft.voter_changes import VoterChanges
 from hailbus_broker.cluster.raft.voting import Voting
 from hailbus_broker.protocol.errors import ErrorCode
 
@@ -51,6 +57,7 @@ class Raft:
         self._voting: Final = Voting(quorum)
         self._serving: Final = Serving(quorum)
         self._following: Final = Following(quorum, bootstrap)
+        self._changes: Final = VoterChanges(quorum)
 
     def take_effects(self) -> list[Effect]:
         """What has to be done since the last call, in this order."""
@@ -61,6 +68,9 @@ class Raft:
         """When `tick` has something to do at the latest; None if only input can change anything."""
         role = self.quorum.role
         times: list[int] = self._serving.deadlines_ms()
+        change_ms = self._changes.deadline_ms()
+        if change_ms is not None:
+            times.append(change_ms)
         match role:
             case Unattached():
                 if role.deadline_ms is not None:
@@ -70,7 +80,7 @@ class Raft:
             case Follower() | Prospective() | Candidate() | Resigned():
                 times.append(role.deadline_ms)
             case Leader():
-                if len(role.voters) > 1:
+                if role.depends_on_others:
                     times.append(self._serving.quorum_deadline(role))
                 times += [
                     progress.last_fetch_ms + self.quorum.settings.fetch_timeout_ms // 2 + 1
@@ -91,7 +101,7 @@ class Raft:
                     self.quorum.become_prospective(now_ms)
             case Follower():
                 if now_ms >= role.deadline_ms:
-                    if self.quorum.is_voter:
+                    if self.quorum.is_electable:
                         self.quorum.become_prospective(now_ms)
                     else:
                         self.quorum.become_unattached(self.quorum.epoch, now_ms)
@@ -103,7 +113,8 @@ class Raft:
                     self.quorum.become_prospective(now_ms)
             case Resigned():
                 if now_ms >= role.deadline_ms:
-                    self.quorum.become_unattached(self.quorum.epoch + 1, now_ms)
+                    # One that was removed as a voter asks for no election, and must not be ahead of the others.
+                    self.quorum.become_unattached(self.quorum.epoch + self.quorum.is_electable, now_ms)
             case Leader():
                 self._serving.check_quorum(role, now_ms)
         self._settle(now_ms)
@@ -125,6 +136,11 @@ class Raft:
             self.quorum.become_resigned(self.quorum.role, now_ms)
             self._settle(now_ms)
 
+    def upgrade_kraft_version(self, level: int, now_ms: int, *, is_only_checked: bool = False) -> None:
+        """Finalise a level of `kraft.version`; see `VoterChanges.upgrade`."""
+        self._changes.upgrade(level, is_only_checked=is_only_checked)
+        self._settle(now_ms)
+
     def leader_refuses_connections(self, node_id: int, now_ms: int) -> None:
         """The leader's connection closed, and its host refuses another: it is gone, whatever the timeouts say.
 
@@ -143,8 +159,11 @@ class Raft:
         self.quorum.history.clear()
         self.quorum.history.learn(changes)
         self.quorum.commit_up_to(snapshot.end_offset)
-        if isinstance(self.quorum.role, Follower):
-            self.quorum.role.download = None
+        match self.quorum.role:
+            case Follower() as role:
+                role.download = None
+            case Unattached(deadline_ms=None) as role if self.quorum.is_electable:
+                role.deadline_ms = self.quorum.election_deadline(now_ms)
         self._settle(now_ms)
 
     def snapshot_refused(self, now_ms: int) -> None:
@@ -167,6 +186,15 @@ class Raft:
                 response = self._serving.on_fetch(request, token, now_ms)
             case FetchSnapshotRequest():
                 response = self._serving.on_fetch_snapshot(request, now_ms)
+            case AddVoterRequest():
+                response = self._changes.on_add(request, token, now_ms)
+            case RemoveVoterRequest():
+                response = self._changes.on_remove(request, token, now_ms)
+            case UpdateVoterRequest():
+                response = self._changes.on_update(request)
+            case SupportedVersionsRequest():
+                levels = self.quorum.local_voter.kraft_versions
+                response = SupportedVersionsResponse(leadership=self.quorum.leadership, kraft_versions=levels)
         if response is not None:
             self.quorum.effects.append(Reply(token, response))
         self._settle(now_ms)
@@ -176,7 +204,7 @@ class Raft:
         outstanding = self.quorum.requests.end(number)
         if outstanding is None:
             return
-        self.quorum.back_off(outstanding, now_ms)
+        self.quorum.back_off_longer(outstanding, now_ms)
         self._settle(now_ms)
 
     def response(self, number: int, response: Response, now_ms: int) -> None:
@@ -188,7 +216,10 @@ class Raft:
         outstanding = self.quorum.requests.end(number)
         if outstanding is None:
             return
-        if response.request_error is not ErrorCode.NONE or not self._voting.agrees(response, now_ms):
+        self.quorum.requests.answered(outstanding)
+        if isinstance(response, SupportedVersionsResponse):
+            self._changes.versions_answered(outstanding, response, now_ms)
+        elif response.request_error is not ErrorCode.NONE or not self._voting.agrees(response, now_ms):
             self.quorum.back_off(outstanding, now_ms)
         else:
             match outstanding.request, response:
@@ -204,6 +235,8 @@ class Raft:
                 case EndQuorumEpochRequest(), _:
                     if isinstance(self.quorum.role, Resigned):
                         self.quorum.role.not_told.discard(outstanding.to)
+                case UpdateVoterRequest(), _:
+                    self._following.described_itself(response)
                 case FetchRequest(), FetchResponse():
                     self._following.fetched(outstanding, response, now_ms)
                 case FetchSnapshotRequest(), FetchSnapshotResponse():
@@ -214,12 +247,16 @@ class Raft:
         """Do what follows from the input: commit, answer who waits, and send what the role has to ask or to tell."""
         if isinstance(self.quorum.role, Leader):
             self._serving.commit(self.quorum.role)
+        self._changes.advance(now_ms)
+        if isinstance(self.quorum.role, Leader) and self._changes.has_removed_leader:
+            self.quorum.become_resigned(self.quorum.role, now_ms)
         self._serving.answer_parked(now_ms)
         match self.quorum.role:
             case Unattached() as role:
                 self._following.search_leader(role, now_ms)
             case Follower() as role:
                 self._following.fetch(role)
+                self._following.change_voters(role, now_ms)
             case Prospective() as role:
                 self._voting.ask_for_votes(role.votes, is_pre_vote=True)
             case Candidate() as role:

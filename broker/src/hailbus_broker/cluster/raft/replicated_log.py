@@ -86,13 +86,13 @@ class ReplicatedLog:
         )
         self._append(batch, epoch)
 
-    def append_voters(self, epoch: LeaderEpoch, voters: VoterSet) -> Offset:
+    def append_voters(self, epoch: LeaderEpoch, voters: VoterSet, *, level: int | None = None) -> Offset:
         """See `RaftLog`."""
-        return self._append(control_records.voters_change(voters, now_ms=self._wall_ms()), epoch)
+        return self._append(control_records.voters_change(voters, now_ms=self._wall_ms(), kraft_version=level), epoch)
 
     def _append(self, batch: bytearray, epoch: LeaderEpoch) -> Offset:
         result = self.log.append(batch, now_ms=self._wall_ms(), leader_epoch=epoch, origin=Origin.COORDINATOR)
-        return result.base_offset
+        return result.last_offset
 
     def append_fetched(self, records: bytes | memoryview) -> Sequence[tuple[Offset, VoterSet | int]]:
         """See `RaftLog`. A last batch that is cut short is left out."""

@@ -32,11 +32,14 @@ class Requests:
         self._last_number = 0
         self._outstanding: dict[tuple[int, type[Request]], Outstanding] = {}
         self._not_before_ms: dict[tuple[int, type[Request]], int] = {}
+        self._unanswered: dict[tuple[int, type[Request]], int] = {}
+        """How many requests got no response, one after another."""
 
     def clear(self) -> None:
         """Forget all: what is answered from now on was asked in another role."""
         self._outstanding.clear()
         self._not_before_ms.clear()
+        self._unanswered.clear()
 
     def tick(self, now_ms: int) -> None:
         """Time has passed."""
@@ -68,6 +71,17 @@ class Requests:
                 del self._outstanding[key]
                 return outstanding
         return None
+
+    def answered(self, outstanding: Outstanding) -> None:
+        """A request got a response."""
+        self._unanswered.pop((outstanding.to, type(outstanding.request)), None)
+
+    def unanswered(self, outstanding: Outstanding) -> int:
+        """Count a request that got no response; return how many there were before it, one after another."""
+        key = (outstanding.to, type(outstanding.request))
+        before = self._unanswered.get(key, 0)
+        self._unanswered[key] = before + 1
+        return before
 
     def pause(self, to: int, kind: type[Request], until_ms: int) -> None:
         """Send no request of this kind to a node before a time."""

@@ -49,6 +49,8 @@ class Follower:
         is_leader_suspected: Whether the leader seems to be gone, or said that it goes: then it does.
         leader_high_watermark: As the leader said last; it counts as far as the log is known to be the leader's.
         download: A snapshot that has to come first.
+        next_change_ms: When the replica may ask the leader again for a change of the voters that concerns itself.
+        has_described_itself: Whether the leader knows this voter's endpoints and versions, where no record has them.
     """
 
     leader_id: int
@@ -58,6 +60,8 @@ class Follower:
     is_leader_suspected: bool = False
     leader_high_watermark: Offset = -1
     download: Download | None = None
+    next_change_ms: int = 0
+    has_described_itself: bool = False
 
     def answered(self, deadline_ms: int) -> None:
         """Trust the leader until the deadline, because it has answered."""

@@ -118,7 +118,7 @@ class Serving:
     def check_quorum(self, role: Leader, now_ms: int) -> None:
         """Resign if no majority has fetched for long: another leader may be elected by now."""
         role.forget_observers(now_ms - OBSERVER_KEPT_MS)
-        if len(role.voters) > 1 and now_ms >= self.quorum_deadline(role):
+        if role.depends_on_others and now_ms >= self.quorum_deadline(role):
             self._quorum.become_resigned(role, now_ms)
 
     def quorum_deadline(self, role: Leader) -> int:

@@ -19,6 +19,9 @@ class RaftSettings:
         fetch_max_wait_ms: How long a leader may hold a fetch for which it has no records.
         suspicion_stagger_ms: When the leader's host refuses connections, the voters ask for an election one after the
             other, so many milliseconds apart: votes are rarely split then.
+        voter_change_timeout_ms: How long the answer to the removal of a voter waits for the commit.
+        auto_join: `controller.quorum.auto.join.enable`: a controller that does not vote asks to be added, and to have
+            the voter of its id with another directory removed (KIP-1186).
     """
 
     fetch_timeout_ms: int = 2_000
@@ -27,3 +30,5 @@ class RaftSettings:
     retry_backoff_ms: int = 20
     fetch_max_wait_ms: int = 500
     suspicion_stagger_ms: int = 100
+    voter_change_timeout_ms: int = 30_000
+    auto_join: bool = False

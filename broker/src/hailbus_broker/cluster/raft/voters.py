@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+KRAFT_VERSION: Final = "kraft.version"
 DYNAMIC_VOTERS: Final = 1
 """The level of `kraft.version` from which the log says who votes; below it the configuration does."""
+SUPPORTED_LEVELS: Final = (0, DYNAMIC_VOTERS)
+"""Lowest and highest level of `kraft.version` that this code knows."""
 
 
 class ReplicaKey(NamedTuple):
@@ -27,6 +31,11 @@ class ReplicaKey(NamedTuple):
 
     node_id: int
     directory_id: Uuid | None = None
+
+    def __str__(self) -> str:
+        if self.directory_id is None:
+            return str(self.node_id)
+        return f"{self.node_id} with directory id {urlsafe_b64encode(self.directory_id).decode().rstrip('=')}"
 
     def matches(self, other: ReplicaKey) -> bool:
         """Whether both may be the same replica: a directory that one side does not know says nothing."""
@@ -55,7 +64,11 @@ class Voter:
 
     key: ReplicaKey
     endpoints: tuple[Endpoint, ...]
-    kraft_versions: tuple[int, int] = (0, DYNAMIC_VOTERS)
+    kraft_versions: tuple[int, int] = SUPPORTED_LEVELS
+
+    def supports(self, level: int) -> bool:
+        """Whether the voter supports a level of `kraft.version`."""
+        return self.kraft_versions[0] <= level <= self.kraft_versions[1]
 
 
 class VoterSet:
@@ -79,6 +92,9 @@ class VoterSet:
 
     def __hash__(self) -> int:
         return hash(tuple(self._voters.values()))
+
+    def __str__(self) -> str:
+        return ", ".join(str(voter.key) for voter in self)
 
     def __repr__(self) -> str:
         return f"VoterSet({list(self._voters.values())!r})"
@@ -106,6 +122,10 @@ class VoterSet:
         """Whether a replica is the only voter."""
         return len(self._voters) == 1 and self.has(replica)
 
+    def replaced(self, voter: Voter) -> VoterSet:
+        """The same voters, but this one as it is now."""
+        return VoterSet([*(one for one in self if one.key.node_id != voter.key.node_id), voter])
+
 
 class VoterHistory:
     """The sets of voters that the log holds, by the offset of their record.
@@ -130,6 +150,18 @@ class VoterHistory:
     def kraft_version(self) -> int:
         """The finalised level of `kraft.version`."""
         return self._levels[-1][1] if self._levels else 0
+
+    @property
+    def voters_offset(self) -> Offset:
+        """Of the record that names the voters; -1 if the configuration does, or what `format` has written."""
+        return self._sets[-1][0] if self._sets else -1
+
+    def was_voter(self, replica: ReplicaKey, high_watermark: Offset) -> bool:
+        """Whether a replica votes by the record with voters before the last one, which is not known to be committed."""
+        if self.voters_offset < high_watermark:
+            return False
+        before = self._sets[-2][1] if len(self._sets) > 1 else self._configured
+        return before.has(replica)
 
     def at(self, offset: Offset) -> tuple[int, VoterSet | None]:
         """The level and the voters that records before an offset say; for a snapshot that ends there."""

@@ -96,7 +96,7 @@ class Voting:
         if request.leader_endpoints:
             self._quorum.follow(request.leader_id, request.leader_epoch, request.leader_endpoints, now_ms)
         role = self._quorum.role
-        if isinstance(role, Follower) and role.leader_id == request.leader_id and self._quorum.is_voter:
+        if isinstance(role, Follower) and role.leader_id == request.leader_id and self._quorum.is_electable:
             self._quorum.suspect(role, now_ms, [successor.node_id for successor in request.successors])
             if now_ms >= role.deadline_ms:
                 self._quorum.become_prospective(now_ms)

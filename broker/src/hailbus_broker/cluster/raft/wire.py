@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from hailbus_broker.cluster.metadata.image import CLUSTER_METADATA_TOPIC
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId
 from hailbus_broker.cluster.raft import messages as raft
+from hailbus_broker.cluster.raft import voter_wire
 from hailbus_broker.cluster.raft.voters import Endpoint, ReplicaKey
 from hailbus_broker.protocol.definitions import (
+    api_versions_response,
     begin_quorum_epoch_request,
     begin_quorum_epoch_response,
     end_quorum_epoch_request,
@@ -41,6 +43,10 @@ T = TypeVar("T")
 def encode_request(request: raft.Request) -> Message:
     """Return a request as a message of the protocol."""
     match request:
+        case raft.AddVoterRequest() | raft.RemoveVoterRequest() | raft.UpdateVoterRequest():
+            return voter_wire.encode_request(request)
+        case raft.SupportedVersionsRequest():
+            raise AssertionError("the driver asks this by ApiVersions")
         case raft.VoteRequest():
             return vote_request.VoteRequest(
                 cluster_id=request.cluster_id,
@@ -156,6 +162,9 @@ def decode_request(message: Message) -> raft.Request:
     Raises:
         ApiError: INVALID_REQUEST: it is about something else than the metadata partition alone.
     """
+    change = voter_wire.decode_request(message)
+    if change is not None:
+        return change
     match message:
         case vote_request.VoteRequest():
             vote = _only_partition(message.topics)
@@ -217,6 +226,9 @@ def encode_response(request: raft.Request, response: raft.Response) -> Message:
     """Return the response to a request as a message of the protocol."""
     said = response.leadership
     leader_id = _NOBODY if said.leader_id is None else said.leader_id
+    if isinstance(request, raft.AddVoterRequest | raft.RemoveVoterRequest | raft.UpdateVoterRequest):
+        return voter_wire.encode_response(request, response)
+    assert not isinstance(request, raft.SupportedVersionsRequest), "the listener answers ApiVersions"
     if response.request_error is not ErrorCode.NONE:
         return _refusal(request, response.request_error)
     match request, response:
@@ -310,7 +322,7 @@ def encode_response(request: raft.Request, response: raft.Response) -> Message:
             raise AssertionError(f"{type(response).__name__} answers no {type(request).__name__}")
 
 
-def _refusal(request: raft.Request, error: ErrorCode) -> Message:
+def _refusal(request: raft.PartitionRequest, error: ErrorCode) -> Message:
     """Return a response that says of the request as a whole why it is not served."""
     match request:
         case raft.VoteRequest():
@@ -331,7 +343,12 @@ def decode_response(message: Message) -> raft.Response:
     Raises:
         ApiError: INVALID_REQUEST: it is about something else than the metadata partition alone.
     """
+    change = voter_wire.decode_response(message)
+    if change is not None:
+        return change
     match message:
+        case api_versions_response.ApiVersionsResponse():
+            return voter_wire.supported_versions(message)
         case vote_response.VoteResponse():
             if message.error_code:
                 return raft.VoteResponse(leadership=_UNKNOWN, request_error=ErrorCode(message.error_code))

@@ -28,6 +28,7 @@ class FollowerProgress:
         last_caught_up_ms: When it last had everything that the leader had.
         last_fetch_ms: Of its last fetch, -1 before the first.
         leader_end_offset: End of the leader's log at that fetch.
+        log_start_offset: Where its log starts, also after a crash; -1 before its first fetch.
     """
 
     end_offset: Offset = UNKNOWN
@@ -35,6 +36,7 @@ class FollowerProgress:
     last_caught_up_ms: int = 0
     last_fetch_ms: int = UNKNOWN
     leader_end_offset: Offset = UNKNOWN
+    log_start_offset: Offset = UNKNOWN
 
     def is_caught_up(self, leader_end_offset: Offset, *, now_ms: int, max_lag_ms: int) -> bool:
         """Whether the follower has all that the leader has, or had so not long ago."""
@@ -81,8 +83,8 @@ class InSyncReplicas:
         now_ms: int,
         is_eligible: Callable[[int, int], bool],
     ) -> None:
-        self._node_id: Final = node_id
-        self._epoch_start_offset: Final = epoch_start_offset
+        self.node_id: Final = node_id
+        self.epoch_start_offset: Final = epoch_start_offset
         self._is_eligible: Final = is_eligible
         self.leader_epoch: Final = leader_epoch
         self.isr = tuple(isr)
@@ -96,7 +98,7 @@ class InSyncReplicas:
         self.followers = {
             replica: before.get(replica) or FollowerProgress(last_caught_up_ms=now_ms if replica in self.isr else 0)
             for replica in replicas
-            if replica != self._node_id
+            if replica != self.node_id
         }
 
     # ------------------------------------------------------------------ questions
@@ -168,6 +170,28 @@ class InSyncReplicas:
         progress.last_fetch_ms = now_ms
         return True
 
+    def starts_at(self, node_id: int, log_start_offset: Offset) -> bool:
+        """Note where a follower's log starts.
+
+        Returns:
+            Whether that is news.
+        """
+        progress = self.followers.get(node_id)
+        if progress is None or progress.log_start_offset == log_start_offset:
+            return False
+        progress.log_start_offset = log_start_offset
+        return True
+
+    def low_watermark(self, own_log_start_offset: Offset, is_alive: Callable[[int], bool]) -> Offset:
+        """Return the lowest log start offset of the replicas whose brokers are alive: nobody can read below it.
+
+        Args:
+            own_log_start_offset: Of the leader.
+            is_alive: Whether a broker is registered and not fenced.
+        """
+        starts = (progress.log_start_offset for node_id, progress in self.followers.items() if is_alive(node_id))
+        return min((own_log_start_offset, *starts))
+
     # ------------------------------------------------------------------ proposals
 
     def propose(
@@ -176,18 +200,20 @@ class InSyncReplicas:
         """Return another ISR to ask the controller for; None if it should stay, or while one is asked for.
 
         A follower joins when it has everything that is committed, and all that was there when this leader began. It
-        leaves when it could not catch up for long.
+        leaves when it could not catch up for long. One that does not fetch any more stays outside, even if nothing is
+        committed without it: else it would be in sync again as soon as it had left.
         """
         if self._proposal is not None:
             return None
-        members = {self._node_id: UNKNOWN}
+        members = {self.node_id: UNKNOWN}
         for node_id, progress in self.followers.items():
             if node_id in self.isr:
                 if progress.is_caught_up(log_end_offset, now_ms=now_ms, max_lag_ms=max_lag_ms):
                     members[node_id] = progress.broker_epoch
             elif (
-                progress.end_offset >= max(high_watermark, self._epoch_start_offset)
+                progress.end_offset >= max(high_watermark, self.epoch_start_offset)
                 and progress.end_offset != UNKNOWN
+                and now_ms - progress.last_fetch_ms <= max_lag_ms
                 and self._is_eligible(node_id, progress.broker_epoch)
             ):
                 members[node_id] = progress.broker_epoch
@@ -204,6 +230,10 @@ class InSyncReplicas:
             if node_id in self.isr and progress.end_offset < log_end_offset
         ]
         return min(times, default=None)
+
+    def is_open(self, proposal: Proposal) -> bool:
+        """Whether the outcome of a proposal is not known yet."""
+        return self._proposal is proposal
 
     def failed(self, proposal: Proposal) -> None:
         """The controller has refused a proposal for good: it has not happened, and never will.

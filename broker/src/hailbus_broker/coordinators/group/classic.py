@@ -175,19 +175,26 @@ class ClassicGroup:
         self.members[member.member_id] = member
         return member
 
-    def remove(self, member: Member) -> None:
-        """Take a member out; if it led, another one does, preferably one that has joined already."""
+    def remove(self, members: Iterable[Member]) -> None:
+        """Take members out; if the leader is one of them, another one leads, preferably one that has joined already."""
+        for member in members:
+            self._take_out(member)
+        if self.leader is not None and self.leader not in self.members:
+            self.leader = self._elected()
+
+    def _take_out(self, member: Member) -> None:
         self.members.pop(member.member_id, None)
         if (
             member.group_instance_id is not None
             and self.static_members.get(member.group_instance_id) == member.member_id
         ):
             del self.static_members[member.group_instance_id]
-        if self.leader == member.member_id:
-            self.leader = next(
-                (other.member_id for other in self.members.values() if other.join_token is not None),
-                next(iter(self.members), None),
-            )
+
+    def _elected(self) -> str | None:
+        return next(
+            (other.member_id for other in self.members.values() if other.join_token is not None),
+            next(iter(self.members), None),
+        )
 
     def common_protocols(self) -> frozenset[str]:
         """Names of the protocols that every member knows."""

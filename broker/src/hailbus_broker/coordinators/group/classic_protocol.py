@@ -17,6 +17,8 @@ from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupRes
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hailbus_broker.coordinators.group.state import GroupState
     from hailbus_broker.coordinators.outcome import Token
     from hailbus_broker.protocol.definitions.heartbeat_request import HeartbeatRequest
@@ -307,31 +309,41 @@ class ClassicProtocol:
         code = ErrorCode.REBALANCE_IN_PROGRESS if is_rebalancing else ErrorCode.NONE
         decision.reply(token, HeartbeatResponse(error_code=code))
 
-    def leave(self, group: ClassicGroup, entry: MemberIdentity, decision: GroupDecision) -> None:
-        """Remove a member at its own request, or at an administrator's.
+    def leave(self, group: ClassicGroup, entries: Sequence[MemberIdentity], decision: GroupDecision) -> list[ErrorCode]:
+        """Remove members at their own request, or at an administrator's; the others rebalance once.
 
         Args:
             group: The copy that the decision changes.
-            entry: Names the member.
+            entries: Name the members.
             decision: What the request leads to.
 
-        Raises:
-            ApiError: There is no such member.
+        Returns:
+            A result for each.
         """
-        if not entry.member_id and entry.group_instance_id is not None:
-            member_id = group.static_members.get(entry.group_instance_id)
-            if member_id is None:
-                raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
-        else:
-            member_id = entry.member_id
-        if member_id in group.pending:
-            del group.pending[member_id]
-            if group.state is ClassicState.PREPARING_REBALANCE:
-                self._rebalances.maybe_complete_join(group, decision)
-            return
-        member = known_member(group, member_id, entry.group_instance_id)
-        reason = f"member {member_id} left; its reason: {entry.reason or 'not given'}"
-        self._rebalances.remove_member(group, member, RebalanceCause.MEMBER_LEFT, reason, decision)
+        codes: list[ErrorCode] = []
+        leaving: dict[str, tuple[Member, str]] = {}
+        has_pending = False
+        for entry in entries:
+            try:
+                member_id = _id_of(group, entry)
+                if member_id in group.pending:
+                    del group.pending[member_id]
+                    has_pending = True
+                else:
+                    member = known_member(group, member_id, entry.group_instance_id)
+                    if member_id in leaving:
+                        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+                    reason = f"member {member_id} left; its reason: {entry.reason or 'not given'}"
+                    leaving[member_id] = member, reason
+            except ApiError as refused:
+                codes.append(refused.code)
+            else:
+                codes.append(ErrorCode.NONE)
+        if leaving:
+            self._rebalances.remove_members(group, list(leaving.values()), RebalanceCause.MEMBER_LEFT, decision)
+        elif has_pending and group.state is ClassicState.PREPARING_REBALANCE:
+            self._rebalances.maybe_complete_join(group, decision)
+        return codes
 
     # ------------------------------------------------------------------ migration
 
@@ -354,6 +366,20 @@ class ClassicProtocol:
         if group is None:
             raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
         return group
+
+
+def _id_of(group: ClassicGroup, entry: MemberIdentity) -> str:
+    """Return the id of the member that a LeaveGroup names.
+
+    Raises:
+        ApiError: There is no static member of that name.
+    """
+    if entry.member_id or entry.group_instance_id is None:
+        return entry.member_id
+    member_id = group.static_members.get(entry.group_instance_id)
+    if member_id is None:
+        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
+    return member_id
 
 
 def known_member(group: ClassicGroup, member_id: str, group_instance_id: str | None) -> Member:

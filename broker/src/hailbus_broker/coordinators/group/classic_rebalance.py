@@ -13,6 +13,8 @@ from hailbus_broker.protocol.definitions.sync_group_response import SyncGroupRes
 from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hailbus_broker.coordinators.group.classic import ClassicGroup, Member
     from hailbus_broker.coordinators.group.config import GroupConfig
     from hailbus_broker.coordinators.group.decision import GroupDecision
@@ -83,9 +85,13 @@ class ClassicRebalances:
             group = decision.copy_of(group)
             group.sync_deadline_ms = None
             if group.state is ClassicState.COMPLETING_REBALANCE:
-                for member in [member for member in group.members.values() if member.sync_token is None]:
-                    reason = f"member {member.member_id} did not sync in time"
-                    self.remove_member(group, member, RebalanceCause.SYNC_TIMED_OUT, reason, decision)
+                late = [
+                    (member, f"member {member.member_id} did not sync in time")
+                    for member in group.members.values()
+                    if member.sync_token is None
+                ]
+                if late:
+                    self.remove_members(group, late, RebalanceCause.SYNC_TIMED_OUT, decision)
         for due_ms in (group.join_deadline_ms, group.sync_deadline_ms):
             if due_ms is not None:
                 decision.check_group_at(group, due_ms)
@@ -134,13 +140,27 @@ class ClassicRebalances:
         self, group: ClassicGroup, member: Member, cause: RebalanceCause, reason: str, decision: GroupDecision
     ) -> None:
         """Remove a member, answer the requests that it waits for, and rebalance the others."""
-        member = abandon_join(group, group.members.get(member.member_id, member), decision)
-        if member.sync_token is not None:
-            decision.reply(member.sync_token, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
-        group.remove(member)
-        decision.log_events.append(
-            ("member_removed", {"group": group.group_id, "member": member.member_id, "reason": reason})
-        )
+        self.remove_members(group, [(member, reason)], cause, decision)
+
+    def remove_members(
+        self,
+        group: ClassicGroup,
+        leaving: Sequence[tuple[Member, str]],
+        cause: RebalanceCause,
+        decision: GroupDecision,
+    ) -> None:
+        """Remove members, each with a reason, answer the requests that they wait for, and rebalance the others once."""
+        for known, reason in leaving:
+            member = abandon_join(group, group.members.get(known.member_id, known), decision)
+            if member.sync_token is not None:
+                decision.reply(member.sync_token, SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
+            decision.log_events.append(
+                ("member_removed", {"group": group.group_id, "member": member.member_id, "reason": reason})
+            )
+        group.remove(member for member, _ in leaving)
+        reason = leaving[0][1]
+        if len(leaving) > 1:
+            reason = f"{reason}; so did {len(leaving) - 1} more"
         if group.state in {ClassicState.STABLE, ClassicState.COMPLETING_REBALANCE}:
             self.maybe_rebalance(group, cause, reason, decision)
         elif group.state is ClassicState.PREPARING_REBALANCE:
@@ -160,16 +180,15 @@ class ClassicRebalances:
         group.join_deadline_ms = None
         group.join_remaining_ms = None
         group.has_newcomers = False
-        absent = [member for member in group.members.values() if member.join_token is None]
+        absent = [
+            member
+            for member in group.members.values()
+            if member.join_token is None and member.group_instance_id is None
+        ]
+        group.remove(absent)
         for member in absent:
-            if member.group_instance_id is None:
-                group.remove(member)
-                decision.log_events.append(
-                    (
-                        "member_removed",
-                        {"group": group.group_id, "member": member.member_id, "reason": "did not rejoin in time"},
-                    )
-                )
+            data = {"group": group.group_id, "member": member.member_id, "reason": "did not rejoin in time"}
+            decision.log_events.append(("member_removed", data))
         joined = [member for member in group.members.values() if member.join_token is not None]
         if group.members and not joined:
             # Only static members that are away: they keep their places until their sessions end.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from hailbus_broker.coordinators.group.classic import ClassicState
 from hailbus_broker.coordinators.group.classic_protocol import known_member
 from hailbus_broker.coordinators.group.decision import GroupDecision
-from hailbus_broker.coordinators.outcome import CoordinatorRecord, PreparedRecords, decode_key, decode_value
+from hailbus_broker.coordinators.outcome import CoordinatorRecord, PreparedRecords
 from hailbus_broker.protocol.definitions.offset_commit_key import OffsetCommitKey
 from hailbus_broker.protocol.definitions.offset_commit_response import (
     OffsetCommitResponse,
@@ -116,18 +117,14 @@ class CommittedOffsets:
             self._check_member(group_id, generation, member_id, group_instance_id, decision)
         except ApiError as error:
             code = error.code
-        topics: dict[tuple[str, Uuid], OffsetCommitResponseTopic] = {}
-        for entry in entries:
-            topic = topics.setdefault(
-                (entry.topic, entry.topic_id), OffsetCommitResponseTopic(name=entry.topic, topic_id=entry.topic_id)
-            )
-            result = code or self._refusal(entry)
-            if not result and prepared is None:
-                decision.records.append(offset_record(group_id, entry, wall_ms))
-            topic.partitions.append(OffsetCommitResponsePartition(partition_index=entry.partition, error_code=result))
-        if not code:
+        if prepared is not None and not code:
             decision.prepared = prepared
-        decision.reply(token, OffsetCommitResponse(topics=list(topics.values())))
+            assert isinstance(prepared.response, OffsetCommitResponse)
+            decision.reply(token, prepared.response)
+            return decision
+        results = [code or self._refusal(entry) for entry in entries]
+        self._add_records(group_id, entries, results, decision)
+        decision.reply(token, commit_response(entries, results))
         return decision
 
     def commit_in_transaction(
@@ -167,19 +164,24 @@ class CommittedOffsets:
         except ApiError as error:
             # Producers know only the classic protocol's word for it.
             code = ErrorCode.ILLEGAL_GENERATION if error.code is ErrorCode.STALE_MEMBER_EPOCH else error.code
-        topics: dict[str, TxnOffsetCommitResponseTopic] = {}
-        for entry in entries:
-            result = code or self._refusal(entry)
-            if not result and prepared is None:
-                decision.records.append(offset_record(request.group_id, entry, wall_ms))
-            topic = topics.setdefault(entry.topic, TxnOffsetCommitResponseTopic(name=entry.topic))
-            topic.partitions.append(
-                TxnOffsetCommitResponsePartition(partition_index=entry.partition, error_code=result)
-            )
-        if not code:
+        if prepared is not None and not code:
             decision.prepared = prepared
-        decision.reply(token, TxnOffsetCommitResponse(topics=list(topics.values())))
+            assert isinstance(prepared.response, TxnOffsetCommitResponse)
+            decision.reply(token, prepared.response)
+            return decision
+        results = [code or self._refusal(entry) for entry in entries]
+        self._add_records(request.group_id, entries, results, decision)
+        decision.reply(token, transactional_response(entries, results))
         return decision
+
+    def _add_records(
+        self, group_id: str, entries: Sequence[OffsetToCommit], results: Sequence[ErrorCode], decision: GroupDecision
+    ) -> None:
+        decision.records += [
+            offset_record(group_id, entry, decision.wall_ms)
+            for entry, result in zip(entries, results, strict=True)
+            if not result
+        ]
 
     def prepare(
         self,
@@ -200,22 +202,29 @@ class CommittedOffsets:
         Returns:
             The records; None if there is nothing to write.
         """
-        records = [offset_record(group_id, entry, wall_ms) for entry in entries if not self._refusal(entry)]
-        if not records:
+        results = [self._refusal(entry) for entry in entries]
+        accepted = [entry for entry, result in zip(entries, results, strict=True) if not result]
+        if not accepted:
             return None
-        encoded = [(record.encode_key(), record.encode_value()) for record in records]
+        records = [offset_record(group_id, entry, wall_ms) for entry in accepted]
         producer_id, producer_epoch = producer
         batch = build_batch(
-            [RecordToWrite(key=key, value=value, timestamp=wall_ms) for key, value in encoded],
+            [
+                RecordToWrite(key=record.encode_key(), value=record.encode_value(), timestamp=wall_ms)
+                for record in records
+            ],
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             is_transactional=producer_id != NO_PRODUCER_ID,
         )
-        messages = [
-            (decode_key(key, OFFSET_KEY_TYPES), None if value is None else decode_value(value, OffsetCommitValue))
-            for key, value in encoded
+        places = [(entry.topic, entry.partition) for entry in accepted]
+        values = [
+            (entry.offset, entry.leader_epoch, entry.metadata, wall_ms, entry.topic_id or ZERO_UUID)
+            for entry in accepted
         ]
-        return PreparedRecords(batch, messages)
+        is_transactional = producer_id != NO_PRODUCER_ID
+        response = transactional_response(entries, results) if is_transactional else commit_response(entries, results)
+        return PreparedRecords(batch, partial(self._replay_many, group_id, places, values), response)
 
     def _refusal(self, entry: OffsetToCommit) -> ErrorCode:
         """Return what is wrong with one offset, for every kind of commit."""
@@ -316,6 +325,25 @@ class CommittedOffsets:
         else:
             self.by_group.setdefault(key.group, {})[key.topic, key.partition] = committed
 
+    def _replay_many(
+        self,
+        group_id: str,
+        places: Sequence[tuple[str, int]],
+        values: Sequence[tuple[int, int, str, int, Uuid]],
+        producer_id: int,
+    ) -> None:
+        """Apply the records of a commit as `replay` does; they have one number, because they are one batch."""
+        self._replay_count += 1
+        last = (self._replay_count,)
+        make = CommittedOffset._make
+        committed = [make(value + last) for value in values]
+        if producer_id == NO_PRODUCER_ID:
+            self.by_group.setdefault(group_id, {}).update(zip(places, committed, strict=True))
+            return
+        pending = self.pending.setdefault(producer_id, {})
+        for (topic, partition), offset in zip(places, committed, strict=True):
+            pending[group_id, topic, partition] = offset
+
     def replay_end_transaction(self, producer_id: int, *, is_commit: bool) -> None:
         """Apply a transaction's marker: its offsets take effect, or are dropped."""
         pending = self.pending.pop(producer_id, {})
@@ -341,6 +369,29 @@ def check_member_epoch(group: ConsumerGroup, member_id: str, member_epoch: int) 
         raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID)
     if member_epoch != member.member_epoch:
         raise ApiError(ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH)
+
+
+def commit_response(entries: Sequence[OffsetToCommit], results: Sequence[ErrorCode]) -> OffsetCommitResponse:
+    """Return the response to OffsetCommit with a result for each entry."""
+    topics: dict[tuple[str, Uuid], OffsetCommitResponseTopic] = {}
+    for entry, result in zip(entries, results, strict=True):
+        topic = topics.get((entry.topic, entry.topic_id))
+        if topic is None:
+            topic = OffsetCommitResponseTopic(name=entry.topic, topic_id=entry.topic_id)
+            topics[entry.topic, entry.topic_id] = topic
+        topic.partitions.append(OffsetCommitResponsePartition(partition_index=entry.partition, error_code=result))
+    return OffsetCommitResponse(topics=list(topics.values()))
+
+
+def transactional_response(entries: Sequence[OffsetToCommit], results: Sequence[ErrorCode]) -> TxnOffsetCommitResponse:
+    """Return the response to TxnOffsetCommit with a result for each entry."""
+    topics: dict[str, TxnOffsetCommitResponseTopic] = {}
+    for entry, result in zip(entries, results, strict=True):
+        topic = topics.get(entry.topic)
+        if topic is None:
+            topic = topics[entry.topic] = TxnOffsetCommitResponseTopic(name=entry.topic)
+        topic.partitions.append(TxnOffsetCommitResponsePartition(partition_index=entry.partition, error_code=result))
+    return TxnOffsetCommitResponse(topics=list(topics.values()))
 
 
 def offset_record(group_id: str, entry: OffsetToCommit, wall_ms: int) -> CoordinatorRecord:

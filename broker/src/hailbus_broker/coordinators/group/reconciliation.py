@@ -77,6 +77,8 @@ class Reconciliation:
         regex_topics = self._resolve_regexes(group, members, decision)
         subscriptions = {
             key: value.subscribed_topics | regex_topics.get(value.subscribed_regex, frozenset())
+            if value.subscribed_regex
+            else value.subscribed_topics
             for key, value in members.items()
         }
         subscription_hash = self.subscription_hash(subscriptions)
@@ -135,7 +137,7 @@ class Reconciliation:
     def subscription_hash(self, subscriptions: Mapping[str, frozenset[str]]) -> int:
         """Return a number that changes with the subscribed topics, their ids and their partition counts."""
         value = 0
-        for name in sorted({name for names in subscriptions.values() for name in names}):
+        for name in sorted(frozenset().union(*set(subscriptions.values()))):
             topic = self._state.image.topics.get(name)
             if topic is not None:
                 value = crc32(f"{name} {topic.topic_id.hex()} {len(topic.partitions)};".encode(), value)
@@ -152,19 +154,19 @@ class Reconciliation:
     ) -> dict[str, Assignment]:
         """A new target assignment; only what differs is written."""
         topics = self._state.image.topics
-        by_id = {
-            member_id: frozenset(topics[name].topic_id for name in names if name in topics)
-            for member_id, names in subscriptions.items()
-        }
-        counts = {topic.topic_id: len(topic.partitions) for topic in topics.values()}
+        different = set(subscriptions.values())  # most members subscribe to the same
+        ids = {names: frozenset(topics[name].topic_id for name in names if name in topics) for names in different}
+        by_id = {member_id: ids[names] for member_id, names in subscriptions.items()}
+        wanted = [topics[name] for name in frozenset().union(*different) if name in topics]
+        counts = {topic.topic_id: len(topic.partitions) for topic in wanted}
         votes = ConsumerGroup(group_id=group.group_id, members=dict(members))
         assignor = votes.preferred_assignor(self._state.config.consumer_assignors[0])
         # Static members keep their place when they come back under a new id.
         names = {member_id: member.instance_id or member_id for member_id, member in members.items()}
         target = ASSIGNORS[assignor](by_id, counts, before, names)
-        for member_id, assignment in sorted(target.items()):
-            if member_id not in before or before[member_id] != assignment:
-                decision.records.append(target_record(group.group_id, member_id, assignment))
+        changed = [key for key, assignment in target.items() if key not in before or before[key] != assignment]
+        for member_id in sorted(changed):
+            decision.records.append(target_record(group.group_id, member_id, target[member_id]))
         decision.records.append(assignment_record(group.group_id, epoch, decision.wall_ms))
         return target
 

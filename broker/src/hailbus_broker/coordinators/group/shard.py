@@ -120,6 +120,7 @@ class GroupShard:
         self.committed: Final = offsets.committed
         self.all_committed: Final = offsets.all_committed
         self.is_unstable: Final = offsets.is_unstable
+        self.pending_of: Final = offsets.pending_of
         self.replay_end_transaction: Final = offsets.replay_end_transaction
         self.delete_group: Final = expiry.delete_group
         self.delete_offsets: Final = expiry.delete_offsets
@@ -132,6 +133,10 @@ class GroupShard:
         self.describe: Final = views.describe
         self.describe_consumer: Final = views.describe_consumer
         self.list_groups: Final = views.list_groups
+
+    def use_image(self, image: MetadataImage) -> None:
+        """Look at another image from now on: a snapshot of the metadata has replaced the one before."""
+        self._state.image = image
 
     # ------------------------------------------------------------------ time
 
@@ -280,15 +285,7 @@ class GroupShard:
         elif group is None or group.state is ClassicState.DEAD:
             codes = [ErrorCode.UNKNOWN_MEMBER_ID] * len(members)
         else:
-            codes = []
-            changed = decision.copy_of(group)
-            for entry in members:
-                try:
-                    self._classic.leave(changed, entry, decision)
-                except ApiError as refused:
-                    codes.append(refused.code)
-                else:
-                    codes.append(ErrorCode.NONE)
+            codes = self._classic.leave(decision.copy_of(group), members, decision)
         results = [
             MemberResponse(member_id=entry.member_id, group_instance_id=entry.group_instance_id, error_code=code)
             for entry, code in zip(members, codes, strict=True)

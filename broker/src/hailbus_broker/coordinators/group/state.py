@@ -28,7 +28,7 @@ class GroupState:
 
     Args:
         config: Limits and times.
-        image: The committed metadata: what topics there are.
+        image: The committed metadata: what topics there are. A snapshot replaces it.
         group_settings: Session timeout and heartbeat interval of a group, in ms, for the consumer protocol.
         rng: For member ids.
 
@@ -51,7 +51,7 @@ class GroupState:
         rng: random.Random,
     ) -> None:
         self.config: Final = config
-        self.image: Final = image
+        self.image = image
         self.group_settings: Final = group_settings
         self.rng: Final = rng
         self.groups: Final[dict[str, ClassicGroup]] = {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hailbus_broker.protocol.definitions.describe_configs_request import DescribeConfigsRequest
-    from hailbus_broker.runtime.node import Node
+    from hailbus_broker.runtime.node_core import NodeCore
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Request
 
@@ -49,15 +49,15 @@ class Operation(IntEnum):
     SUBTRACT = 3
 
 
-def _broker_synonyms(node: Node, option: Option) -> list[DescribeConfigsSynonym]:
+def _broker_synonyms(core: NodeCore, option: Option) -> list[DescribeConfigsSynonym]:
     """Where a broker's option has values, the one that holds first."""
     found = []
-    own = node.image.configs(ResourceType.BROKER, str(node.node_id))
-    everywhere = node.image.configs(ResourceType.BROKER, "")
+    own = core.image.configs(ResourceType.BROKER, str(core.node_id))
+    everywhere = core.image.configs(ResourceType.BROKER, "")
     for values, source in (
         (own, Source.DYNAMIC_BROKER),
         (everywhere, Source.DYNAMIC_DEFAULT_BROKER),
-        (node.config.given, Source.STATIC_BROKER),
+        (core.config.given, Source.STATIC_BROKER),
     ):
         if option.name in values:
             found.append(DescribeConfigsSynonym(name=option.name, value=values[option.name], source=source))
@@ -83,12 +83,12 @@ def _describe(
 class TopicConfigs:
     """All settings of topics with their sources. What the broker says of them is looked up once, for many topics."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, core: NodeCore) -> None:
         self._broker: Final[dict[str, tuple[Option, list[DescribeConfigsSynonym], str | None]]] = {}
         for name, option in sorted(TOPIC_OPTIONS.items()):
             assert option.broker_name is not None
-            synonyms = _broker_synonyms(node, BROKER_OPTIONS[option.broker_name])
-            value = node.config.text(option.broker_name)
+            synonyms = _broker_synonyms(core, BROKER_OPTIONS[option.broker_name])
+            value = core.config.text(option.broker_name)
             if synonyms == [] or synonyms[0].source == Source.DEFAULT:
                 # log.retention.hours and the like stand for log.retention.ms.
                 synonyms = [DescribeConfigsSynonym(name=option.broker_name, value=value, source=Source.DEFAULT)]
@@ -106,20 +106,20 @@ class TopicConfigs:
         return results
 
 
-def _broker_configs(node: Node) -> list[DescribeConfigsResourceResult]:
+def _broker_configs(core: NodeCore) -> list[DescribeConfigsResourceResult]:
     return [
-        _describe(option, _broker_synonyms(node, option), node.config.text(name), read_only=not option.is_dynamic)
+        _describe(option, _broker_synonyms(core, option), core.config.text(name), read_only=not option.is_dynamic)
         for name, option in sorted(BROKER_OPTIONS.items())
     ]
 
 
-def _group_configs(node: Node, group: str) -> list[DescribeConfigsResourceResult]:
-    overrides = node.image.configs(ResourceType.GROUP, group)
+def _group_configs(core: NodeCore, group: str) -> list[DescribeConfigsResourceResult]:
+    overrides = core.image.configs(ResourceType.GROUP, group)
     results = []
     for name, option in sorted(GROUP_OPTIONS.items()):
         assert option.broker_name is not None
-        synonyms = _broker_synonyms(node, BROKER_OPTIONS[option.broker_name])
-        value = node.config.text(option.broker_name)
+        synonyms = _broker_synonyms(core, BROKER_OPTIONS[option.broker_name])
+        value = core.config.text(option.broker_name)
         if name in overrides:
             value = overrides[name]
             synonyms.insert(0, DescribeConfigsSynonym(name=name, value=value, source=Source.DYNAMIC_GROUP))
@@ -133,7 +133,7 @@ async def describe_configs(
     """DescribeConfigs v1-4 for topics, the broker and groups, with sources, types and synonyms."""
     node = dispatcher.node
     results = []
-    of_topics = TopicConfigs(node)
+    of_topics = TopicConfigs(node.core)
     for number, resource in enumerate(message.resources, 1):
         if number % SLICE == 0:
             await asyncio.sleep(0)
@@ -150,9 +150,9 @@ async def describe_configs(
                 case ResourceType.BROKER:
                     if resource.resource_name == "":
                         overrides = node.image.configs(ResourceType.BROKER, "")
-                        entries = [entry for entry in _broker_configs(node) if entry.name in overrides]
+                        entries = [entry for entry in _broker_configs(node.core) if entry.name in overrides]
                     elif resource.resource_name == str(node.node_id):
-                        entries = _broker_configs(node)
+                        entries = _broker_configs(node.core)
                     else:
                         raise ApiError(
                             ErrorCode.INVALID_REQUEST,
@@ -162,7 +162,7 @@ async def describe_configs(
                 case ResourceType.GROUP:
                     if not resource.resource_name:
                         raise ApiError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
-                    entries = _group_configs(node, resource.resource_name)
+                    entries = _group_configs(node.core, resource.resource_name)
                 case ResourceType.BROKER_LOGGER | ResourceType.CLIENT_METRICS:
                     entries = []
                 case _:
@@ -189,24 +189,24 @@ async def incremental_alter_configs(dispatcher: Dispatcher, _: Request, message:
         IncrementalAlterConfigsResponse,
     )
 
-    node = dispatcher.node
+    core = dispatcher.core
 
     def changes_of(resource: Any) -> dict[str, str | None]:  # Any: as the request
         names = [entry.name for entry in resource.configs]
         if len(set(names)) != len(names):
             raise ApiError(ErrorCode.INVALID_REQUEST, "A config is named twice.")
         return {
-            entry.name: _changed(node, resource.resource_type, resource.resource_name, entry)
+            entry.name: _changed(core, resource.resource_type, resource.resource_name, entry)
             for entry in resource.configs
         }
 
     return IncrementalAlterConfigsResponse(
-        responses=await _altered(node, message, AlterConfigsResourceResponse, changes_of)
+        responses=await _altered(core, message, AlterConfigsResourceResponse, changes_of)
     )
 
 
 async def _altered(
-    node: Node,
+    core: NodeCore,
     message: Any,  # one of two requests
     answer: type[Any],  # of its resources
     changes_of: Callable[[Any], dict[str, str | None]],
@@ -219,16 +219,16 @@ async def _altered(
         results.append(result)
         try:
             changes = changes_of(resource)
-            records = node.controller.alter_configs(
+            records = core.controller.alter_configs(
                 _resource_type(resource.resource_type), resource.resource_name, changes
             )
         except ApiError as error:
             result.error_code, result.error_message = error.code, error.message
             continue
         if not message.validate_only:
-            pending.append(node.write_metadata(records))
+            pending.append(core.write_metadata(records))
     # What was refused may have been refused because of a decision that is not committed yet.
-    for done in (*pending, node.metadata.write([])):
+    for done in (*pending, core.metadata.write([])):
         await done
     return results
 
@@ -240,7 +240,7 @@ def _resource_type(number: int) -> ResourceType:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {number}") from None
 
 
-def _changed(node: Node, resource_type: int, name: str, entry: Any) -> str | None:
+def _changed(core: NodeCore, resource_type: int, name: str, entry: Any) -> str | None:
     operation = entry.config_operation
     if operation == Operation.DELETE:
         return None
@@ -258,9 +258,9 @@ def _changed(node: Node, resource_type: int, name: str, entry: Any) -> str | Non
             ErrorCode.INVALID_CONFIG,
             f"Can't {Operation(operation).name} to key {entry.name} because its type is not LIST.",
         )
-    current = node.image.configs(_resource_type(resource_type), name).get(entry.name)
+    current = core.controller.image.configs(_resource_type(resource_type), name).get(entry.name)
     if current is None:
-        current = node.config.text(option.broker_name or option.name) or ""
+        current = core.config.text(option.broker_name or option.name) or ""
     items = [item for item in current.split(",") if item]
     given = [item.strip() for item in entry.value.split(",") if item.strip()]
     if operation == Operation.APPEND:
@@ -277,18 +277,18 @@ async def alter_configs(dispatcher: Dispatcher, _: Request, message: Any) -> Any
         AlterConfigsResponse,
     )
 
-    node = dispatcher.node
+    core = dispatcher.core
 
     def changes_of(resource: Any) -> dict[str, str | None]:  # Any: as the request
         kind = _resource_type(resource.resource_type)
-        changes: dict[str, str | None] = dict.fromkeys(node.image.configs(kind, resource.resource_name))
+        changes: dict[str, str | None] = dict.fromkeys(core.controller.image.configs(kind, resource.resource_name))
         for entry in resource.configs:
             if entry.value is None:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {entry.name}")
             changes[entry.name] = entry.value
         return changes
 
-    return AlterConfigsResponse(responses=await _altered(node, message, AlterConfigsResourceResponse, changes_of))
+    return AlterConfigsResponse(responses=await _altered(core, message, AlterConfigsResourceResponse, changes_of))
 
 
 def list_config_resources(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
@@ -304,7 +304,7 @@ def list_config_resources(dispatcher: Dispatcher, request: Request, message: Any
     )
     names: dict[int, list[str]] = {
         ResourceType.TOPIC: sorted(node.image.topics),
-        ResourceType.BROKER: [str(node.node_id)],
+        ResourceType.BROKER: [str(broker_id) for broker_id in sorted(node.image.brokers)],
         ResourceType.BROKER_LOGGER: [],
         ResourceType.CLIENT_METRICS: [],
         ResourceType.GROUP: node.image.config_resources(ResourceType.GROUP),

@@ -1,11 +1,12 @@
-"""What a cluster's controller is asked: elections, reassignments, the features."""
+"""ElectLeaders, reassignments and UpdateFeatures, as the active controller decides them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.controller.reassignment import list_reassignments
-from hailbus_broker.cluster.features import FeatureUpdate, UpgradeType
+from hailbus_broker.cluster.features import FeatureUpdate, UpgradeType, check_level
+from hailbus_broker.cluster.raft.voters import KRAFT_VERSION, SUPPORTED_LEVELS
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -15,23 +16,23 @@ if TYPE_CHECKING:
 
 async def elect_leaders(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
     """ElectLeaders v0-2, preferred and unclean."""
-    node = dispatcher.node
-    decision = node.controller.elect_leaders(message, version=request.version)
-    await node.write_metadata(decision.records)
+    core = dispatcher.core
+    decision = core.controller.elect_leaders(message, version=request.version)
+    await core.write_metadata(decision.records)
     return decision.response
 
 
 async def alter_partition_reassignments(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
     """AlterPartitionReassignments v0-1."""
-    node = dispatcher.node
-    decision = node.controller.alter_reassignments(message)
-    await node.write_metadata(decision.records)
+    core = dispatcher.core
+    decision = core.controller.alter_reassignments(message)
+    await core.write_metadata(decision.records)
     return decision.response
 
 
 def list_partition_reassignments(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
     """ListPartitionReassignments v0: those that are committed."""
-    return list_reassignments(dispatcher.node.image, message)
+    return list_reassignments(dispatcher.core.image, message)
 
 
 async def update_features(dispatcher: Dispatcher, request: Request, message: Any) -> Any:
@@ -41,18 +42,22 @@ async def update_features(dispatcher: Dispatcher, request: Request, message: Any
         UpdateFeaturesResponse,
     )
 
-    node = dispatcher.node
+    core = dispatcher.core
     try:
-        records = node.controller.update_features(
-            [
-                FeatureUpdate(
-                    name=update.feature,
-                    level=update.max_version_level,
-                    upgrade_type=_upgrade_type(request.version, update),
-                )
-                for update in message.feature_updates
-            ]
-        )
+        updates = [
+            FeatureUpdate(
+                name=update.feature,
+                level=update.max_version_level,
+                upgrade_type=_upgrade_type(request.version, update),
+            )
+            for update in message.feature_updates
+        ]
+        # The level of the quorum itself is a record of the quorum, not of the image.
+        of_quorum = [update for update in updates if update.name == KRAFT_VERSION]
+        for update in of_quorum:
+            check_level(update, SUPPORTED_LEVELS, node_id=core.node_id)
+            core.metadata.quorum.upgrade_kraft_version(update.level, is_only_checked=True)
+        records = core.controller.update_features([update for update in updates if update.name != KRAFT_VERSION])
     except ApiError as error:
         return UpdateFeaturesResponse(
             error_code=error.code,
@@ -60,7 +65,9 @@ async def update_features(dispatcher: Dispatcher, request: Request, message: Any
             f"{error.message}",
         )
     if not message.validate_only:
-        await node.write_metadata(records)
+        for update in of_quorum:
+            core.metadata.upgrade_kraft_version(update.level)
+        await core.write_metadata(records)
     return UpdateFeaturesResponse(
         error_message=None,
         results=[

@@ -1,6 +1,11 @@
 """Fetch v4-18: long poll, sessions (KIP-227), isolation levels, byte limits (KIP-74), leader epochs (KIP-320).
 
-Deviations: no follower, no tiered storage and no preferred replica, so the fields for these keep their defaults.
+Followers fetch with it, too: they read up to the log end, and acknowledge by the offset everything before it.
+
+A consumer may read from a follower, and with `replica.selector.class` the leader names the one in its rack (KIP-392).
+A follower of a partition without a leader refuses: its log may be that of a wiped directory. Apache Kafka's answers.
+
+Deviations: no tiered storage, so its fields keep their defaults. Selectors are Kafka's two, not classes of the user's.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
+from hailbus_broker.cluster.replication.read_replica import preferred_read_replica
 from hailbus_broker.log import DiskReadNeededError, Isolation, LogError, Lookup, ReadResult, StorageError
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.codec import write_uvarint
@@ -17,7 +23,7 @@ from hailbus_broker.protocol.definitions.fetch_request import FetchRequest
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.protocol.schema import ZERO_UUID
 from hailbus_broker.records import RecordsError
-from hailbus_broker.runtime.replica import LeaderReplica
+from hailbus_broker.runtime.replica import FollowerReplica, LeaderReplica, NotLeaderError
 from hailbus_broker.server.dispatch import DECODED_IN_LOOP_BYTES, error_code
 from hailbus_broker.server.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchEntry, FetchSession
 
@@ -26,13 +32,15 @@ if TYPE_CHECKING:
 
     from hailbus_broker.log import FileSlice
     from hailbus_broker.protocol.definitions.fetch_request import FetchTopic
-    from hailbus_broker.runtime.replica import Replica
+    from hailbus_broker.runtime.replica import HostedReplica, Replica
     from hailbus_broker.server.dispatch import Dispatcher
     from hailbus_broker.server.request import Part, Request
 
 FIRST_FLEXIBLE: Final = 12
 FIRST_WITH_IDS: Final = 13
+FIRST_WITH_REPLICA_STATE: Final = 15
 FIRST_WITH_SESSIONS: Final = 7
+FIRST_WITH_RACKS: Final = 11
 
 COPIED_BYTES: Final = 2 * 1024 * 1024
 """So much of one answer is copied out of the page cache: up to some MiB that costs half the CPU time of sendfile, which
@@ -49,12 +57,14 @@ _INT: Final = Struct(">i")
 _PARTITION_V4: Final = Struct(">ihqq")
 _PARTITION_V5: Final = Struct(">ihqqq")
 _ABORTED: Final = Struct(">qq")
+_LEADER: Final = -1
+"""In place of a preferred replica."""
 
 
 class _Answer:
     """What one partition answers."""
 
-    __slots__ = ("code", "diverging", "entry", "log_start", "partition", "read")
+    __slots__ = ("code", "diverging", "entry", "log_start", "partition", "preferred", "read")
 
     def __init__(self, entry: FetchEntry, partition: Replica | None) -> None:
         self.entry = entry
@@ -63,6 +73,7 @@ class _Answer:
         self.read: ReadResult | None = None
         self.log_start = -1
         self.diverging: tuple[int, int] | None = None
+        self.preferred = _LEADER
 
 
 class _Reading:
@@ -88,8 +99,10 @@ class ParkedFetch:
     """A fetch that waits for more bytes or for its time to be over."""
 
     __slots__ = (
+        "broker_epoch",
         "dispatcher",
         "entries",
+        "follower_id",
         "has_changed",
         "is_due",
         "is_full",
@@ -102,9 +115,12 @@ class ParkedFetch:
         "message",
         "min_bytes",
         "partitions",
+        "rack",
+        "reads_followers",
         "request",
         "session",
         "sessions_error",
+        "strangers",
         "timer",
     )
 
@@ -119,6 +135,14 @@ class ParkedFetch:
         self.entries: list[FetchEntry] = []
         self.partitions: list[Replica | None] = []
         self.isolation = Isolation.READ_COMMITTED if message.isolation_level == 1 else Isolation.READ_UNCOMMITTED
+        state = message.replica_state
+        self.follower_id = state.replica_id if request.version >= FIRST_WITH_REPLICA_STATE else message.replica_id
+        self.broker_epoch = state.replica_epoch if request.version >= FIRST_WITH_REPLICA_STATE else -1
+        self.reads_followers = self.follower_id < 0 and request.version >= FIRST_WITH_RACKS
+        self.rack: str = message.rack_id if self.reads_followers else ""
+        if self.follower_id >= 0:
+            self.isolation = Isolation.LOG_END
+        self.strangers: dict[int, None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.lookup = Lookup()
         self.is_scheduled = False
@@ -130,7 +154,26 @@ class ParkedFetch:
     def start(self) -> None:
         """Answer at once if there is enough, else wait."""
         self.is_due = self.message.max_wait_ms <= 0 or not self.entries
+        if self.follower_id >= 0:
+            self.note_progress()
         self.proceed()
+
+    def note_progress(self) -> None:
+        """Note that a follower has stored everything before the offsets that it fetches from, where its log agrees."""
+        for entry, partition in zip(self.entries, self.partitions, strict=True):
+            if (
+                not isinstance(partition, LeaderReplica)
+                or (entry.current_leader_epoch >= 0 and entry.current_leader_epoch != partition.leader_epoch)
+                or not partition.log.log_start_offset <= entry.offset <= partition.log.log_end_offset
+                or _diverging(entry, partition) is not None
+            ):
+                continue
+            if not partition.fetched(
+                self.follower_id, self.broker_epoch, entry.offset, entry.follower_log_start_offset
+            ):
+                if self.strangers is None:
+                    self.strangers = {}
+                self.strangers[id(partition)] = None
 
     def proceed(self) -> None:
         """Answer if there is enough, or if the time is over; else wait for more, or first for what is on the disk."""
@@ -193,6 +236,8 @@ class ParkedFetch:
         """Be notified when a partition has more, and when the client is gone."""
         for partition in self.partitions:
             if isinstance(partition, LeaderReplica):
+                (partition.readers if self.follower_id < 0 else partition.follower_readers)[id(self)] = self
+            elif self.reads_followers and isinstance(partition, FollowerReplica):
                 partition.readers[id(self)] = self
         self.request.on_disconnect = self.cancel
 
@@ -224,11 +269,14 @@ class ParkedFetch:
         key = id(self)
         for partition in self.partitions:
             if isinstance(partition, LeaderReplica):
+                (partition.readers if self.follower_id < 0 else partition.follower_readers).pop(key, None)
+            elif isinstance(partition, FollowerReplica):
                 partition.readers.pop(key, None)
 
     def read(self, reading: _Reading, start: int, end: int) -> None:
         """Read what some of the partitions have."""
         left, total, must_answer, answers = reading.left, reading.size, reading.must_answer, reading.answers
+        strangers = self.strangers
         for entry, partition in zip(self.entries[start:end], self.partitions[start:end], strict=True):
             answer = _Answer(entry, partition)
             answers.append(answer)
@@ -236,7 +284,9 @@ class ParkedFetch:
                 answer.code = self._unknown()
                 must_answer = True
                 continue
-            if not isinstance(partition, LeaderReplica):
+            if not isinstance(partition, LeaderReplica) and not (
+                self.reads_followers and isinstance(partition, FollowerReplica) and partition.leader_id >= 0
+            ):
                 answer.code = partition.refusal
                 must_answer = True
                 continue
@@ -250,17 +300,27 @@ class ParkedFetch:
                     answer.code = self._unknown()
                     must_answer = True
                     continue
+                if partition.error is not None and isinstance(partition.error, NotLeaderError):
+                    answer.code = ErrorCode.NOT_LEADER_OR_FOLLOWER  # since this fetch began
+                    must_answer = True
+                    continue
+                if strangers is not None and id(partition) in strangers:
+                    answer.code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    must_answer = True
+                    continue
+                if self.rack and isinstance(partition, LeaderReplica):
+                    answer.preferred = self._preferred(entry, partition)
+                    must_answer = must_answer or answer.preferred != _LEADER
                 if entry.last_fetched_epoch >= 0:
-                    epoch, end = partition.log.end_offset_for_epoch(entry.last_fetched_epoch)
-                    if end >= 0 and (epoch < entry.last_fetched_epoch or end < entry.offset):
-                        answer.diverging = (epoch, end)
+                    answer.diverging = _diverging(entry, partition)
+                    if answer.diverging is not None:
                         must_answer = True
                         continue
                 read = partition.log.read(
                     entry.offset,
-                    max(0, min(entry.max_bytes, left)),
+                    max(0, min(entry.max_bytes, left)) if answer.preferred == _LEADER else 0,
                     isolation=self.isolation,
-                    min_one_batch=total == 0,
+                    min_one_batch=total == 0 and answer.preferred == _LEADER,
                     reads=self.lookup,
                 )
             except DiskReadNeededError:
@@ -275,7 +335,24 @@ class ParkedFetch:
             answer.read = read
             total += read.length
             left -= read.length
+            if self.follower_id >= 0 and not self.is_full and entry.high_watermark != read.high_watermark:
+                # Consumers of the follower wait for what is committed by now.
+                must_answer = must_answer or (isinstance(partition, LeaderReplica) and partition.serves_racks)
         reading.left, reading.size, reading.must_answer = left, total, must_answer
+
+    def _preferred(self, entry: FetchEntry, leader: LeaderReplica) -> int:
+        """Return the follower in the consumer's rack that it should read from; -1 for the leader."""
+        if not leader.serves_racks:
+            return _LEADER
+        assert leader.followers is not None
+        brokers = self.dispatcher.node.image.brokers
+
+        def rack_of(node_id: int) -> str | None:
+            broker = brokers.get(node_id)
+            return broker.rack if broker is not None and broker.is_active else None
+
+        found = preferred_read_replica(leader.followers.in_sync, rack=self.rack, offset=entry.offset, rack_of=rack_of)
+        return _LEADER if found is None else found
 
     def _unknown(self) -> ErrorCode:
         return (
@@ -347,6 +424,16 @@ class ParkedFetch:
         request.connection.in_thread(encode, done)
 
 
+def _diverging(entry: FetchEntry, partition: HostedReplica) -> tuple[int, int] | None:
+    """Where the log of the one that fetches parts from the leader's: epoch and end offset; None if it does not."""
+    if entry.last_fetched_epoch < 0:
+        return None
+    epoch, end = partition.log.end_offset_for_epoch(entry.last_fetched_epoch)
+    if end >= 0 and (epoch < entry.last_fetched_epoch or end < entry.offset):
+        return epoch, end
+    return None
+
+
 def _read_all(slices: dict[int, FileSlice]) -> dict[int, bytes | StorageError]:
     """Read slices of files, in a thread: they are not in the page cache."""
     found: dict[int, bytes | StorageError] = {}
@@ -411,7 +498,10 @@ def _resolve(
             sessions.close(message.session_id)
         fetch.entries = entries
         if message.session_epoch == INITIAL_EPOCH:
-            fetch.session = sessions.open(entries, uses_ids=uses_ids)
+            is_broker = fetch.follower_id in dispatcher.node.image.brokers
+            fetch.session = sessions.open(
+                entries, uses_ids=uses_ids, follower_id=fetch.follower_id if is_broker else -1
+            )
         return ErrorCode.NONE
     session = sessions.get(message.session_id)
     if session is None:
@@ -431,6 +521,7 @@ def _resolve(
             old.max_bytes = entry.max_bytes
             old.current_leader_epoch = entry.current_leader_epoch
             old.last_fetched_epoch = entry.last_fetched_epoch
+            old.follower_log_start_offset = entry.follower_log_start_offset
     for forgotten in message.forgotten_topics_data:
         for index in forgotten.partitions:
             session.entries.pop((forgotten.topic, forgotten.topic_id, index), None)
@@ -451,6 +542,7 @@ def _entries(topic: FetchTopic) -> list[FetchEntry]:
             data.partition_max_bytes,
             data.current_leader_epoch,
             data.last_fetched_epoch,
+            data.log_start_offset,
         )
         for data in topic.partitions
     ]
@@ -529,7 +621,7 @@ def encode_response(
                     if is_flexible:
                         out.append(0)
             if version >= 11:
-                out += b"\xff\xff\xff\xff"
+                out += _INT.pack(answer.preferred)
             if is_flexible:
                 write_uvarint(length + 1, out)
             else:

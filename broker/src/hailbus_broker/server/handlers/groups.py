@@ -93,9 +93,20 @@ def sync_group(dispatcher: Dispatcher, request: Request, message: SyncGroupReque
 
 
 def heartbeat(dispatcher: Dispatcher, request: Request, message: HeartbeatRequest) -> None:
-    """Heartbeat v0-4."""
+    """Heartbeat v0-4.
+
+    While the coordinator loads the group the answer is NONE, as of Apache Kafka: clients expect no other refusal than
+    those that make them join again, and the consumer of aiokafka would end.
+    """
+    from hailbus_broker.protocol.definitions.heartbeat_response import HeartbeatResponse
+
     now_ms = dispatcher.node.clock.now_ms()
-    _run(dispatcher, request, message.group_id, lambda shard: shard.heartbeat(message, request, now_ms=now_ms))
+    groups = dispatcher.node.groups
+    refusal = groups.run(message.group_id, lambda shard: shard.heartbeat(message, request, now_ms=now_ms))
+    if refusal is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        request.respond(HeartbeatResponse())
+    elif refusal:
+        request.respond_error(refusal)
 
 
 def leave_group(dispatcher: Dispatcher, request: Request, message: LeaveGroupRequest) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.runtime.replica import OfflineReplica
+from hailbus_broker.runtime.replica import HostedReplica
 
 if TYPE_CHECKING:
     from hailbus_broker.protocol.definitions.describe_log_dirs_request import DescribeLogDirsRequest
@@ -38,7 +38,7 @@ def describe_log_dirs(dispatcher: Dispatcher, _: Request, message: DescribeLogDi
         shown = [
             DescribeLogDirsPartition(partition_index=partition.index, partition_size=partition.log.size_bytes())
             for partition in replicas
-            if not isinstance(partition, OfflineReplica) and (wanted is None or partition.index in wanted[name])
+            if isinstance(partition, HostedReplica) and (wanted is None or partition.index in wanted[name])
         ]
         if shown:
             topics.append(DescribeLogDirsTopic(name=name, partitions=shown))

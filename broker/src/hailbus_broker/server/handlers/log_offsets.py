@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from hailbus_broker.cluster.controller import is_protected
 from hailbus_broker.log import CleanupPolicy, DiskReadNeededError, LogError, Lookup
@@ -14,14 +14,17 @@ from hailbus_broker.protocol.definitions.list_offsets_response import (
     ListOffsetsTopicResponse,
 )
 from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.runtime.replica import LeaderReplica
+from hailbus_broker.runtime.replica import LeaderReplica, NotLeaderError
 from hailbus_broker.server.dispatch import error_code
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from hailbus_broker.protocol.definitions.delete_records_request import DeleteRecordsRequest
-    from hailbus_broker.protocol.definitions.delete_records_response import DeleteRecordsResponse
+    from hailbus_broker.protocol.definitions.delete_records_response import (
+        DeleteRecordsPartitionResult,
+        DeleteRecordsResponse,
+    )
     from hailbus_broker.protocol.definitions.list_offsets_request import ListOffsetsPartition, ListOffsetsRequest
     from hailbus_broker.protocol.definitions.offset_for_leader_epoch_request import OffsetForLeaderEpochRequest
     from hailbus_broker.protocol.definitions.offset_for_leader_epoch_response import OffsetForLeaderEpochResponse
@@ -36,6 +39,8 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
+
+FIRST_WITH_OFFSET_NOT_AVAILABLE: Final = 5
 
 SLICE: Final = 25
 """So many partitions are answered for in one turn of the loop: a search by time takes about 0.1 ms."""
@@ -115,11 +120,15 @@ def _list_slice(
             result.error_code = partition
         elif code := leader_epoch_error(partition, asked.current_leader_epoch):
             result.error_code = code
+        elif message.replica_id < 0 and asked.timestamp == LATEST and not partition.knows_committed:
+            # as long as consumers could be given an offset that they have seen a higher one of (KIP-207)
+            is_known = request.version >= FIRST_WITH_OFFSET_NOT_AVAILABLE
+            result.error_code = ErrorCode.OFFSET_NOT_AVAILABLE if is_known else ErrorCode.LEADER_NOT_AVAILABLE
         elif asked.timestamp < 0 and request.version < _SINCE.get(asked.timestamp, 2**15):
             result.error_code = ErrorCode.UNSUPPORTED_VERSION
         else:
             try:
-                _list(partition, asked, result, lookup, is_committed=message.isolation_level == 1)
+                _list(partition, asked, result, lookup, _end_offset(partition, message))
             except DiskReadNeededError:
                 continue  # and collect what the other partitions lack
             except LogError as error:
@@ -127,16 +136,21 @@ def _list_slice(
     return results
 
 
+def _end_offset(partition: LeaderReplica, message: ListOffsetsRequest) -> int:
+    """The end of the log for the one that asks: a follower sees all of it."""
+    if message.replica_id >= 0:
+        return partition.log.log_end_offset
+    return partition.log.last_stable_offset if message.isolation_level == 1 else partition.log.high_watermark
+
+
 def _list(
     partition: LeaderReplica,
     asked: ListOffsetsPartition,
     result: ListOffsetsPartitionResponse,
     lookup: Lookup,
-    *,
-    is_committed: bool,
+    end: int,
 ) -> None:
     log = partition.log
-    end = log.last_stable_offset if is_committed else log.high_watermark
     match asked.timestamp:
         case -1:
             result.offset, result.leader_epoch = end, partition.leader_epoch
@@ -182,7 +196,10 @@ def offset_for_leader_epoch(
 
 
 async def delete_records(dispatcher: Dispatcher, _: Request, message: DeleteRecordsRequest) -> DeleteRecordsResponse:
-    """DeleteRecords v0-2: moves the log start; -1 means the high watermark."""
+    """DeleteRecords v0-2: moves the log start; -1 means the high watermark.
+
+    The answer waits until the followers whose brokers are alive have moved theirs: another leader brings nothing back.
+    """
     from hailbus_broker.protocol.definitions.delete_records_response import (
         DeleteRecordsPartitionResult,
         DeleteRecordsResponse,
@@ -190,6 +207,7 @@ async def delete_records(dispatcher: Dispatcher, _: Request, message: DeleteReco
     )
 
     response = DeleteRecordsResponse()
+    deletions: list[_Deletion] = []
     for topic in message.topics:
         answer = DeleteRecordsTopicResult(name=topic.name)
         response.topics.append(answer)
@@ -217,6 +235,57 @@ async def delete_records(dispatcher: Dispatcher, _: Request, message: DeleteReco
                 result.low_watermark = partition.log.delete_records(offset)
             except LogError as error:
                 result.error_code = error_code(error)
+            else:
+                deletions.append(_Deletion(partition, offset, result))
     # The log start is only in a checkpoint: until that is written a crash would bring the records back.
     await dispatcher.node.checkpoint()
+    await _until_followers_deleted(deletions, timeout_ms=message.timeout_ms)
     return response
+
+
+class _Deletion(NamedTuple):
+    """Records that the leader has deleted."""
+
+    partition: LeaderReplica
+    before_offset: int
+    result: DeleteRecordsPartitionResult
+
+    def is_over(self) -> bool:
+        """Whether all replicas have deleted the records, or this one leads no more; the result says which."""
+        partition, result = self.partition, self.result
+        if partition.error is not None:
+            result.low_watermark = -1
+            result.error_code = _refusal(partition)
+            return True
+        result.low_watermark = partition.low_watermark
+        return result.low_watermark >= self.before_offset
+
+
+def _refusal(partition: LeaderReplica) -> ErrorCode:
+    if partition.is_deleted:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if isinstance(partition.error, NotLeaderError):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def _until_followers_deleted(deletions: list[_Deletion], *, timeout_ms: int) -> None:
+    """Wait until no follower has the records; what takes too long gets REQUEST_TIMED_OUT."""
+    pending = [deletion for deletion in deletions if not deletion.is_over()]
+    if not pending:
+        return
+    changed = asyncio.Event()
+    for deletion in pending:
+        deletion.partition.start_watchers[id(changed)] = changed.set
+    try:
+        async with asyncio.timeout(max(timeout_ms, 0) / 1_000):
+            while pending:
+                await changed.wait()
+                changed.clear()
+                pending = [deletion for deletion in pending if not deletion.is_over()]
+    except TimeoutError:
+        for deletion in pending:
+            deletion.result.error_code = ErrorCode.REQUEST_TIMED_OUT
+    finally:
+        for deletion in deletions:
+            deletion.partition.start_watchers.pop(id(changed), None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hailbus_broker.protocol.errors import ApiError, ErrorCode
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
@@ -24,9 +26,12 @@ def broker_registration(dispatcher: Dispatcher, _: Request, message: Any) -> Awa
     )
 
 
-def broker_heartbeat(dispatcher: Dispatcher, _: Request, message: Any) -> Awaitable[Any]:
+def broker_heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> Awaitable[Any]:
     """BrokerHeartbeat v0-2."""
     core = dispatcher.core
+    connection = getattr(request, "connection", None)  # a broker that is a controller, too, asks itself without one
+    if connection is not None and core.controller_role is not None:
+        core.controller_role.heard(connection, message.broker_id, message.broker_epoch)
     return core.metadata.decide(
         lambda: core.controller.heartbeat(
             message, next_offset=core.metadata.quorum.log.log_end_offset, now_ms=core.clock.now_ms()
@@ -43,6 +48,10 @@ def controller_registration(dispatcher: Dispatcher, _: Request, message: Any) ->
 def unregister_broker(dispatcher: Dispatcher, _: Request, message: Any) -> Awaitable[Any]:
     """UnregisterBroker v0."""
     core = dispatcher.core
+    if core.roles.is_standalone and list(core.controller.image.brokers) == [message.broker_id]:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, f"Broker {core.node_id} is the cluster's only broker: it stays registered."
+        )
     return core.metadata.decide(lambda: core.controller.unregister(message.broker_id))
 
 

@@ -1,4 +1,8 @@
-"""Produce v3-13 (KIP-98, 360, 467, 516, 890). All acks wait for the disk unless flush.messages says otherwise."""
+"""Produce v3-13 (KIP-98, 360, 467, 516, 890).
+
+acks=1 waits until the leader has stored the batch, acks=all until all in-sync replicas have. Stored means on the disk,
+unless flush.messages says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,21 @@ from hailbus_broker.protocol.definitions.produce_response import (
     TopicProduceResponse,
 )
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
-from hailbus_broker.protocol.hot import SingleProduce, read_single_produce, write_single_produced
+from hailbus_broker.protocol.hot import (
+    SingleProduce,
+    has_many_batches,
+    read_single_produce,
+    write_single_produced,
+)
 from hailbus_broker.records import InvalidRecordError, RecordsError
-from hailbus_broker.runtime.replica import LeaderReplica
+from hailbus_broker.runtime.replica import LeaderReplica, NotLeaderError, TopicDeletedError
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.handlers import transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
+    from hailbus_broker.coordinators.transaction.state import TopicPartition
     from hailbus_broker.protocol.schema import Uuid
     from hailbus_broker.records import RecordError
     from hailbus_broker.runtime.replica import Replica
@@ -37,11 +47,22 @@ if TYPE_CHECKING:
     Topics: TypeAlias = list[tuple[str | Uuid, list["ProducedBatch"]]]
 
 SLICE: Final = 100
-"""So many batches are appended in one turn of the loop."""
+"""So many batches are appended in one turn of the loop; a thread decodes requests that have more."""
+SMALL_BATCH_BYTES: Final = 64
+"""The smallest batches with what comes before them. Requests of fewer bytes cannot have many."""
 
 FIRST_VERSION_WITH_IDS: Final = 13
 FIRST_VERSION_OF_TRANSACTIONS_V2: Final = 12
 FIRST_VERSION_WITH_ABORTABLE: Final = 11
+
+ACKS_ALL: Final = -1
+TIMED_OUT: Final = (
+    "not all in-sync replicas have stored the batch within {} ms, so it may be in the log or not: bring their brokers "
+    "back, or a majority of the controllers"
+)
+NOT_ENOUGH_REPLICAS: Final = "fewer replicas of {} are in sync than min.insync.replicas says: bring its brokers back"
+NONE_WAITING: Final[dict[ProducedBatch, None]] = {}
+"""Shared by the requests that wait for no followers, which never change it."""
 
 # In the header of a record batch.
 ATTRIBUTES_POSITION: Final = 22
@@ -113,6 +134,9 @@ class ProducedBatch:
         """Append the batch; the request waits until it is durable, unless its client does not."""
         produce, records = self.produce, self.records
         assert records is not None
+        if partition.followers is not None:
+            self.append_replicated(partition, records, must_begin_at_zero=must_begin_at_zero)
+            return
         try:
             appended = partition.append(records, now_ms=produce.now_ms, must_begin_at_zero=must_begin_at_zero)
         except (LogError, RecordsError) as error:
@@ -124,20 +148,56 @@ class ProducedBatch:
             produce.open_count += 1
             partition.when_committed(end_offset, self.committed)
 
+    def append_replicated(
+        self, partition: LeaderReplica, records: Records, *, must_begin_at_zero: bool = False
+    ) -> None:
+        """Append the batch to a partition with followers; with acks=all the request waits for those in sync."""
+        produce = self.produce
+        waits_for_all = produce.acks == ACKS_ALL
+        if waits_for_all and not partition.has_min_isr:
+            self.outcome = Refusal(ErrorCode.NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS.format(partition.name))
+            return
+        try:
+            appended = partition.append(records, now_ms=produce.now_ms, must_begin_at_zero=must_begin_at_zero)
+        except (LogError, RecordsError) as error:
+            self.outcome = refusal_for(error)
+            return
+        self.outcome = appended
+        end_offset = appended.last_offset + 1
+        if waits_for_all:
+            produce.open_count += 1
+            produce.wait_for(self, partition)
+            partition.when_committed(end_offset, partial(self.replicated, partition))
+        elif produce.acks:
+            produce.open_count += 1
+            partition.when_stored(end_offset, self.committed)
+
     def committed(self, error: Exception | None) -> None:
         """The batch is safe, or never will be."""
         if error is not None:
             self.outcome = refusal_for(error)
         self.produce.done()
 
+    def replicated(self, partition: LeaderReplica, error: Exception | None) -> None:
+        """All in-sync replicas have the batch, or never will; unless its time was over before that."""
+        if self not in self.produce.waiting:
+            return
+        del self.produce.waiting[self]
+        if error is None and not partition.has_min_isr:
+            self.outcome = Refusal(
+                ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, NOT_ENOUGH_REPLICAS.format(partition.name)
+            )
+        self.committed(error)
+
     def verified(self, partition: LeaderReplica, code: ErrorCode) -> None:
         """Append the batch, or refuse it as the coordinator has refused the first one of its transaction."""
         if code:
             self.outcome = Refusal(produce_code(code, self.produce.request.version))
-        elif partition.is_deleted:
+        elif isinstance(partition.error, (NotLeaderError, TopicDeletedError)):
             self.outcome = Refusal(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         else:
-            self.append(partition, must_begin_at_zero=True)
+            is_v2 = self.produce.request.version >= FIRST_VERSION_OF_TRANSACTIONS_V2
+            self.append(partition, must_begin_at_zero=is_v2)
         self.produce.done()
 
     def to_response(self) -> PartitionProduceResponse:
@@ -178,11 +238,24 @@ class Produce:
         open_count: How much the answer waits for; 1 for the request itself until all its batches are begun.
         topics: The topics in the order of the request, by id or name, each with its batches.
         unverified: Batches whose transaction the coordinator is still to confirm.
+        waiting: Batches that followers are still to store; refused when `timeout_ms` has passed.
+        timeout_ms: How long the client wants to wait for followers.
     """
 
-    __slots__ = ("acks", "now_ms", "open_count", "request", "single", "topics", "unverified")
+    __slots__ = (
+        "acks",
+        "now_ms",
+        "open_count",
+        "request",
+        "single",
+        "timeout_ms",
+        "timer",
+        "topics",
+        "unverified",
+        "waiting",
+    )
 
-    def __init__(self, request: Request, acks: int, single: SingleProduce | None, now_ms: int) -> None:
+    def __init__(self, request: Request, acks: int, single: SingleProduce | None, now_ms: int, timeout_ms: int) -> None:
         self.request = request
         self.acks = acks
         self.single = single
@@ -190,12 +263,34 @@ class Produce:
         self.open_count = 1
         self.topics: Topics = []
         self.unverified: list[tuple[LeaderReplica, ProducedBatch]] | None = None
+        self.waiting: dict[ProducedBatch, None] = NONE_WAITING
+        self.timeout_ms = timeout_ms
+        self.timer: asyncio.TimerHandle | None = None
+
+    def wait_for(self, batch: ProducedBatch, partition: LeaderReplica) -> None:
+        """Wait until followers have stored a batch, but no longer than the client wants to."""
+        if self.waiting is NONE_WAITING:
+            self.waiting = {}
+        self.waiting[batch] = None
+        if self.timer is None:
+            self.timer = partition.call_later(max(0, self.timeout_ms) / 1000, self.expire)
+
+    def expire(self) -> None:
+        """The time is over: answer for what followers have not stored that it may be in the log or not."""
+        self.timer = None
+        waiting, self.waiting = list(self.waiting), {}
+        for batch in waiting:
+            batch.outcome = Refusal(ErrorCode.REQUEST_TIMED_OUT, TIMED_OUT.format(max(0, self.timeout_ms)))
+            self.done()
 
     def done(self) -> None:
         """One thing less to wait for."""
         self.open_count -= 1
         if self.open_count:
             return
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
         # The batches refer to this object: without the cycle the request's memory is free at once.
         topics, self.topics = self.topics, []
         if self.acks:
@@ -249,8 +344,8 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> Awaitable[None] 
     has_ids = request.version >= FIRST_VERSION_WITH_IDS
     single = read_single_produce(request.frame, request.version, request.position)
     if single is not None:
-        _, topic, index, records = single
-        produce = Produce(request, single.acks, single, now_ms)
+        _, topic, index, records, _ = single
+        produce = Produce(request, single.acks, single, now_ms, single.timeout_ms)
         batch = ProducedBatch(produce, index, records)
         if has_ids:
             produce.topics = [(topic, [batch])]
@@ -260,16 +355,13 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> Awaitable[None] 
             produce.topics = [(name, [batch])]
             batch.begin(dispatcher, replicas.topics.get(name))
         transactional_id = None
+    elif len(request.frame) > SLICE * SMALL_BATCH_BYTES and has_many_batches(
+        request.frame, request.version, request.position, SLICE
+    ):
+        request.connection.hold()
+        return _begin_in_slices(dispatcher, request, now_ms)
     else:
-        message = codec.decode(ProduceRequest, request.frame, request.version, position=request.position)
-        transactional_id = message.transactional_id
-        produce = Produce(request, message.acks, None, now_ms)
-        for data in message.topic_data:
-            batches = [ProducedBatch(produce, part.index, part.records) for part in data.partition_data]
-            produce.topics.append((data.topic_id if has_ids else data.name, batches))
-        if _count(produce.topics) > SLICE:
-            request.connection.hold()
-            return _begin_in_slices(dispatcher, produce, transactional_id)
+        produce, transactional_id = _decoded(request, now_ms)
         for name_or_id, batches in produce.topics:
             hosted = _replicas_of(dispatcher, name_or_id)
             for batch in batches:
@@ -283,9 +375,24 @@ def _replicas_of(dispatcher: Dispatcher, topic: str | Uuid) -> Sequence[Replica]
     return replicas.topics.get(topic) if isinstance(topic, str) else replicas.topics_by_id.get(topic)
 
 
-async def _begin_in_slices(dispatcher: Dispatcher, produce: Produce, transactional_id: str | None) -> None:
-    """Append batches for very many partitions; other connections have their turn in between, this one waits."""
+def _decoded(request: Request, now_ms: int) -> tuple[Produce, str | None]:
+    """Return a request and its transactional id, in any thread."""
+    message = codec.decode(ProduceRequest, request.frame, request.version, position=request.position)
+    has_ids = request.version >= FIRST_VERSION_WITH_IDS
+    produce = Produce(request, message.acks, None, now_ms, message.timeout_ms)
+    for data in message.topic_data:
+        batches = [ProducedBatch(produce, part.index, part.records) for part in data.partition_data]
+        produce.topics.append((data.topic_id if has_ids else data.name, batches))
+    return produce, message.transactional_id
+
+
+async def _begin_in_slices(dispatcher: Dispatcher, request: Request, now_ms: int) -> None:
+    """Let a thread decode batches for very many partitions, and append them in slices.
+
+    Other connections have their turn in between, this one waits.
+    """
     try:
+        produce, transactional_id = await dispatcher.node.threads.run(partial(_decoded, request, now_ms))
         count = 0
         for topic, batches in produce.topics:
             for batch in batches:
@@ -323,30 +430,21 @@ def _verify(
             batch.outcome = Refusal(ErrorCode.INVALID_RECORD, "a transactional batch came without a transactional id")
         return
     by_producer: dict[tuple[int, int], list[tuple[LeaderReplica, ProducedBatch]]] = {}
-    version = produce.request.version
     for partition, batch in unverified:
         assert batch.records is not None
-        producer = producer_of(batch.records)
-        if version >= FIRST_VERSION_OF_TRANSACTIONS_V2:
-            produce.open_count += 1
-            by_producer.setdefault(producer, []).append((partition, batch))
-            continue
-        code = transactions.verify(dispatcher, transactional_id, *producer, (partition.topic, partition.index))
-        if code:
-            batch.outcome = Refusal(produce_code(code, version))
-        else:
-            batch.append(partition)
+        produce.open_count += 1
+        by_producer.setdefault(producer_of(batch.records), []).append((partition, batch))
     for producer, first in by_producer.items():
-        _add_then_append(dispatcher, transactional_id, producer, first)
+        _ask_then_append(dispatcher, transactional_id, producer, first)
 
 
-def _add_then_append(
+def _ask_then_append(
     dispatcher: Dispatcher,
     transactional_id: str,
     producer: tuple[int, int],
     first: list[tuple[LeaderReplica, ProducedBatch]],
 ) -> None:
-    """Make partitions part of a transaction v2, then append the producer's batches for them.
+    """Have the coordinator verify a transaction v1, or make partitions part of one of v2, then append the batches.
 
     Batches that follow for the same partitions wait behind these, so that none overtakes another, and share their fate.
     """
@@ -355,16 +453,23 @@ def _add_then_append(
     }
     dispatcher.unverified.update(queues)
 
-    def added(code: ErrorCode) -> None:
+    places = [(partition.topic, partition.index) for partition, _, _ in queues]
+
+    def answered(codes: Mapping[TopicPartition, ErrorCode]) -> None:
         for key in queues:
             del dispatcher.unverified[key]
         for partition, batch in first:
-            batch.verified(partition, code)
+            batch.verified(partition, codes[partition.topic, partition.index])
         for (partition, _, _), behind in queues.items():
             for waiting in behind:
-                waiting.verified(partition, code)
+                waiting.verified(partition, codes[partition.topic, partition.index])
 
-    places = [(partition.topic, partition.index) for partition, _, _ in queues]
+    def added(code: ErrorCode) -> None:
+        answered(dict.fromkeys(places, code))
+
+    if first[0][1].produce.request.version < FIRST_VERSION_OF_TRANSACTIONS_V2:
+        transactions.verify_then(dispatcher, transactional_id, *producer, places, answered)
+        return
     try:
         transactions.add_then(dispatcher, transactional_id, *producer, places, added)
     except ApiError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from hailbus_broker.cluster.metadata.image import CLUSTER_METADATA_TOPIC
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
 def receive(dispatcher: Dispatcher, request: Request, message: Any) -> None:
     """Vote v0-2, BeginQuorumEpoch v0-1, EndQuorumEpoch v0-1, Fetch v4-18 and FetchSnapshot v0-1 of the metadata."""
     dispatcher.core.metadata.quorum.receive(message, request.respond)
+
+
+async def change_voters(dispatcher: Dispatcher, _: Request, message: Any) -> Any:
+    """AddRaftVoter v0-1, RemoveRaftVoter v0 and UpdateRaftVoter v0: the leader answers once the change is committed."""
+    core = dispatcher.core
+    answered: asyncio.Future[Any] = core.loop.create_future()
+
+    def respond(response: Any) -> None:
+        if not answered.done():
+            answered.set_result(response)
+
+    core.metadata.quorum.receive(message, respond)
+    return await answered
 
 
 def describe_quorum(dispatcher: Dispatcher, _: Request, message: Any) -> Any:

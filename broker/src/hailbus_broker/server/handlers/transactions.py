@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC
+from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
+from hailbus_broker.cluster.metadata.names import NO_LEADER
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.coordinators.patterns import PatternError
 from hailbus_broker.log import LogError, StorageError
@@ -14,7 +15,8 @@ from hailbus_broker.protocol.definitions.add_offsets_to_txn_response import AddO
 from hailbus_broker.protocol.errors import ApiError, ErrorCode
 from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.markers import Marker, append_marker
-from hailbus_broker.runtime.replica import LeaderReplica
+from hailbus_broker.runtime.remote_coordinators import PartitionCheck
+from hailbus_broker.runtime.replica import LeaderReplica, NotLeaderError, TopicDeletedError
 from hailbus_broker.server.dispatch import error_code
 from hailbus_broker.server.handlers.offsets import PREPARED_IN_THREAD
 from hailbus_broker.server.handlers.replies import CodeReply, Reply, code_response
@@ -61,7 +63,7 @@ async def _reserve_producer_id(node: Node) -> None:
         ApiError: The metadata log failed. Clients retry this code of Apache Kafka, and give up on KAFKA_STORAGE_ERROR.
     """
     try:
-        await node.reserve_producer_id()
+        await node.producer_ids.reserve()
     except StorageError as error:
         raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS) from error
 
@@ -107,7 +109,7 @@ async def init_producer_id(
     node = dispatcher.node
     await _reserve_producer_id(node)
     if message.transactional_id is None:
-        return InitProducerIdResponse(producer_id=node.next_producer_id(), producer_epoch=0)
+        return InitProducerIdResponse(producer_id=node.producer_ids.take(), producer_epoch=0)
     driver = _driver(dispatcher, message.transactional_id)
     driver.run(
         driver.shard.init_producer_id(
@@ -116,7 +118,7 @@ async def init_producer_id(
             message.producer_id,
             message.producer_epoch,
             Reply(request, _older(request, 4)),
-            new_producer_id=node.next_producer_id,
+            new_producer_id=node.producer_ids.take,
             wall_ms=driver.wall_ms(),
         )
     )
@@ -189,10 +191,10 @@ def _add_partitions_of_brokers(dispatcher: Dispatcher, request: Request, message
         if transaction.verify_only:
             # v5 has an error code for "abort and continue"; older clients treat it as fatal.
             absent = ErrorCode.TRANSACTION_ABORTABLE if request.version >= 5 else ErrorCode.INVALID_TXN_STATE
-            codes = {place: verify(dispatcher, *identity, place) for place in asked}
+            codes = {place: _verify(dispatcher, *identity, place) for place in asked}
             respond({place: absent if code is ErrorCode.INVALID_TXN_STATE else code for place, code in codes.items()})
         else:
-            _add_partitions(dispatcher, *identity, asked, respond)
+            _add_partitions(dispatcher, *identity, asked, respond, is_v2=True)
 
 
 def _add_partitions(
@@ -202,9 +204,11 @@ def _add_partitions(
     producer_epoch: int,
     asked: Sequence[TopicPartition],
     respond: Callable[[Mapping[TopicPartition, ErrorCode]], None],
+    *,
+    is_v2: bool = False,
 ) -> None:
-    """Make partitions part of a transaction v1, all or none."""
-    missing = {place for place in asked if not dispatcher.node.replicas.has(*place)}
+    """Make partitions part of a transaction, all or none."""
+    missing = {place for place in asked if not dispatcher.node.image.has_partition(*place)}
     driver = dispatcher.node.transactions.driver(transactional_id)
     if missing or isinstance(driver, ErrorCode):
         code = ErrorCode.OPERATION_NOT_ATTEMPTED if missing or not isinstance(driver, ErrorCode) else driver
@@ -218,6 +222,7 @@ def _add_partitions(
             asked,
             CodeReply(lambda code: respond(dict.fromkeys(asked, code))),
             code_response,
+            is_v2=is_v2,
             wall_ms=driver.wall_ms(),
         )
     )
@@ -242,7 +247,10 @@ def _topic_results(
 async def write_txn_markers(
     dispatcher: Dispatcher, _: Request, message: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
-    """WriteTxnMarkers v1-2: how an administrator ends a transaction that its coordinator has lost (KIP-664)."""
+    """WriteTxnMarkers v1-2, from coordinators on other brokers and from administrators (KIP-664).
+
+    The answer comes when all markers are committed, or cannot be any more.
+    """
     from hailbus_broker.protocol.definitions.write_txn_markers_response import (
         WritableTxnMarkerPartitionResult,
         WritableTxnMarkerResult,
@@ -250,11 +258,22 @@ async def write_txn_markers(
         WriteTxnMarkersResponse,
     )
 
+    node = dispatcher.node
     response = WriteTxnMarkersResponse()
-    written: list[LeaderReplica] = []
+    waiting = 1
+    all_done = node.core.loop.create_future()
+
+    def done(result: WritableTxnMarkerPartitionResult, error: Exception | None) -> None:
+        nonlocal waiting
+        if error is not None:
+            result.error_code = _marker_code(error)
+        waiting -= 1
+        if not waiting and not all_done.done():
+            all_done.set_result(None)
+
     for asked in message.markers:
-        result = WritableTxnMarkerResult(producer_id=asked.producer_id)
-        response.markers.append(result)
+        of_producer = WritableTxnMarkerResult(producer_id=asked.producer_id)
+        response.markers.append(of_producer)
         marker = Marker(
             producer_id=asked.producer_id,
             producer_epoch=asked.producer_epoch,
@@ -264,23 +283,34 @@ async def write_txn_markers(
         )
         for topic in asked.topics:
             answer = WritableTxnMarkerTopicResult(name=topic.name)
-            result.topics.append(answer)
+            of_producer.topics.append(answer)
             for index in topic.partition_indexes:
-                partition = dispatcher.node.replicas.leader(topic.name, index)
+                result = WritableTxnMarkerPartitionResult(partition_index=index, error_code=ErrorCode.NONE)
+                answer.partitions.append(result)
+                partition = node.replicas.leader(topic.name, index)
                 if not isinstance(partition, LeaderReplica):
-                    code = partition
+                    result.error_code = partition
                 else:
                     try:
-                        append_marker(partition, marker, now_ms=dispatcher.node.clock.wall_ms())
+                        # A coordinator that got no answer sends its markers again; the first request may have arrived.
+                        if not partition.log.has_marker(marker.producer_id, marker.producer_epoch):
+                            append_marker(partition, marker, now_ms=node.clock.wall_ms())
                     except LogError as error:
-                        code = error_code(error)
+                        result.error_code = _marker_code(error)
                     else:
-                        code = ErrorCode.NONE
-                        written.append(partition)
-                answer.partitions.append(WritableTxnMarkerPartitionResult(partition_index=index, error_code=code))
-    for partition in written:
-        await partition.committed()
+                        waiting += 1
+                        partition.when_committed(partition.log.log_end_offset, partial(done, result))
+    waiting -= 1
+    if waiting:
+        await all_done
     return response
+
+
+def _marker_code(error: Exception) -> ErrorCode:
+    """Return the code for a marker that was not appended, or may not be committed."""
+    if isinstance(error, TopicDeletedError):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER if isinstance(error, NotLeaderError) else error_code(error)
 
 
 async def add_offsets_to_txn(
@@ -313,8 +343,10 @@ async def _offsets_partition(dispatcher: Dispatcher, group_id: str) -> tuple[str
         created = node.create_internal_topic(GROUP_METADATA_TOPIC)
         if created is not None:
             await created
-    except StorageError as error:
+    except (StorageError, ApiError) as error:
         raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE) from error
+    if not node.groups.partition_count:
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # created, but this broker does not know it yet
     return GROUP_METADATA_TOPIC, partition_for(group_id, node.groups.partition_count)
 
 
@@ -325,8 +357,11 @@ async def end_txn(dispatcher: Dispatcher, request: Request, message: EndTxnReque
     has given up is refused, which Apache Kafka takes for one of the next transaction.
     """
     node = dispatcher.node
-    await _reserve_producer_id(node)
     driver = _driver(dispatcher, message.transactional_id)
+    transaction = driver.shard.transactions.get(message.transactional_id)
+    if transaction is not None and transaction.is_epoch_exhausted:
+        await _reserve_producer_id(node)
+        driver = _driver(dispatcher, message.transactional_id)
     is_v2 = request.version >= 5
     identity = (message.transactional_id, message.producer_id, message.producer_epoch)
     if not is_v2 and _is_late(request, driver, identity):
@@ -339,7 +374,7 @@ async def end_txn(dispatcher: Dispatcher, request: Request, message: EndTxnReque
             message.committed,
             Reply(request, _older(request, 2)),
             is_v2=is_v2,
-            new_producer_id=node.next_producer_id,
+            new_producer_id=node.producer_ids.take,
             wall_ms=driver.wall_ms(),
         )
     )
@@ -398,11 +433,12 @@ async def txn_offset_commit(dispatcher: Dispatcher, request: Request, message: T
     if groups.partition.log.has_open_transaction(message.producer_id, message.producer_epoch):
         commit(ErrorCode.NONE)
         return
-    driver = _driver(dispatcher, message.transactional_id)
-    code = driver.shard.verify(message.transactional_id, message.producer_id, message.producer_epoch, *place)
-    if code is ErrorCode.PRODUCER_FENCED:
-        code = ErrorCode.INVALID_PRODUCER_EPOCH
-    commit(code)
+
+    def verified(codes: Mapping[TopicPartition, ErrorCode]) -> None:
+        code = codes[place]
+        commit(ErrorCode.INVALID_PRODUCER_EPOCH if code is ErrorCode.PRODUCER_FENCED else code)
+
+    verify_then(dispatcher, message.transactional_id, message.producer_id, message.producer_epoch, [place], verified)
 
 
 def add_then(
@@ -414,6 +450,21 @@ def add_then(
     callback: Callable[[ErrorCode], None],
 ) -> None:
     """Make partitions part of a transaction v2, then call back: no data may be written before that is safe."""
+    places = list(places)
+    coordinator = _remote_coordinator(dispatcher, transactional_id)
+    if coordinator is not None:
+        dispatcher.node.remote_coordinators.check(
+            coordinator,
+            PartitionCheck(
+                transactional_id=transactional_id,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                partitions=places,
+                verify_only=False,
+                answer=lambda codes: callback(_first_error(codes.values())),
+            ),
+        )
+        return
     driver = _driver(dispatcher, transactional_id)
     driver.run(
         driver.shard.add_partitions(
@@ -429,10 +480,58 @@ def add_then(
     )
 
 
-def verify(
+def verify_then(
+    dispatcher: Dispatcher,
+    transactional_id: str,
+    producer_id: int,
+    producer_epoch: int,
+    places: Sequence[TopicPartition],
+    callback: Callable[[Mapping[TopicPartition, ErrorCode]], None],
+) -> None:
+    """Ask the coordinator whether partitions are part of a transaction v1, then call back (KIP-890, part 1).
+
+    If the coordinator is on this broker, the call comes before this function returns.
+    """
+    coordinator = _remote_coordinator(dispatcher, transactional_id)
+    if coordinator is not None:
+        dispatcher.node.remote_coordinators.check(
+            coordinator,
+            PartitionCheck(
+                transactional_id=transactional_id,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                partitions=places,
+                verify_only=True,
+                answer=callback,
+            ),
+        )
+        return
+    callback({place: _verify(dispatcher, transactional_id, producer_id, producer_epoch, place) for place in places})
+
+
+def _first_error(codes: Iterable[ErrorCode]) -> ErrorCode:
+    """Return why partitions did not become part of a transaction: all do, or none."""
+    errors = [code for code in codes if code]
+    causes = [code for code in errors if code is not ErrorCode.OPERATION_NOT_ATTEMPTED]
+    return (causes or errors or [ErrorCode.NONE])[0]
+
+
+def _remote_coordinator(dispatcher: Dispatcher, transactional_id: str) -> int | None:
+    """Return the other broker that coordinates a transactional id; None if it is this one, or there is none."""
+    node = dispatcher.node
+    if node.core.roles.is_standalone:
+        return None
+    topic = node.image.topics.get(TRANSACTION_STATE_TOPIC)
+    if topic is None:
+        return None
+    leader = topic.partitions[partition_for(transactional_id, len(topic.partitions))].leader
+    return None if leader in {node.node_id, NO_LEADER} else leader
+
+
+def _verify(
     dispatcher: Dispatcher, transactional_id: str, producer_id: int, producer_epoch: int, place: tuple[str, int]
 ) -> ErrorCode:
-    """Whether a partition is part of a transaction v1 (KIP-890, part 1)."""
+    """Whether a partition is part of a transaction v1 whose coordinator is on this broker."""
     driver = dispatcher.node.transactions.driver(transactional_id)
     if isinstance(driver, ErrorCode):
         return driver if dispatcher.node.transactions.partition_count else ErrorCode.INVALID_PRODUCER_ID_MAPPING

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hailbus_broker.client import Client, RefusedError, UnreachableError, accept
+from hailbus_broker.client import RefusedError, UnreachableError, accept
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from hailbus_broker.protocol.definitions.list_offsets_request import (
@@ -16,14 +16,17 @@ from hailbus_broker.protocol.definitions.list_offsets_request import (
 )
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records.errors import RecordsError
+from hailbus_broker.testing.campaign.routing import client_for
 from hailbus_broker.testing.history import Watermark
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
+    from hailbus_broker.client import Client
     from hailbus_broker.protocol.definitions.fetch_response import PartitionData
     from hailbus_broker.testing.campaign.recorder import Recorder
+    from hailbus_broker.testing.campaign.routing import CampaignClient
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
 EARLIEST: Final = -2
@@ -46,6 +49,20 @@ WAITS: Final = frozenset(
     }
 )
 """Codes after which a client tries the same again."""
+WAITS_IN_A_CLUSTER: Final = WAITS | frozenset(
+    {
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.INVALID_REPLICATION_FACTOR,
+        ErrorCode.NETWORK_EXCEPTION,
+    }
+)
+"""The same, where several brokers lead and coordinate."""
 
 
 @dataclass(slots=True)
@@ -66,6 +83,7 @@ class Context:
         partition_count: Of the topics.
         rng: Its own randomness.
         process: The simulated process that it runs in.
+        is_cluster: Whether leaders and coordinators move between brokers.
     """
 
     name: str
@@ -77,15 +95,16 @@ class Context:
     recorder: Recorder
     stop: Stop
     process: SimulatedProcess
+    is_cluster: bool = False
 
-    def client(self, *, timeout_s: float | None = None) -> Client:
-        """Make a connection of its own."""
-        return Client(
-            self.bootstrap,
-            self.name,
-            timeout_s=timeout_s or self.rng.choice((0.7, 2.0, 5.0)),
-            when_abandoned=lambda: self.recorder.note("request without a response"),
-        )
+    def client(self, *, timeout_s: float | None = None) -> CampaignClient:
+        """Make connections of its own."""
+        chosen_s = timeout_s or self.rng.choice((0.7, 2.0, 5.0))
+
+        def abandoned() -> None:
+            self.recorder.note("request without a response")
+
+        return client_for(self.bootstrap, self.name, timeout_s=chosen_s, rng=self.rng, when_abandoned=abandoned)
 
     async def pause(self) -> None:
         """Wait before the next thing is done."""
@@ -98,6 +117,11 @@ class Context:
     def now_ms(self) -> int:
         """The time of this client's host."""
         return self.process.wall_ns() // 1_000_000
+
+    @property
+    def waits(self) -> frozenset[ErrorCode]:
+        """Codes after which this client tries the same again."""
+        return WAITS_IN_A_CLUSTER if self.is_cluster else WAITS
 
     def succeeded(self) -> None:
         """Count that the client has achieved something."""
@@ -170,16 +194,17 @@ class TopicReader:
                 if data.error_code:
                     refusal = data.error_code
                     continue
-                recorder.watermarks.append(
-                    Watermark(
-                        place=(self._identity, data.partition_index),
-                        asked_at=asked_at,
-                        answered_at=answered_at,
-                        log_start=data.log_start_offset,
-                        last_stable=data.last_stable_offset,
-                        high=data.high_watermark,
+                if not self._context.is_cluster:  # there a leader of old may answer: see `ClusterInvariants.observe`
+                    recorder.watermarks.append(
+                        Watermark(
+                            place=(self._identity, data.partition_index),
+                            asked_at=asked_at,
+                            answered_at=answered_at,
+                            log_start=data.log_start_offset,
+                            last_stable=data.last_stable_offset,
+                            high=data.high_watermark,
+                        )
                     )
-                )
                 self.log_starts[data.partition_index] = data.log_start_offset
                 if data.records:
                     found += self._records_of(data)
@@ -253,5 +278,5 @@ async def list_offsets(
 
 def failed(context: Context, error: Exception, *expected: ErrorCode) -> None:
     """Note a refusal that has no reason; others are part of life."""
-    if isinstance(error, RefusedError) and error.code not in WAITS and error.code not in expected:
+    if isinstance(error, RefusedError) and error.code not in context.waits and error.code not in expected:
         context.recorder.fail(f"{context.name}: {error}")

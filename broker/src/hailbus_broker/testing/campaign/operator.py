@@ -10,11 +10,18 @@ from hailbus_broker.protocol.definitions.transaction_log_value import Transactio
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.records import RecordsError, iterate_batches, iterate_records
 from hailbus_broker.runtime.errors import StartError
+from hailbus_broker.testing.campaign.disk_faults import (
+    QUEUE_S,
+    SLOW_QUEUE_S,
+    SLOW_SYNC_S,
+    SYNC_S,
+    fail_disk,
+    until_dead,
+)
 from hailbus_broker.testing.campaign.recorder import TABLE
 from hailbus_broker.testing.campaign.segments import has_replaced_segments, overlapping_segments
 from hailbus_broker.testing.simulation.disk import UNLIMITED
 from hailbus_broker.testing.simulation.errors import SimulatedCrashError
-from hailbus_broker.testing.simulation.host_disk import DiskFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +34,6 @@ if TYPE_CHECKING:
 
 CRASH_DEADLINE_S: Final = 4.0
 """How long a crash in a write may wait for that write."""
-SYNC_S: Final = (0.000_2, 0.004)
-QUEUE_S: Final = 0.01
-SLOW_SYNC_S: Final = (0.02, 0.4)
-SLOW_QUEUE_S: Final = 2.0
-DISK_OPERATIONS: Final = ("append", "append", "create", "truncate", "rename", "remove", "sync_directory", "write_whole")
 PREPARED: Final = frozenset({2, 3})
 
 
@@ -139,6 +141,22 @@ class Operator:
             case "store away" | "store refuses" | "store keeps silent":
                 assert self._guests is not None
                 await self._guests.apply(fault)
+            case (
+                "node pause"
+                | "nodes cut"
+                | "nodes one-way cut"
+                | "node cut off"
+                | "nodes split"
+                | "slow nodes link"
+                | "nodes reset"
+                | "power cut of all"
+                | "contested election"
+                | "brokers one by one"
+                | "reassignment"
+                | "election"
+                | "unclean election"
+            ):
+                raise ValueError(f"{fault.kind!r} needs a cluster: give the scenario nodes")
             case _:
                 assert_never(fault.kind)
 
@@ -186,7 +204,7 @@ class Operator:
             disk.crash_on, disk.crash_on_after = fault.path, int(fault.amount)
         else:
             disk.crash_at_step = disk.step_count + int(fault.amount)
-        await self._until_dead(CRASH_DEADLINE_S)
+        await until_dead(self._world, self._broker, CRASH_DEADLINE_S)
         disk.disarm()
         self._speed_up()
         self._broker.kill(power_cut=fault.is_power_cut)
@@ -205,29 +223,14 @@ class Operator:
         disk.crash_is_power_cut = fault.is_power_cut
         disk.crash_at_step = disk.step_count + int(fault.amount)
         await self.start()
-        await self._until_dead(1.0)
+        await until_dead(self._world, self._broker, 1.0)
         if not self._broker.process.is_alive:
             self._world.note("crash while starting")
         disk.crash_at_step = None
         await self.start()
 
-    async def _until_dead(self, seconds: float) -> None:
-        end_s = self._world.loop.now_s + seconds
-        while self._broker.process.is_alive and self._world.loop.now_s < end_s:  # noqa: ASYNC110 - a death announces nothing
-            await asyncio.sleep(0.02)
-
     async def _fail_disk(self, fault: PlannedFault) -> None:
-        disk = self._broker.disk
-        if fault.kind == "full disk":
-            disk.capacity_bytes = disk.used_bytes() + int(fault.amount)
-        elif fault.kind == "failing sync":
-            disk.faults.append(DiskFault(operation="sync", path=fault.path))
-        else:
-            operation = DISK_OPERATIONS[int(fault.amount) % len(DISK_OPERATIONS)]
-            disk.faults.append(DiskFault(operation=operation, path=fault.path))
-        await asyncio.sleep(fault.duration_s + 0.5)
-        disk.capacity_bytes = UNLIMITED
-        disk.faults.clear()
+        await fail_disk(self._broker.disk, fault)
         # The broker writes again after its next start only.
         self._broker.kill(power_cut=fault.is_power_cut)
         self._look_at_disk()

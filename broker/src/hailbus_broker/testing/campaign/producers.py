@@ -25,9 +25,9 @@ from hailbus_broker.protocol.definitions.txn_offset_commit_request import (
 )
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch
-from hailbus_broker.testing.campaign.context import WAITS, TopicReader, failed
-from hailbus_broker.testing.campaign.recorder import MAIN
-from hailbus_broker.testing.history import Polled
+from hailbus_broker.testing.campaign.context import TopicReader, failed
+from hailbus_broker.testing.campaign.recorder import LOOSE, MAIN
+from hailbus_broker.testing.history import Identified, Polled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,6 +79,8 @@ async def new_producer_id(context: Context, client: Client) -> tuple[int, int]:
             request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
             response = await client.ask(ApiKey.INIT_PRODUCER_ID, 3, request)
             accept(response.error_code, "InitProducerId")
+            owner = f"request {len(context.recorder.identified)} of {context.name}"
+            context.recorder.identified.append(Identified(owner=owner, producer_id=response.producer_id))
             return response.producer_id, response.producer_epoch
         except (UnreachableError, RefusedError) as error:
             failed(context, error)
@@ -109,7 +111,7 @@ class IdempotentProducer:
         self._identity = await new_producer_id(self._context, self._client)
         while not self._context.stop.is_set or self._unacked:
             try:
-                await self._pump(await self._client.connect())
+                await self._pump(await self._client.leader_connection(MAIN, self._partition))
             except (UnreachableError, RefusedError) as error:
                 failed(self._context, error, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
                 self._client.close()
@@ -183,16 +185,45 @@ class PlainProducer:
             ops = [context.recorder.send(context.name, partition) for _ in range(context.rng.randint(1, 3))]
             batch = build_batch(records_of(context, (b"%d" % op.value for op in ops)))
             try:
-                connection = await self._client.connect()
+                connection = await self._client.leader_connection(MAIN, partition)
                 future = connection.send(ApiKey.PRODUCE, 9, produce_request(MAIN, partition, batch))
                 offset = base_offset_of(await self._client.response(future, connection), "Produce")
             except (UnreachableError, RefusedError) as error:
                 failed(context, error)
+                self._client.moved(MAIN, partition)
                 await context.back_off()
                 continue
             for number, op in enumerate(ops):
                 op.outcome, op.offset = "ok", offset + number
             context.recorder.ack(MAIN, partition, offset + len(ops) - 1)
+            context.succeeded()
+            await context.pause()
+
+
+class LooseProducer:
+    """Sends to a topic that may lose records, and waits for the leader only. What becomes of them is not judged."""
+
+    def __init__(self, context: Context) -> None:
+        self._context: Final = context
+        self._client: Final = context.client()
+
+    async def run(self) -> None:
+        """Produce until the campaign stops."""
+        context = self._context
+        while not context.stop.is_set:
+            partition = context.rng.randrange(context.partition_count)
+            request = produce_request(LOOSE, partition, build_batch(records_of(context, [b"loose"])))
+            request.acks = context.rng.choice((1, -1))
+            try:
+                connection = await self._client.leader_connection(LOOSE, partition)
+                base_offset_of(
+                    await self._client.response(connection.send(ApiKey.PRODUCE, 9, request), connection), "Produce"
+                )
+            except (UnreachableError, RefusedError) as error:
+                failed(context, error)
+                self._client.moved(LOOSE, partition)
+                await context.back_off()
+                continue
             context.succeeded()
             await context.pause()
 
@@ -240,6 +271,8 @@ class TransactionalSession:
         if (self.producer_id, self.producer_epoch) != (response.producer_id, response.producer_epoch):
             self.producer_id, self.producer_epoch = response.producer_id, response.producer_epoch
             self.sequences.clear()
+            given = Identified(owner=self.transactional_id, producer_id=response.producer_id)
+            self.context.recorder.identified.append(given)
         self.added.clear()
 
     async def _add(self, topic: str, partition: int) -> None:
@@ -338,7 +371,7 @@ class TransactionalSession:
                 if not attempts_left:
                     raise
             except RefusedError as error:
-                if error.code not in WAITS or not attempts_left:
+                if error.code not in self.context.waits or not attempts_left:
                     raise
             else:
                 if self.is_v2:

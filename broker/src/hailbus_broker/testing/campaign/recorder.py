@@ -14,6 +14,7 @@ from hailbus_broker.testing.history import (
     Committed,
     Deleted,
     End,
+    Identified,
     KeyRead,
     KeyWrite,
     Listed,
@@ -32,6 +33,8 @@ MAIN: Final = "rides"
 COPY: Final = "copies"
 TABLE: Final = "accounts"
 TRIMMED: Final = "trimmed"
+LOOSE: Final = "loose"
+"""Of clusters: it would rather lose records than wait for a replica that has them all."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +125,7 @@ class Recorder:
         self.deleted: Final[list[Deleted]] = []
         self.asked_deletions: Final[list[tuple[int, int]]] = []
         self.owned: Final[list[Owned]] = []
+        self.identified: Final[list[Identified]] = []
         self.lookups: Final[list[TimeLookup]] = []
         self.key_ops: Final[list[KeyOp]] = []
         self.key_reads: Final[defaultdict[str, list[KeyRead]]] = defaultdict(list)

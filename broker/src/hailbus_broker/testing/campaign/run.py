@@ -12,71 +12,52 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
 
 import structlog
 
-from hailbus_broker.client import Client, RefusedError, UnreachableError
+from hailbus_broker.client import RefusedError, UnreachableError
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from hailbus_broker.records import iterate_batches
-from hailbus_broker.runtime.replica import LeaderReplica
+from hailbus_broker.testing.campaign.cluster import Cluster
 from hailbus_broker.testing.campaign.context import EARLIEST, LATEST, Context, Stop, TopicReader, list_offsets
 from hailbus_broker.testing.campaign.groups import AutoCommitMember, Copier, OffsetCommitter
-from hailbus_broker.testing.campaign.operator import Operator
 from hailbus_broker.testing.campaign.probes import Prober
 from hailbus_broker.testing.campaign.producers import (
     Abandoner,
     IdempotentProducer,
+    LooseProducer,
     PlainProducer,
     TransactionalProducer,
 )
 from hailbus_broker.testing.campaign.readers import AssignedReader, ListReader, TableReader, TimeLister, key_read
-from hailbus_broker.testing.campaign.recorder import COPY, MAIN, TABLE, TRIMMED, Recorder
+from hailbus_broker.testing.campaign.recorder import COPY, LOOSE, MAIN, TABLE, TRIMMED, Recorder
+from hailbus_broker.testing.campaign.routing import client_for
 from hailbus_broker.testing.campaign.scenario import has_guests
+from hailbus_broker.testing.campaign.single import SingleBroker
+from hailbus_broker.testing.campaign.subject import Clients
 from hailbus_broker.testing.campaign.writers import (
     TableWriter,
     TopicMaker,
     TransactionalTableWriter,
     Trimmer,
-    create_topic,
 )
-from hailbus_broker.testing.history import History, KeyRead, Polled, Stored, Watermark, violations
-from hailbus_broker.testing.simulation.broker import SimulatedBroker
+from hailbus_broker.testing.history import History, KeyRead, Polled, Stored, violations
 from hailbus_broker.testing.simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 
-    from hailbus_broker.log import PartitionLog
+    from hailbus_broker.client import Client
     from hailbus_broker.testing.campaign.context import Found
     from hailbus_broker.testing.campaign.guests import Guests, MakeGuests, RunningClient
     from hailbus_broker.testing.campaign.scenario import PlannedClient, Scenario
+    from hailbus_broker.testing.campaign.subject import Subject
     from hailbus_broker.testing.simulation.process import SimulatedProcess
 
 T = TypeVar("T")
-OBSERVED: Final = frozenset({MAIN, COPY, TABLE})
-"""Topics whose log start never moves. That of others may fall back in a crash, until DeleteRecords is answered."""
 PROGRESS_DEADLINE_S: Final = 90.0
 """How long after the heal each client may take until it has achieved something."""
 END_DEADLINE_S: Final = 120.0
 LEAST_RETAINED: Final = 10
 """Records of 300 bytes that retention by size leaves at least: 6,000 bytes without a segment of 2,000."""
-PRODUCERS_EVERY: Final = 8
-"""Open transactions are looked at every so many times that the offsets are."""
-
-SETTINGS: Final = {
-    "auto.create.topics.enable": "false",
-    "group.initial.rebalance.delay.ms": "500",
-    "group.min.session.timeout.ms": "500",
-    "log.cleaner.backoff.ms": "400",
-    "log.cleaner.dedupe.buffer.size": "1000",  # so few keys that compaction takes several rounds
-    "log.cleaner.min.cleanable.ratio": "0.1",
-    "log.cleaner.delete.retention.ms": "7200000",  # longer than any clock jumps
-    "log.flush.offset.checkpoint.interval.ms": "3000",
-    "log.index.interval.bytes": "256",
-    "log.retention.check.interval.ms": "1500",
-    "log.retention.ms": "-1",
-    "log.message.timestamp.after.max.ms": "9223372036854775807",
-    "metadata.log.max.record.bytes.between.snapshots": "800",
-    "offsets.topic.segment.bytes": "4096",
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,6 +88,8 @@ def client_of(planned: PlannedClient, context: Context, guests: Guests | None) -
             return IdempotentProducer(context)
         case "plain producer":
             return PlainProducer(context)
+        case "loose producer":
+            return LooseProducer(context)
         case "transactions v1" | "transactions v2":
             return TransactionalProducer(context, is_v2=planned.kind == "transactions v2")
         case "abandoner":
@@ -163,25 +146,21 @@ class Campaign:
         self._world: Final = world
         self._scenario: Final = scenario
         self.recorder: Final = Recorder(world.note)
-        self.recorder.when_acked = self._acked
         self._guests: Final = make_guests(world, self.recorder) if make_guests and has_guests(scenario) else None
         self.guest_problems: Mapping[str, list[str]] = {}
-        self._broker: Final = SimulatedBroker(
-            world, {**SETTINGS, "log.segment.bytes": str(scenario.segment_bytes)}, name="broker"
-        )
         self._stop: Final = Stop()
         self._planned: Final = {client.name: client for client in scenario.clients}
         self._processes: Final[dict[str, SimulatedProcess]] = {}
         self._tasks: Final[dict[str, asyncio.Task[None]]] = {}
         self._lives: Final[Counter[str]] = Counter()
-        self._operator: Final = Operator(
-            world, self._broker, self.recorder, self._crash_client, self._processes.__getitem__, self._guests
+        self._clients: Final = Clients(self._crash_client, self._processes.__getitem__, self._guests)
+        self._subject: Final[Subject] = (
+            SingleBroker(world, scenario, self.recorder, self._clients)
+            if scenario.nodes is None
+            else Cluster(world, scenario, scenario.nodes, self.recorder, self._clients)
         )
+        self.recorder.when_acked = self._subject.acked
         self._is_watching = True
-        self._look_count = 0
-        self._seen: Final[dict[tuple[str, int], tuple[int, int, int]]] = {}
-        self._judged: Final[dict[PartitionLog, tuple[int, ...]]] = {}
-        """The offsets of each log that were found right last, while clients could see them."""
 
     # ------------------------------------------------------------------ clients
 
@@ -194,12 +173,13 @@ class Campaign:
             name=name,
             life=life,
             rate=planned.rate,
-            bootstrap=self._broker.bootstrap,
+            bootstrap=self._subject.bootstrap,
             partition_count=self._scenario.partition_count,
             rng=self._world.rng(f"client/{name}/{life}"),
             recorder=self.recorder,
             stop=self._stop,
             process=process,
+            is_cluster=self._scenario.nodes is not None,
         )
         task = process.start(client_of(planned, context, self._guests).run(), name=name)
         task.add_done_callback(partial(self._client_ended, name))
@@ -228,13 +208,13 @@ class Campaign:
 
     async def run(self) -> History:
         """Work, break, heal, check that everybody gets on, and read everything."""
-        await self._broker.start()
-        client = Client(self._broker.bootstrap, "campaign", timeout_s=5.0)
+        await self._subject.start()
+        client = client_for(self._subject.bootstrap, "campaign", timeout_s=5.0, rng=self._world.rng("campaign"))
         await self._create_topics(client)
         for name in self._planned:
             self._start_client(name)
         self._watch()
-        faults = [asyncio.ensure_future(self._operator.apply(fault)) for fault in self._scenario.faults]
+        faults = [asyncio.ensure_future(self._subject.apply(fault)) for fault in self._scenario.faults]
         await asyncio.sleep(self._scenario.duration_s)
         for fault in faults:
             fault.cancel()
@@ -242,7 +222,7 @@ class Campaign:
         for fault in faults:
             if not fault.cancelled() and (error := fault.exception()) is not None:
                 raise error
-        await self._operator.heal()
+        await self._subject.heal()
         self._revive()
         await self._see_progress()
         await self._end_clients()
@@ -265,8 +245,11 @@ class Campaign:
             "segment.ms": "1200",
         }
         trimmed = {"retention.bytes": "6000", "segment.bytes": "2000"}
-        for name, configs in ((MAIN, {"segment.bytes": small}), (COPY, {}), (TABLE, compacted), (TRIMMED, trimmed)):
-            await create_topic(client, name, count, configs)
+        topics = [(MAIN, {"segment.bytes": small}), (COPY, {}), (TABLE, compacted), (TRIMMED, trimmed)]
+        if self._scenario.nodes is not None:
+            topics.append((LOOSE, {}))
+        for name, configs in topics:
+            await self._subject.create_topic(client, name, count, configs)
 
     async def _see_progress(self) -> None:
         before = Counter(self.recorder.progress)
@@ -315,80 +298,16 @@ class Campaign:
 
     # ------------------------------------------------------------------ the state of the broker
 
+    def heard(self, event: Mapping[str, Any]) -> None:
+        """Take in what a broker has logged."""
+        self._subject.heard(event)
+
     def _watch(self) -> None:
-        """Look at the broker's own state, again and again."""
+        """Look at what the subject itself knows, again and again."""
         if not self._is_watching:
             return
-        server = self._broker.server
-        if server is not None and self._broker.process.is_alive and server.node is self._broker.node:
-            self._look()
+        self._subject.look()
         self._world.loop.after(self._scenario.checks_every_s, self._watch)
-
-    def _look(self) -> None:
-        self._look_count += 1
-        is_serving = bool(self._broker.process.host.listeners)
-        looks_at_producers = self._look_count % PRODUCERS_EVERY == 0
-        for replica in self._broker.node.replicas.leaders():
-            log = replica.log
-            stable = log.last_stable_offset
-            offsets = log.log_start_offset, stable, log.high_watermark, log.log_end_offset, log.synced_end_offset
-            if looks_at_producers:
-                self._look_at_producers(replica)
-            if self._judged.get(log) == offsets:
-                continue
-            if is_serving:
-                self._judged[log] = offsets
-            if not log.log_start_offset <= stable <= log.high_watermark <= log.log_end_offset:
-                self.recorder.fail(
-                    f"{replica.name}: log start {log.log_start_offset}, last stable offset {stable}, "
-                    f"high watermark {log.high_watermark}, log end {log.log_end_offset}"
-                )
-            self._observe(replica.topic, replica.index, log)
-            if log.high_watermark > log.synced_end_offset:
-                self.recorder.fail(
-                    f"{replica.name}: high watermark {log.high_watermark}, but synced up to {log.synced_end_offset}"
-                )
-
-    def _look_at_producers(self, replica: LeaderReplica) -> None:
-        log = replica.log
-        stable = log.last_stable_offset
-        for producer in log.producers():
-            first = producer.current_transaction_start_offset
-            if 0 <= first < stable and first >= log.log_start_offset:
-                self.recorder.fail(
-                    f"{replica.name}: last stable offset {stable}, but producer {producer.producer_id} has a "
-                    f"transaction open since {first}"
-                )
-
-    def _acked(self, topic: str, partition: int) -> None:
-        """Note the offsets of a partition of which a batch was acknowledged."""
-        server = self._broker.server
-        if server is None or not self._broker.process.is_alive or server.node is not self._broker.node:
-            return
-        replica = self._broker.node.replicas.leader(topic, partition)
-        if isinstance(replica, LeaderReplica):
-            self._observe(topic, partition, replica.log, is_ack=True)
-
-    def _observe(self, topic: str, partition: int, log: PartitionLog, *, is_ack: bool = False) -> None:
-        """Note the offsets that a client would see now; after an acknowledgement also those that were seen before."""
-        place = topic, partition
-        seen = log.log_start_offset, log.last_stable_offset, log.high_watermark
-        is_known = self._seen.get(place) == seen and not is_ack
-        if topic not in OBSERVED or is_known or not self._broker.process.host.listeners:
-            return
-        self._seen[place] = seen
-        event = self.recorder.event()
-        log_start, last_stable, high = seen
-        self.recorder.watermarks.append(
-            Watermark(
-                place=place,
-                asked_at=event,
-                answered_at=event,
-                log_start=log_start,
-                last_stable=last_stable,
-                high=high,
-            )
-        )
 
     # ------------------------------------------------------------------ the end
 
@@ -402,8 +321,8 @@ class Campaign:
         reads["final"] = await self._read_table(client)
         self._check_trimmed(await self._read_topic(client, TRIMMED, is_committed=False))
         self._is_watching = False
-        self._operator.look_at_segments()
-        await self._operator.cut_power()
+        await self._subject.check()
+        await self._subject.cut_power()
         again = await self._read_topic(client, MAIN, is_committed=True)
         reads["final, after a power cut"] = await self._read_table(client)
         for name in recorder.key_positions:
@@ -431,6 +350,7 @@ class Campaign:
             key_writes=recorder.key_writes(),
             key_reads=reads,
             attempted=recorder.attempted(MAIN),
+            identified=recorder.identified,
         )
 
     def _context(self) -> Context:
@@ -438,17 +358,18 @@ class Campaign:
             name="final",
             life=0,
             rate=1.0,
-            bootstrap=self._broker.bootstrap,
+            bootstrap=self._subject.bootstrap,
             partition_count=self._scenario.partition_count,
             rng=self._world.rng("final"),
             recorder=self.recorder,
             stop=self._stop,
             process=self._world.main,
+            is_cluster=self._scenario.nodes is not None,
         )
 
     async def _contents(self, client: Client, topic: str, partition_count: int) -> list[Found]:
         """Read what is committed in a topic of the guests."""
-        if topic not in self._broker.node.image.topics:
+        if not self._subject.has_topic(topic):
             return []
         return await self._records(client, topic, is_committed=True, start=dict.fromkeys(range(partition_count), 0))
 
@@ -543,11 +464,12 @@ class Campaign:
 
 
 @contextmanager
-def collected_defects() -> Iterator[list[str]]:
-    """Collect what the broker logs as a defect of its own; everything else that it logs is dropped."""
+def collected_defects(hear: Callable[[Mapping[str, Any]], object] = lambda _: None) -> Iterator[list[str]]:
+    """Collect what the broker logs as a defect of its own; of everything else somebody may hear."""
     found: list[str] = []
 
     def keep(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        hear(event)
         if event.get("exc_info"):
             found.append(f"{event.get('event')}: {traceback.format_exc(limit=-3)}")
         raise structlog.DropEvent
@@ -583,7 +505,11 @@ def run_scenario(scenario: Scenario, *, make_guests: MakeGuests | None = None, k
         campaign = Campaign(world, scenario, make_guests)
         return await campaign.run()
 
-    with collected_defects() as defects:
+    def hear(event: Mapping[str, Any]) -> None:
+        if campaign is not None:
+            campaign.heard(event)
+
+    with collected_defects(hear) as defects:
         try:
             history = world.run(main)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding with a seed

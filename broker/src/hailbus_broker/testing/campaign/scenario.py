@@ -12,6 +12,7 @@ from hailbus_broker.testing.campaign.recorder import TABLE
 ClientKind: TypeAlias = Literal[
     "idempotent producer",
     "plain producer",
+    "loose producer",
     "transactions v1",
     "transactions v2",
     "abandoner",
@@ -69,6 +70,23 @@ FaultKind: TypeAlias = Literal[
     "store keeps silent",
 ]
 
+ClusterFaultKind: TypeAlias = Literal[
+    "node pause",
+    "nodes cut",
+    "nodes one-way cut",
+    "node cut off",
+    "nodes split",
+    "slow nodes link",
+    "nodes reset",
+    "power cut of all",
+    "contested election",
+    "brokers one by one",
+    "reassignment",
+    "election",
+    "unclean election",
+]
+"""Faults, and orders of an administrator, that there are in a cluster only; see `cluster_operator`."""
+
 BROKER_FAULTS: Final[tuple[FaultKind, ...]] = (
     "kill",
     "power cut",
@@ -125,15 +143,34 @@ class PlannedFault:
         amount: A number whose meaning depends on the kind: steps of the disk, bytes, seconds of a clock.
         path: Which files it hits: those whose path contains this.
         is_power_cut: Whether a crash takes the whole machine, or its process only.
+        node: In a cluster, which node it hits, by its number or by its role at that time; see `cluster_operator`.
+        other: The other node, where it lies between two.
     """
 
     at_s: float
-    kind: FaultKind
+    kind: FaultKind | ClusterFaultKind
     duration_s: float = 1.0
     client: str = ""
     amount: float = 0.0
     path: str = ""
     is_power_cut: bool = True
+    node: str = ""
+    other: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The nodes of a cluster.
+
+    Attributes:
+        roles: `process.roles` of each node, beginning with node 1.
+        factor: Replicas of each partition.
+        min_isr: `min.insync.replicas`.
+    """
+
+    roles: tuple[str, ...]
+    factor: int
+    min_isr: int
 
 
 CRASH_PATHS: Final = (
@@ -172,6 +209,7 @@ class Scenario:
         partition_count: Of the topics.
         segment_bytes: Size of segments: small, so that much happens at their ends.
         checks_every_s: How often the state of the broker is looked at.
+        nodes: Of the cluster; None is one broker without a cluster.
     """
 
     seed: int
@@ -181,6 +219,7 @@ class Scenario:
     partition_count: int = 2
     segment_bytes: int = 8_192
     checks_every_s: float = 0.05
+    nodes: Nodes | None = None
 
     def to_python(self) -> str:
         """Return an expression that makes this scenario, formatted as the sources are."""
@@ -196,7 +235,7 @@ def _to_python(value: object, indent: str) -> str:
         case tuple() if value:
             lines = [f"{inner}{_to_python(part, inner)},\n" for part in value]
             return "(\n" + "".join(lines) + indent + ")"
-        case Scenario() | PlannedClient() | PlannedFault():
+        case Scenario() | PlannedClient() | PlannedFault() | Nodes():
             given = [(part.name, getattr(value, part.name)) for part in fields(value) if _is_given(value, part)]
             lines = [f"{inner}{name}={_to_python(part, inner)},\n" for name, part in given]
             return f"{type(value).__name__}(\n" + "".join(lines) + indent + ")"
@@ -392,4 +431,189 @@ def _draw_fault(rng: random.Random, kind: FaultKind, duration_s: float, clients:
         amount=amount,
         path=path,
         is_power_cut=rng.random() < 0.7,
+    )
+
+
+# ---------------------------------------------------------------------- clusters
+
+_ALWAYS_IN_A_CLUSTER: Final[tuple[ClientKind, ...]] = (
+    "idempotent producer",
+    "transactions v2",
+    "committed reader",
+    "loose producer",
+)
+_SOMETIMES_IN_A_CLUSTER: Final[tuple[ClientKind, ...]] = (
+    "plain producer",
+    "transactions v1",
+    "abandoner",
+    "uncommitted reader",
+    "list reader",
+    "offset committer",
+    "time lister",
+)
+_TOGETHER_IN_A_CLUSTER: Final[tuple[tuple[ClientKind, ClientKind], ...]] = (
+    ("copier v1", "copier v2"),
+    ("copier v2", "copier v2"),
+    ("auto-commit member", "auto-commit member"),
+    ("table writer", "table reader"),
+    ("transactional table writer", "table reader"),
+)
+NODE_FAULTS: Final[tuple[FaultKind | ClusterFaultKind, ...]] = (
+    "kill",
+    "kill",
+    "power cut",
+    "power cut",
+    "kill and power cut",
+    "crash in a write",
+    "crash in a write",
+    "crash in recovery",
+    "stop in order",
+    "full disk",
+    "failing disk",
+    "failing sync",
+    "node pause",
+    "node pause",
+    "power cut of all",
+    "contested election",
+    "contested election",
+)
+NETWORK_FAULTS: Final[tuple[FaultKind | ClusterFaultKind, ...]] = (
+    "nodes cut",
+    "nodes one-way cut",
+    "node cut off",
+    "node cut off",
+    "node cut off",
+    "nodes split",
+    "slow nodes link",
+    "nodes reset",
+)
+FURTHER_FAULTS: Final[tuple[FaultKind | ClusterFaultKind, ...]] = (
+    "slow disk",
+    "cold reads",
+    "cut",
+    "one-way cut",
+    "cut from the broker",
+    "slow link",
+    "reset",
+    "clock jump",
+    "clock drift",
+    "client kill",
+    "client pause",
+)
+ORDERS: Final[tuple[ClusterFaultKind, ...]] = ("reassignment", "reassignment", "election", "unclean election")
+_TARGETS: Final = (
+    "active controller",
+    "leader of rides-0",
+    "leader of rides-0",
+    "follower of rides-0",
+    "leader of loose-0",
+    "transaction coordinator",
+    "group coordinator",
+)
+_LASTS_IN_A_CLUSTER_S: Final = (0.3, 2.0, 5.0, 8.0)
+_CRASH_PATHS_IN_A_CLUSTER: Final = (
+    "",
+    "",
+    "rides",
+    "__cluster_metadata",
+    "__cluster_metadata",
+    "__transaction_state",
+    "__consumer_offsets",
+    "quorum-state",
+    "leader-epoch-checkpoint",
+    ".snapshot",
+    ".checkpoint",
+)
+
+
+def draw_scenario(seed: int, node_count: int) -> Scenario:
+    """Draw a scenario for one broker without a cluster, or for a cluster of several."""
+    return draw(seed) if node_count == 1 else draw_cluster(seed, node_count)
+
+
+def draw_cluster(seed: int, node_count: int) -> Scenario:
+    """Draw a scenario for a cluster."""
+    rng = random.Random(f"cluster/{node_count}/{seed}")
+    duration_s = round(rng.uniform(8, 14), 1)
+    kinds: list[ClientKind] = [
+        *_ALWAYS_IN_A_CLUSTER,
+        *rng.choice(_TOGETHER_IN_A_CLUSTER),
+        *rng.sample(_SOMETIMES_IN_A_CLUSTER, 2),
+    ]
+    clients: list[PlannedClient] = []
+    for kind in kinds:
+        _add_client(rng, clients, kind)
+    roles = _draw_roles(rng, node_count)
+    faults: list[PlannedFault] = []
+    if rng.random() < 0.97:
+        drawn = [
+            *rng.choices(NODE_FAULTS, k=rng.randint(1, 3)),
+            *rng.choices(NETWORK_FAULTS if node_count > 1 else ("reset",), k=rng.randint(0, 2)),
+            *rng.choices(FURTHER_FAULTS, k=rng.randint(0, 2)),
+            *rng.choices(ORDERS, k=rng.randint(0, 2)),
+        ]
+        if len(roles) > node_count and rng.random() < 0.6:  # the quorum lives on without brokers
+            drawn.append("brokers one by one")
+        faults = [_draw_cluster_fault(rng, kind, duration_s, clients, node_count) for kind in drawn]
+    factor = min(node_count, 3)
+    return Scenario(
+        seed=seed,
+        duration_s=duration_s,
+        clients=tuple(clients),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        partition_count=rng.randint(1, 2),
+        segment_bytes=rng.choice((2_048, 4_096, 16_384)),
+        checks_every_s=0.1,
+        nodes=Nodes(roles=roles, factor=factor, min_isr=min(factor, rng.choice((2, 2, 2, 1)))),
+    )
+
+
+def _draw_roles(rng: random.Random, node_count: int) -> tuple[str, ...]:
+    """Mostly each node is both. Sometimes controllers are apart, beside as many brokers as were asked for."""
+    if rng.random() < 0.65:
+        return ("broker,controller",) * node_count
+    return ("controller",) * rng.choice((1, 3)) + ("broker",) * node_count
+
+
+def _draw_cluster_fault(
+    rng: random.Random,
+    kind: FaultKind | ClusterFaultKind,
+    duration_s: float,
+    clients: list[PlannedClient],
+    node_count: int,
+) -> PlannedFault:
+    at_s = round(rng.uniform(0.5, duration_s - 2), 2)
+    lasts_s = round(rng.choice(_LASTS_IN_A_CLUSTER_S) * rng.uniform(0.3, 1), 2)
+    client = path = ""
+    amount = 0.0
+    targets = (*_TARGETS, *(str(number) for number in range(1, node_count + 1)))
+    match kind:
+        case "cut" | "one-way cut" | "cut from the broker" | "slow link" | "reset" | "client kill" | "client pause":
+            client = rng.choice(clients).name
+        case "crash in a write":
+            path = rng.choice(_CRASH_PATHS_IN_A_CLUSTER)
+            amount = rng.randint(0, 3 if path else 60)
+        case "crash in recovery":
+            amount = rng.randint(0, 40)
+        case "full disk":
+            amount = rng.randint(0, 20_000)
+        case "failing disk" | "failing sync":
+            path = rng.choice(("", "rides", "__transaction_state", "__consumer_offsets", "__cluster_metadata"))
+            amount = rng.randint(0, 100)
+        case "clock jump":
+            amount = rng.choice((-600, -30, -2, 2, 30, 600))
+        case "clock drift":
+            amount = rng.choice((0.9, 1.1))
+        case _:
+            pass
+    return PlannedFault(
+        at_s=at_s,
+        kind=kind,
+        duration_s=lasts_s,
+        client=client,
+        amount=amount,
+        path=path,
+        is_power_cut=rng.random() < 0.6,
+        node=rng.choice(targets),
+        other=rng.choice(targets),
     )

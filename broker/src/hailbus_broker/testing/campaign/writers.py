@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 KEY_COUNT: Final = 6
 
 
-async def create_topic(client: Client, name: str, partition_count: int, configs: Mapping[str, str]) -> None:
+async def create_topic(
+    client: Client, name: str, partition_count: int, configs: Mapping[str, str], *, replication_factor: int = 1
+) -> None:
     """Create a topic.
 
     Raises:
@@ -52,7 +54,7 @@ async def create_topic(client: Client, name: str, partition_count: int, configs:
     topic = CreatableTopic(
         name=name,
         num_partitions=partition_count,
-        replication_factor=1,
+        replication_factor=replication_factor,
         configs=[CreatableTopicConfig(name=key, value=value) for key, value in configs.items()],
     )
     response = await client.ask(ApiKey.CREATE_TOPICS, 5, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))

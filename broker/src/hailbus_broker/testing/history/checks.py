@@ -448,6 +448,15 @@ def unmatched_markers(history: History) -> Iterator[str]:
             yield f"{where}: {markers[key]} markers for {touched[key]} transactions"
 
 
+def shared_producer_ids(history: History) -> Iterator[str]:
+    """A producer id that two owners were given: the batches of one would pass for those of the other."""
+    owners: dict[int, str] = {}
+    for given in history.identified:
+        owner = owners.setdefault(given.producer_id, given.owner)
+        if owner != given.owner:
+            yield f"producer id {given.producer_id} was given to {owner}, then to {given.owner}"
+
+
 CHECKS: Final = (
     inconsistent_offsets,
     duplicates,
@@ -476,6 +485,7 @@ CHECKS: Final = (
     unordered_times,
     stale_keys,
     unmatched_markers,
+    shared_producer_ids,
 )
 """Not here: G0 and cycles over write-write edges, and `int-send-skip`. They are normal in Kafka, where the writes of
 transactions to a partition lie between each other. How often records were read is reported, not judged."""

@@ -180,6 +180,14 @@ class Attempted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Identified:
+    """A producer id that a response gave to its owner: a transactional id, or one request without such an id."""
+
+    owner: str
+    producer_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """All that happened: sends in order per process, polls in order per process, how transactions ended."""
 
@@ -217,3 +225,5 @@ class History:
     """What each reader of the compacted topic read, from its start to its end."""
     attempted: Sequence[Attempted] = ()
     """Transactions, so that their markers in `stored` can be counted."""
+    identified: Sequence[Identified] = ()
+    """Producer ids, in order of time."""

@@ -11,6 +11,7 @@ World(seed=7).run(main)
 """
 
 from hailbus_broker.testing.simulation.broker import BrokerWorld, SimulatedBroker, simulated_broker
+from hailbus_broker.testing.simulation.cluster import ClusterWorld, SimulatedNode, simulated_cluster
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hailbus_broker.testing.simulation.errors import (
     DeadlockError,
@@ -27,6 +28,7 @@ from hailbus_broker.testing.simulation.world import World, simulated
 
 __all__ = [
     "BrokerWorld",
+    "ClusterWorld",
     "DeadlockError",
     "DiskFault",
     "EscapedError",
@@ -37,10 +39,12 @@ __all__ = [
     "SimulatedBroker",
     "SimulatedCrashError",
     "SimulatedDisk",
+    "SimulatedNode",
     "SimulatedProcess",
     "SimulationError",
     "World",
     "pin_hash_seed",
     "simulated",
     "simulated_broker",
+    "simulated_cluster",
 ]

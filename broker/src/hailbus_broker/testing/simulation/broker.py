@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.options import BrokerConfig
 from hailbus_broker.runtime.node import Node
@@ -15,7 +15,7 @@ from hailbus_broker.testing.simulation.loop import SimulatedLoop
 from hailbus_broker.testing.simulation.machine import machine_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Coroutine, Mapping
 
     from hailbus_broker.testing.simulation.process import SimulatedProcess
     from hailbus_broker.testing.simulation.world import World
@@ -71,13 +71,7 @@ class SimulatedBroker:
             StartError: It refuses what is on its disk.
             SimulatedCrashError: A fault has ended the process before.
         """
-        process = self.process
-        ended = self.world.loop.create_future()
-        process.when_killed.append(lambda: None if ended.done() else ended.set_result(None))
-        task = process.start(self._serve(process), name=f"{process.name}-start")
-        await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
+        await run_start(self.process, self._serve(self.process))
 
     async def _serve(self, process: SimulatedProcess) -> None:
         node = Node(BrokerConfig(self._settings), machine=machine_of(process, self.disk, self.world.loop))
@@ -107,6 +101,20 @@ class SimulatedBroker:
         if self.server is not None and self.process.is_alive:
             await self.process.start(self.server.stop())
             self.process.kill()
+
+
+async def run_start(process: SimulatedProcess, start: Coroutine[Any, Any, None]) -> None:
+    """Run the start of a server as a process, until the server has started or the process has ended.
+
+    Raises:
+        StartError: The server refuses to start.
+    """
+    ended = asyncio.get_running_loop().create_future()
+    process.when_killed.append(lambda: None if ended.done() else ended.set_result(None))
+    task = process.start(start, name=f"{process.name}-start")
+    await asyncio.wait([task, ended], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
 
 
 class BrokerWorld:

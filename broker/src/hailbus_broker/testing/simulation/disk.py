@@ -158,7 +158,10 @@ class SimulatedFile:
             self._inode.fail_sync()
             self._disk.note("failed sync")
             raise
-        self._inode.sync()
+        if self._disk.is_lying:
+            self._disk.note("sync that stores nothing")
+        else:
+            self._inode.sync()
 
 
 class SimulatedLock:
@@ -186,6 +189,7 @@ class SimulatedDisk:
         failing: Called with path and operation before each; may raise a StorageError.
         capacity_bytes: Writing beyond it fails with ENOSPC.
         is_cold: Whether the system has nothing in memory.
+        is_lying: Whether syncs report success and store nothing, as on a device whose volatile cache ignores flushes.
         now_ms: What files say they were modified at.
     """
 
@@ -196,6 +200,7 @@ class SimulatedDisk:
         self.failing: Callable[[str, str], None] | None = None
         self.capacity_bytes = UNLIMITED
         self.is_cold = False
+        self.is_lying = False
         self.now_ms = 0
         self.has_crashed = False
         self._names: dict[str, _Inode] = {}
@@ -250,6 +255,12 @@ class SimulatedDisk:
         self.has_crashed = False
         self.crash_at_step = None
         self._locks.clear()
+
+    def wipe(self) -> None:
+        """Lose everything, as a new disk in the place of the old one; nothing may run on it."""
+        for names in (self._names, self._durable_names, self._pending_names):
+            names.clear()
+        self.kill_process()
 
     def cut_power(self) -> None:
         """What was not synced is gone, or arrived in part, or as garbage."""
@@ -341,7 +352,8 @@ class SimulatedDisk:
         self.step(path, "write_whole")
         inode = _Inode()
         inode.data = bytearray(data)
-        inode.sync()
+        if not self.is_lying:
+            inode.sync()
         inode.modified_ms = self.clock_ms()
         self._change_names(path, lambda names: names.__setitem__(path, inode))
         self._sync_names(path.rpartition("/")[0])
@@ -423,6 +435,8 @@ class SimulatedDisk:
         self._pending_names.setdefault(path.rpartition("/")[0], []).append(apply)
 
     def _sync_names(self, directory: str) -> None:
+        if self.is_lying:
+            return
         for change in self._pending_names.pop(directory, []):
             change(self._durable_names)
 

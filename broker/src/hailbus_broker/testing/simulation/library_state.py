@@ -6,6 +6,9 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+# The first line that is logged would load it within a world, and rich, which it loads, draws random numbers then.
+import structlog.dev  # noqa: F401
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

@@ -107,6 +107,7 @@ class SimulatedTransport(asyncio.Transport):
         self._low = _HIGH_WATER_BYTES // 4
         self._is_protocol_paused = False
         self._is_reading = False
+        self._has_begun = False
         self._is_paused = False
         self._is_read_due = False
         self._is_closing = False
@@ -133,7 +134,7 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_soon(connected)
 
     def _begin_reading(self) -> None:
-        self._is_reading = True
+        self._is_reading = self._has_begun = True
         self._wake()
 
     def received(self, chunks: Iterable[bytes]) -> None:
@@ -197,8 +198,8 @@ class SimulatedTransport(asyncio.Transport):
 
     def _read(self) -> None:
         self._is_read_due = False
-        if self._is_lost or self._protocol is None:
-            return
+        if self._is_lost or not self._has_begun:
+            return  # a reset that comes before `connection_made` is seen after it
         if self._is_closing:
             if self._inbox_error is not None:
                 self._fail(self._inbox_error)  # what was to be flushed never will be

@@ -14,6 +14,7 @@ BOOK: Final = "the riders' book"
 BOOKING: Final = "booking's database"
 LOG: Final = "the log"
 ENDED: Final = frozenset({"completed", "cancelled", "unmatched"})
+QUOTED: Final = ("rider", "fare", "multiplier", "surge version", "distance", "duration")
 STATES: Final = frozenset({"requested", "matched", "arrived", "in_progress", "redispatched", *ENDED})
 
 TRANSITIONS: Final[Mapping[str, tuple[frozenset[str], str | None]]] = {
@@ -261,8 +262,10 @@ def _quotes(accounts: Accounts) -> Judgement:
             step.data["fare"]["amount_minor"],
             step.data["multiplier"],
             step.data["surge_version"],
+            int(step.data["distance_m"]),
+            int(step.data["duration_s"]),
         )
-        for name, one, other in zip(("rider", "fare", "multiplier", "surge version"), told, theirs, strict=True):
+        for name, one, other in zip(QUOTED, told, theirs, strict=True):
             if one != other:
                 what = f"quote {quote_id}: {name} is {one} by {BOOK}, {other} by {LOG}"
                 found.extend([log.reader.finding(what, step.row)])

@@ -24,23 +24,23 @@ def delete_lake_row(lake_dir: Path) -> Deed | None:
         return None
     for attempt in range(COMMIT_ATTEMPTS):
         try:
-            catalog = SqlCatalog(
+            with SqlCatalog(
                 LAKE_CATALOG,
                 uri=f"sqlite:///{database}",
                 warehouse=(lake_dir / "warehouse").absolute().as_uri(),
                 init_catalog_tables="false",
-            )
-            table = catalog.load_table(BRONZE)
-            rows = (
-                table.scan(row_filter=_equal(topic=RIDES), selected_fields=("partition", "offset"))
-                .to_arrow()
-                .to_pydict()
-            )
-            places = sorted(zip(rows["partition"], rows["offset"], strict=True))
-            if not places:
-                return None
-            partition, offset = places[len(places) // 2]
-            table.delete(_equal(topic=RIDES, partition=partition, offset=offset))
+            ) as catalog:
+                table = catalog.load_table(BRONZE)
+                rows = (
+                    table.scan(row_filter=_equal(topic=RIDES), selected_fields=("partition", "offset"))
+                    .to_arrow()
+                    .to_pydict()
+                )
+                places = sorted(zip(rows["partition"], rows["offset"], strict=True))
+                if not places:
+                    return None
+                partition, offset = places[len(places) // 2]
+                table.delete(_equal(topic=RIDES, partition=partition, offset=offset))
         except (NoSuchTableError, SQLAlchemyError):
             return None
         except CommitFailedException:

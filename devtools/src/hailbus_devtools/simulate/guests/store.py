@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -52,6 +53,7 @@ class Store:
         self.note: Final = note
         self.rng: Final = world.rng(f"store/{name}")
         self._raw: Final = sqlite3.connect(":memory:", isolation_level=None)
+        weakref.finalize(self, self._raw.close)  # simulated processes end without closing anything
         self._holder: StoreConnection | None = None
         self._waiting: Final[deque[tuple[StoreConnection, asyncio.Future[None]]]] = deque()
 

@@ -8,7 +8,7 @@ from ride_events.rides import RideCancelled, RideRedispatched, RideUnmatched
 from booking.app import story
 from booking.app.dispatch import release_driver, seek_driver
 from booking.app.ports import Needs, Work
-from booking.domain.errors import NotYourRide
+from booking.domain.errors import NoShowTooEarly, NotYourRide
 from booking.domain.ride import Party, Ride, RideState
 
 NO_SHOW = "no_show"
@@ -30,7 +30,7 @@ class CancelRide:
         return Needs(rides=(self.ride_id,), drivers=(self.driver_id,) if self.driver_id else ())
 
     def decide(self, work: Work) -> Ride:
-        """End or redispatch the ride, or raise `NotFound`, `NotYourRide` or `WrongState`."""
+        """End or redispatch the ride, or raise `NotFound`, `NotYourRide`, `NoShowTooEarly` or `WrongState`."""
         ride = work.ride(self.ride_id)
         if self.by == "rider":
             return end(work, ride, by="rider", reason=self.reason, simulated=self.simulated)
@@ -38,6 +38,10 @@ class CancelRide:
             raise NotYourRide(self.ride_id, "")
         ride = ride.by_driver(self.driver_id)
         if self.reason == NO_SHOW and ride.state is RideState.ARRIVED:
+            assert ride.arrived_at is not None
+            waits_until = ride.arrived_at + work.policy.no_show_after
+            if work.now < waits_until:
+                raise NoShowTooEarly(ride.ride_id, waits_until)
             return end(work, ride, by="driver", reason=NO_SHOW, simulated=self.simulated)
         return self._redispatch(work, ride, self.driver_id)
 

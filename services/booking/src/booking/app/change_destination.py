@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-from ride_events.rides import RideRepriced
-
-from booking.app import story
 from booking.app.ports import Needs, Work
-from booking.domain.place import Place, drive_s, route_m
+from booking.app.pricing import reprice
+from booking.domain.place import Place
 from booking.domain.ride import Ride
 
 
@@ -25,28 +23,16 @@ class ChangeDestination:
     def decide(self, work: Work) -> Ride:
         """Reprice the ride, or raise `NotFound` or `WrongState`."""
         ride = work.ride(self.ride_id)
-        distance_m = route_m(ride.pickup, self.dropoff)
-        ride = ride.reprice(
+        route_m = work.roads.way_m(ride.pickup, self.dropoff)
+        fare_minor = work.policy.tariff.fare_minor(
+            distance_m=route_m, duration_s=work.roads.drive_s(route_m), multiplier=ride.multiplier
+        )
+        return reprice(
+            work,
+            ride,
             dropoff=self.dropoff,
-            fare_minor=work.policy.tariff.fare_minor(
-                distance_m=distance_m, duration_s=drive_s(distance_m), multiplier=ride.multiplier
-            ),
-            at=work.now,
+            route_m=route_m,
+            fare_minor=fare_minor,
+            reason="destination_changed",
+            simulated=self.simulated,
         )
-        work.put_ride(ride)
-        work.record(
-            RideRepriced(
-                ride_id=ride.ride_id,
-                seq=ride.seq,
-                simulated=story.marked(self.simulated, ride),
-                dropoff=story.lat_lng(ride.dropoff),
-                dropoff_cell=ride.dropoff.cell,
-                fare=story.money(ride.fare_minor),
-                reason="destination_changed",
-            ),
-            aggregate=ride.ride_id,
-            seq=ride.seq,
-            at=ride.updated_at,
-            story=ride.quote_id,
-        )
-        return ride

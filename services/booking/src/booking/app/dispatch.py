@@ -3,7 +3,7 @@
 from booking.app import story
 from booking.app.ports import Work
 from booking.domain.driver import Driver
-from booking.domain.place import Place, drive_s, route_m
+from booking.domain.place import Place
 from booking.domain.ride import Ride
 
 
@@ -43,7 +43,7 @@ def release_driver(work: Work, driver_id: str, ride: Ride, *, position: Place | 
 
 def _pair(work: Work, ride: Ride, driver: Driver) -> tuple[Ride, Driver]:
     assert driver.position is not None, f"driver {driver.driver_id} is free and has no position"
-    eta_s = drive_s(route_m(driver.position, ride.pickup))
+    eta_s = work.roads.drive_s(work.roads.way_m(driver.position, ride.pickup))
     ride = ride.match(driver.driver_id, eta_s=eta_s, at=work.now)
     driver = driver.take(ride.ride_id, at=work.now)
     work.put_ride(ride)

@@ -7,6 +7,7 @@ from ride_events.rides import RideCompleted, RideDriverArrived, RideStarted
 from booking.app import story
 from booking.app.dispatch import release_driver
 from booking.app.ports import Needs, Work
+from booking.app.pricing import reprice
 from booking.domain.ride import Ride
 
 
@@ -84,12 +85,11 @@ class StartRide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteRide:
-    """The rider reached the destination after `distance_m` metres and `duration_s` seconds."""
+    """The rider reached the destination after `distance_m` metres, as the driver's odometer says."""
 
     ride_id: str
     driver_id: str
     distance_m: int
-    duration_s: int
     simulated: bool | None = None
 
     def needs(self) -> Needs:
@@ -97,17 +97,23 @@ class CompleteRide:
         return Needs(rides=(self.ride_id,), drivers=(self.driver_id,))
 
     def decide(self, work: Work) -> Ride:
-        """Charge the fare at the quote's multiplier and free the driver, or raise as `StartRide`."""
+        """Charge the fare and free the driver, or raise as `StartRide`.
+
+        The fare is the one that the rider was shown, unless the ride took much longer than it was priced for.
+        """
         ride = work.ride(self.ride_id).by_driver(self.driver_id)
-        ride = ride.complete(
-            distance_m=self.distance_m,
-            duration_s=self.duration_s,
-            fare_minor=work.policy.tariff.fare_minor(
-                distance_m=self.distance_m, duration_s=self.duration_s, multiplier=ride.multiplier
-            ),
-            at=work.now,
-        )
-        assert ride.started_at is not None
+        if (fare_minor := _fare_due(work, ride)) != ride.fare_minor:
+            ride = reprice(
+                work,
+                ride,
+                dropoff=ride.dropoff,
+                route_m=ride.route_m,
+                fare_minor=fare_minor,
+                reason="took_longer",
+                simulated=self.simulated,
+            )
+        ride = ride.complete(distance_m=self.distance_m, at=work.now)
+        assert ride.started_at is not None and ride.duration_s is not None  # noqa: PT018 both follow from the step
         work.put_ride(ride)
         work.record(
             RideCompleted(
@@ -124,7 +130,7 @@ class CompleteRide:
                 requested_at=ride.requested_at,
                 started_at=ride.started_at,
                 distance_m=self.distance_m,
-                duration_s=self.duration_s,
+                duration_s=ride.duration_s,
                 fare=story.money(ride.fare_minor),
                 multiplier=ride.multiplier,
             ),
@@ -134,5 +140,15 @@ class CompleteRide:
             story=ride.quote_id,
         )
         story.tell_captured(work, ride)
+        work.put_roads(work.roads.learn(ride.pickup, ride.dropoff, driven_m=self.distance_m, took_s=ride.duration_s))
         release_driver(work, self.driver_id, ride, position=ride.dropoff)
         return ride
+
+
+def _fare_due(work: Work, ride: Ride) -> int:
+    """Return what the ride costs if it ends now, in minor units."""
+    tariff = work.policy.tariff
+    metered_minor = tariff.fare_minor(
+        distance_m=ride.route_m, duration_s=ride.driven_s(at=work.now), multiplier=ride.multiplier
+    )
+    return tariff.final_minor(quoted_minor=ride.fare_minor, metered_minor=metered_minor)

@@ -103,8 +103,11 @@ class GoOffline:
 
 
 def move(work: Work, driver: Driver, position: Place) -> Driver:
-    """Move an online driver, tell of it, and let a free one take a waiting ride nearby."""
-    driver = driver.move(position, at=work.now)
+    """Move an online driver, tell of it, and let a free one take a waiting ride nearby. An old position is ignored."""
+    moved = driver.move(position, at=work.now)
+    if moved is driver:
+        return driver
+    driver = moved
     work.put_driver(driver)
     if driver.status is DriverStatus.FREE:
         driver = seek_ride(work, driver)

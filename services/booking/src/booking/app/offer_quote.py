@@ -6,21 +6,19 @@ from ride_events.quotes import QuoteOffered
 
 from booking.app import story
 from booking.app.ports import Needs, Work
-from booking.domain.place import Place, drive_s, route_m
+from booking.domain.place import Place
 from booking.domain.quote import Quote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferQuote:
-    """A rider asks what a ride costs. Without a distance (m) or duration (s), booking estimates them."""
+    """A rider asks what a ride costs."""
 
     quote_id: str
     rider_id: str
     pickup: Place
     dropoff: Place
     passengers: int = 1
-    distance_m: int | None = None
-    duration_s: int | None = None
     simulated: bool = False
 
     def needs(self) -> Needs:
@@ -32,8 +30,9 @@ class OfferQuote:
         surge = work.multiplier(self.pickup.cell)
         if surge is not None and work.now >= surge.valid_until:
             surge = None  # nobody renewed it: fail cheap
-        distance_m = self.distance_m if self.distance_m is not None else route_m(self.pickup, self.dropoff)
-        duration_s = self.duration_s if self.duration_s is not None else drive_s(distance_m)
+        # Booking's own estimates: no number of the client's decides a price.
+        distance_m = work.roads.way_m(self.pickup, self.dropoff)
+        duration_s = work.roads.drive_s(distance_m)
         multiplier = surge.multiplier if surge else 1.0
         quote = Quote(
             quote_id=self.quote_id,

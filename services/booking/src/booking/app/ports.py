@@ -13,6 +13,7 @@ from booking.domain.errors import Refusal
 from booking.domain.place import Place
 from booking.domain.quote import Quote
 from booking.domain.ride import Ride
+from booking.domain.roads import Roads
 
 TimerKind = Literal["quote_expiry", "match_timeout", "no_show"]
 A = TypeVar("A")
@@ -110,6 +111,15 @@ class Work(Protocol):
 
     def multiplier(self, cell: str) -> Multiplier | None:
         """Return what surge said of a cell last."""
+        ...
+
+    @property
+    def roads(self) -> Roads:
+        """What ways and drives are estimated by."""
+        ...
+
+    def put_roads(self, roads: Roads) -> None:
+        """Keep what was learnt of the roads."""
         ...
 
     def put_multiplier(self, multiplier: Multiplier) -> None:

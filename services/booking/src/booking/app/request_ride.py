@@ -50,6 +50,7 @@ class RequestRide:
             pickup=quote.pickup,
             dropoff=quote.dropoff,
             passengers=quote.passengers,
+            route_m=quote.distance_m,
             fare_minor=quote.fare_minor,
             authorised_minor=quote.fare_minor,
             multiplier=quote.multiplier,
@@ -80,5 +81,5 @@ class RequestRide:
             at=at,
             story=ride.quote_id,
         )
-        story.tell_authorised(work, ride)
+        story.tell_authorised(work, ride, ride.authorised_minor)
         return seek_driver(work, ride)

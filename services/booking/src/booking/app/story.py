@@ -39,24 +39,30 @@ def marked(said: bool | None, *things: Ride | Driver | None) -> bool:
     return said if said is not None else any(thing.simulated for thing in things if thing is not None)
 
 
-def tell_authorised(work: Work, ride: Ride) -> None:
-    """Tell that the quoted fare is reserved."""
-    _tell_payment(work, ride, partial(PaymentAuthorised, seq=1, amount=money(ride.authorised_minor)))
+def tell_authorised(work: Work, ride: Ride, amount_minor: int) -> None:
+    """Tell that an amount is reserved: the quoted fare first, later what the fare rose by."""
+    _tell_payment(work, ride, partial(PaymentAuthorised, amount=money(amount_minor)))
 
 
 def tell_captured(work: Work, ride: Ride) -> None:
     """Tell that the rider was charged the final fare."""
-    _tell_payment(work, ride, partial(PaymentCaptured, seq=2, amount=money(ride.fare_minor)))
+    _tell_payment(work, ride, partial(PaymentCaptured, amount=money(ride.fare_minor)))
 
 
 def tell_refunded(work: Work, ride: Ride, reason: str) -> None:
     """Tell that what was reserved went back."""
-    _tell_payment(work, ride, partial(PaymentRefunded, seq=2, amount=money(ride.authorised_minor), reason=reason))
+    _tell_payment(work, ride, partial(PaymentRefunded, amount=money(ride.authorised_minor), reason=reason))
 
 
 def _tell_payment(work: Work, ride: Ride, told: Callable[..., PaymentEvent]) -> None:
     payment_id = derived_id("payment", ride.ride_id)
-    event = told(ride_id=ride.ride_id, payment_id=payment_id, rider_id=ride.rider_id, simulated=ride.simulated)
+    event = told(
+        ride_id=ride.ride_id,
+        payment_id=payment_id,
+        rider_id=ride.rider_id,
+        seq=ride.payment_seq,
+        simulated=ride.simulated,
+    )
     work.record(event, aggregate=payment_id, seq=event.seq, at=ride.updated_at, story=ride.quote_id)
 
 

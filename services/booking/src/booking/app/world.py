@@ -22,9 +22,12 @@ from booking.domain.matching import CellIndex, nearest_driver, nearest_waiting
 from booking.domain.place import Place
 from booking.domain.quote import Quote, QuoteState
 from booking.domain.ride import TERMINAL, Ride
+from booking.domain.roads import Roads
 
 A = TypeVar("A")
 _MISSING: Final = object()
+CITY: Final = "city"
+"""The key of the roads: one process serves one city."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Changes:
     rides: dict[str, Ride] = field(default_factory=dict)
     drivers: dict[str, Driver] = field(default_factory=dict)
     multipliers: dict[str, Multiplier] = field(default_factory=dict)
+    roads: dict[str, Roads] = field(default_factory=dict)
     outgoing: list[Outgoing] = field(default_factory=list)
     timers: dict[str, Outgoing] = field(default_factory=dict)
     cancelled: dict[str, bool] = field(default_factory=dict)
@@ -53,6 +57,7 @@ class World:
         self._rides: dict[str, Ride] = {}
         self._drivers: dict[str, Driver] = {}
         self._multipliers: dict[str, Multiplier] = {}
+        self._roads: dict[str, Roads] = {CITY: Roads()}
         self._free: CellIndex[Driver] = CellIndex()
         self._waiting: CellIndex[Ride] = CellIndex()
         self._changes = Changes()
@@ -70,7 +75,7 @@ class World:
             drivers=tuple(key for key in needs.drivers if key not in self._drivers),
         )
 
-    def learn(self, thing: Quote | Ride | Driver | Multiplier) -> None:
+    def learn(self, thing: Quote | Ride | Driver | Multiplier | Roads) -> None:
         """Take in a thing as it is stored."""
         match thing:
             case Quote():
@@ -83,6 +88,8 @@ class World:
                 self._index_driver(thing.driver_id)
             case Multiplier():
                 self._multipliers[thing.cell] = thing
+            case Roads():
+                self._roads[CITY] = thing
 
     def begin(self, now: datetime) -> None:
         """Start a command that happens at `now`."""
@@ -229,6 +236,17 @@ class World:
         """Keep what surge says of a cell."""
         self._set(self._multipliers, multiplier.cell, multiplier)
         self._set(self._changes.multipliers, multiplier.cell, multiplier)
+
+    @property
+    def roads(self) -> Roads:
+        """What ways and drives are estimated by."""
+        return self._roads[CITY]
+
+    def put_roads(self, roads: Roads) -> None:
+        """Keep what was learnt of the roads."""
+        if roads is not self.roads:
+            self._set(self._roads, CITY, roads)
+            self._set(self._changes.roads, CITY, roads)
 
     def record(self, event: Event, *, aggregate: str, seq: int, at: datetime, story: str | None = None) -> None:
         """Publish a fact with the change."""

@@ -41,14 +41,16 @@ class Driver:
         )
 
     def move(self, position: Place, *, at: datetime) -> "Driver":
-        """Be elsewhere.
+        """Be elsewhere; the driver itself when something newer is known: reports may overtake each other.
 
         Raises:
             DriverOffline: Who is offline has no position.
         """
         if self.status is DriverStatus.OFFLINE:
             raise DriverOffline(self.driver_id)
-        return replace(self, position=position, updated_at=max(at, self.updated_at))
+        if at < self.updated_at:
+            return self
+        return replace(self, position=position, updated_at=at)
 
     def take(self, ride_id: str, *, at: datetime) -> "Driver":
         """Take a ride."""

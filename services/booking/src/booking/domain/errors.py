@@ -53,6 +53,15 @@ class NotYourRide(Refusal):
         super().__init__(f"ride {ride_id} is not with driver {driver_id}")
 
 
+class NoShowTooEarly(Refusal):
+    """The rider may still come until `waits_until`."""
+
+    def __init__(self, ride_id: str, waits_until: datetime) -> None:
+        self.ride_id = ride_id
+        self.waits_until = waits_until
+        super().__init__(f"the rider of ride {ride_id} has until {waits_until.isoformat()} to come")
+
+
 class DriverBusy(Refusal):
     """The driver has a ride, so cannot go offline."""
 

@@ -34,7 +34,7 @@ class Step(StrEnum):
     CANCEL = "be_cancelled"
     REDISPATCH = "be_redispatched"
     GIVE_UP = "be_given_up"
-    REPRICE = "get_another_destination"
+    REPRICE = "be_repriced"
 
 
 _S = RideState
@@ -57,7 +57,7 @@ TRANSITIONS: Final[Mapping[tuple[RideState, Step], RideState]] = MappingProxyTyp
         (_S.REDISPATCHED, Step.GIVE_UP): _S.UNMATCHED,
         (_S.MATCHED, Step.GIVE_UP): _S.UNMATCHED,
         (_S.ARRIVED, Step.GIVE_UP): _S.UNMATCHED,
-        # A new destination changes the fare, not the state.
+        # A new destination, or a ride that took much longer, changes the fare and not the state.
         (_S.REQUESTED, Step.REPRICE): _S.REQUESTED,
         (_S.REDISPATCHED, Step.REPRICE): _S.REDISPATCHED,
         (_S.MATCHED, Step.REPRICE): _S.MATCHED,
@@ -86,8 +86,12 @@ class Ride:
     Attributes:
         seq: Counts the ride's events from 1.
         timer_seq: The seq at which the present wait (for a driver, or at the pickup) began: its timer carries the same.
+        route_m: The way by street that the fare is for, as booking estimates it.
         declined: The drivers that took the ride and cancelled.
-        authorised_minor: What was reserved; `fare_minor` is what the ride costs as things stand.
+        authorised_minor: What is reserved; `fare_minor` is what the ride costs as things stand.
+        payment_seq: Counts the payment's events so far.
+        distance_m: What the driver's odometer said at the end. It decides no price.
+        duration_s: From start to end, by booking's clock.
     """
 
     ride_id: str
@@ -96,6 +100,7 @@ class Ride:
     pickup: Place
     dropoff: Place
     passengers: int
+    route_m: int
     fare_minor: int
     authorised_minor: int
     multiplier: float
@@ -107,6 +112,7 @@ class Ride:
     seq: int = 1
     timer_seq: int = 1
     payment: PaymentState = PaymentState.AUTHORISED
+    payment_seq: int = 1
     driver_id: str | None = None
     eta_s: int | None = None
     declined: tuple[str, ...] = ()
@@ -168,21 +174,25 @@ class Ride:
         """The rider is on board."""
         return self._take(Step.START, at, started_at=_NOW)
 
-    def complete(self, *, distance_m: int, duration_s: int, fare_minor: int, at: datetime) -> "Ride":
-        """The rider has reached the destination, and is charged."""
+    def driven_s(self, *, at: datetime) -> int:
+        """Return how long the rider has been on board, in whole seconds; 0 before the start."""
+        return 0 if self.started_at is None else int((max(at, self.updated_at) - self.started_at).total_seconds())
+
+    def complete(self, *, distance_m: int, at: datetime) -> "Ride":
+        """The rider has reached the destination, and is charged the fare."""
         return self._take(
             Step.COMPLETE,
             at,
             distance_m=distance_m,
-            duration_s=duration_s,
-            fare_minor=fare_minor,
+            duration_s=self.driven_s(at=at),
             ended_at=_NOW,
             payment=PaymentState.CAPTURED,
+            payment_seq=self.payment_seq + 1,
         )
 
     def cancel(self, *, by: Party, reason: str, at: datetime) -> "Ride":
         """The ride ends before its start, and the money goes back."""
-        return self._take(Step.CANCEL, at, cancelled_by=by, reason=reason, ended_at=_NOW, payment=PaymentState.REFUNDED)
+        return self._take(Step.CANCEL, at, cancelled_by=by, reason=reason, ended_at=_NOW, **self._refund())
 
     def redispatch(self, *, at: datetime) -> "Ride":
         """The driver cancelled: look for another one, never the same."""
@@ -199,11 +209,23 @@ class Ride:
 
     def give_up(self, *, reason: Literal["timeout", "redispatch_limit"], at: datetime) -> "Ride":
         """No driver was found, and the money goes back."""
-        return self._take(Step.GIVE_UP, at, driver_id=None, reason=reason, ended_at=_NOW, payment=PaymentState.REFUNDED)
+        return self._take(Step.GIVE_UP, at, driver_id=None, reason=reason, ended_at=_NOW, **self._refund())
 
-    def reprice(self, *, dropoff: Place, fare_minor: int, at: datetime) -> "Ride":
-        """The rider wants to go elsewhere."""
-        return self._take(Step.REPRICE, at, dropoff=dropoff, fare_minor=fare_minor)
+    def _refund(self) -> dict[str, Any]:  # Any: as `_take`
+        return {"payment": PaymentState.REFUNDED, "payment_seq": self.payment_seq + 1}
+
+    def reprice(self, *, dropoff: Place, route_m: int, fare_minor: int, at: datetime) -> "Ride":
+        """The ride goes elsewhere or took much longer. What the fare is above the amount reserved is reserved, too."""
+        raised = fare_minor > self.authorised_minor
+        return self._take(
+            Step.REPRICE,
+            at,
+            dropoff=dropoff,
+            route_m=route_m,
+            fare_minor=fare_minor,
+            authorised_minor=max(self.authorised_minor, fare_minor),
+            payment_seq=self.payment_seq + raised,
+        )
 
 
 _NOW: Final = object()

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import structlog
-from hailbus import Bus, ClusterAdmin, HailbusError, TopicPartition, record_reader
+from hailbus import Bus, ClusterAdmin, TopicPartition, record_reader
 from ride_events import TOPICS
 
+from dashboard.adapters.failures import closed, is_of_the_bus
 from dashboard.domain.city import City
 
 log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("dashboard.watch")
@@ -20,6 +21,8 @@ _PAUSE_S: Final = 0.22
 _FRESH_MS: Final = 3_000
 _POLL_S: Final = 2.0
 _PATIENCE_S: Final = 5.0
+_SHORTER_POLLS: Final = 3
+"""Polls in a row that must find the log shorter than what was read. A new leader's high watermark lags for a moment."""
 
 
 def wall_ms() -> int:
@@ -86,6 +89,7 @@ class Watch:
         self.ends: Mapping[TopicPartition, int] = {}
         self._committed: dict[str, tuple[float, int]] = {}
         self._restart = asyncio.Event()
+        self._shorter_count = 0
 
     async def read(self) -> None:
         """Read for ever. What was read stays until the broker is back; then all begins at the start of the log."""
@@ -99,7 +103,7 @@ class Watch:
                     self.city = self._new_city()
                 await self._read()
             except Exception as error:
-                if not _is_of_the_bus(error):
+                if not is_of_the_bus(error):
                     raise
                 self.status.fail(str(error))
             await asyncio.sleep(1)
@@ -131,20 +135,23 @@ class Watch:
                 if self.status.broker == "down":
                     self.status.say("up")
             except Exception as error:
-                if not _is_of_the_bus(error):
+                if not is_of_the_bus(error):
                     raise
                 self.status.fail(str(error) or "no answer in 5 s")
                 if admin is not None:
-                    await _close(admin)
+                    await closed(admin)
                     admin = None
             await asyncio.sleep(_POLL_S)
 
     async def _poll(self, admin: ClusterAdmin) -> None:
         self.ends = await admin.end_offsets(TOPIC_NAMES)
         positions = self.city.offsets.positions
-        if any(positions.get((tp.topic, tp.partition), 0) > end for tp, end in self.ends.items()):
+        lags = [end - positions.get((tp.topic, tp.partition), 0) for tp, end in self.ends.items()]
+        self._shorter_count = self._shorter_count + 1 if any(lag < 0 for lag in lags) else 0
+        if self._shorter_count >= _SHORTER_POLLS:
+            self._shorter_count = 0
             self._restart.set()
-        self.status.behind = sum(end - positions.get((tp.topic, tp.partition), 0) for tp, end in self.ends.items())
+        self.status.behind = sum(max(0, lag) for lag in lags)
         starts: Mapping[TopicPartition, int] | None = None
         found = []
         for group in await admin.list_groups():
@@ -189,24 +196,6 @@ class Watch:
             per_second=round(max(0, taken - taken_before) / (now - before), 1) if now > before else 0.0,
             topics=tuple(TopicLag(topic=topic, lag=lags[topic], end=ends[topic]) for topic in topics),
         )
-
-
-def _is_of_the_bus(error: Exception) -> bool:
-    """Return whether an error tells of a broker that is away, and not of a mistake of ours.
-
-    Some of the Kafka client's own errors come through the SDK's admin as they are (a node that is not ready any more).
-    """
-    return isinstance(error, (HailbusError, OSError, TimeoutError)) or type(error).__module__.startswith("aiokafka")
-
-
-async def _close(admin: ClusterAdmin) -> None:
-    try:
-        async with asyncio.timeout(2):
-            await admin.close()
-    except Exception as error:
-        if not _is_of_the_bus(error):
-            raise
-        log.debug("admin_not_closed", detail=str(error))
 
 
 def as_json(group: GroupLag) -> dict[str, Any]:

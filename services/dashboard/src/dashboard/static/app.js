@@ -1,5 +1,6 @@
 // Wires stream, state, map and panels.
 
+import { openTopics, showCluster } from "./cluster.js";
 import { CityMap } from "./map.js";
 import * as panels from "./panels.js";
 import { State } from "./state.js";
@@ -80,7 +81,11 @@ function closeRide() {
   backTo = null;
 }
 $("ride-close").addEventListener("click", closeRide);
-addEventListener("keydown", (event) => { if (event.key === "Escape" && opened) closeRide(); });
+addEventListener("keydown", (event) => { if (event.key === "Escape" && opened && !$("topics").open) closeRide(); });
+
+// ------------------------------------------------------------------ leaders and replicas
+$("topics-open").addEventListener("click", () => openTopics(state));
+$("topics-close").addEventListener("click", () => $("topics").close());
 
 // ------------------------------------------------------------------ stream
 const wholeEvents = ["whole", "delta"];
@@ -129,6 +134,7 @@ function render(force = false) {
   slowShown = state.slow;
   panels.showFigures(state);
   panels.showLedger(state);
+  showCluster(state);
   panels.showGroups(state);
   panels.showFlow(state);
   panels.showRecommendations(state);

@@ -1,5 +1,6 @@
 // Everything beside the map.
 
+import { summaryOf } from "./cluster.js";
 import { count, element, eventTime, hour, multiplier, percent, rate, seconds, short, speed } from "./format.js";
 
 const $ = (id) => document.getElementById(id);
@@ -9,6 +10,7 @@ const RIDES = 6;
 const LATE_S = 5;
 const VERY_LATE_S = 60;
 const STALE_S = 20;
+const CLUSTER_FRESH_S = 5;
 
 const put = (id, text) => {
   const place = $(id);
@@ -22,17 +24,23 @@ export function nameOf(state, cell) {
 export function showStatus(state) {
   const [broker, detail, since] = state.broker;
   const behind = state.slow?.behind ?? 0;
+  const { away } = summaryOf(state.cluster);
+  // Any broker describes the cluster; the lag needs an answer of every leader.
+  const partly = broker === "down" && state.cluster && (state.slow?.cluster_age_s ?? Infinity) < CLUSTER_FRESH_S;
   const [dot, words] =
     state.link !== "open" ? ["down", "page disconnected, trying again"]
+    : partly ? ["connecting", away ? `${count(away)} of ${count(state.cluster.brokers.length)} brokers away` : "some partitions do not answer"]
     : broker === "down" ? ["down", "broker down"]
     : broker === "connecting" ? ["connecting", "waiting for the broker"]
     : behind > 5000 ? ["connecting", `catching up, ${short(behind)} records to read`]
+    : away ? ["connecting", `${count(away)} of ${count(state.cluster.brokers.length)} brokers away`]
     : ["live", "live"];
   $("status-dot").dataset.state = dot;
   put("status", words);
   const banner = $("banner");
   const message =
     state.link !== "open" && state.link !== "connecting" ? "The dashboard's server does not answer. What you see is the last known state; the page comes back by itself."
+    : partly ? `Some partitions have not answered since ${new Date(since).toLocaleTimeString()}: ${detail || "no reason given"}. Lag and rides may be older than they look.`
     : broker === "down" ? `The broker has not answered since ${new Date(since).toLocaleTimeString()}: ${detail || "no reason given"}. What you see is the last known state; it goes on when the broker is back.`
     : "";
   banner.hidden = !message;

@@ -19,6 +19,7 @@ export class State {
     this.ends = new Map(); // of the latest rides that ended: id -> {phase, ride}
     this.slow = null;
     this.full = null;
+    this.cluster = null; // brokers, leaders and in-sync replicas
     this.broker = ["connecting", "", 0];
     this.clock = { at: 0, ms: 0, rate: 0 };
     this.completedAt = [];
@@ -57,6 +58,7 @@ export class State {
     for (const [id, phase] of message.ended ?? []) this.#end(id, phase, here);
     if (message.topics) this.slow = message;
     if (message.full) this.full = message.full;
+    if (message.cluster) this.cluster = message.cluster;
     this.version++;
   }
 

@@ -15,6 +15,11 @@ PROBLEMS: Final = Problems(
         "not-your-ride": ProblemKind(
             status=409, title="Ride of another driver", advice="GET the ride; it may have been redispatched."
         ),
+        "no-show-too-early": ProblemKind(
+            status=409,
+            title="The rider may still come",
+            advice="Wait at the pickup until the time in `detail`.",
+        ),
         "driver-busy": ProblemKind(
             status=409, title="Driver is on a ride", advice="Complete or cancel the ride first."
         ),
@@ -26,6 +31,7 @@ PROBLEMS: Final = Problems(
         errors.NotFound: "not-found",
         errors.WrongState: "wrong-state",
         errors.NotYourRide: "not-your-ride",
+        errors.NoShowTooEarly: "no-show-too-early",
         errors.DriverBusy: "driver-busy",
         errors.DriverOffline: "driver-offline",
         errors.QuoteExpired: "quote-expired",

@@ -125,8 +125,6 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
             pickup=body.pickup.place(),
             dropoff=body.dropoff.place(),
             passengers=body.passengers,
-            distance_m=body.distance_m,
-            duration_s=body.duration_s,
             simulated=body.simulated,
         )
         return await order(request, command, body, key=key, at=moment_of(event_time, clock), status=201)
@@ -195,7 +193,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         tags=["riders"],
         summary="Cancel a ride",
         response_model=schemas.RideView,
-        responses=documented(*_POSTED, "not-found", "wrong-state", "not-your-ride"),
+        responses=documented(*_POSTED, "not-found", "wrong-state", "not-your-ride", "no-show-too-early"),
     )
     async def cancel_ride(
         request: Request,
@@ -268,7 +266,6 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
             ride_id=ride_id,
             driver_id=body.driver_id,
             distance_m=body.distance_m,
-            duration_s=body.duration_s,
             simulated=body.simulated,
         )
         return await order(request, command, body, key=key, at=moment_of(event_time, clock))
@@ -417,7 +414,6 @@ def _update(update: schemas.AnyUpdate) -> Update:
                 ride_id=update.ride_id,
                 driver_id=update.driver_id,
                 distance_m=update.distance_m,
-                duration_s=update.duration_s,
                 simulated=update.simulated,
             )
         case schemas.CancelUpdate():

@@ -15,7 +15,6 @@ Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 Reason = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
 Passengers = Annotated[int, Field(ge=1, le=8)]
 DistanceM = Annotated[int, Field(ge=0, le=1_000_000, description="Metres.")]
-DurationS = Annotated[int, Field(ge=0, le=86_400, description="Seconds.")]
 Simulated = Annotated[bool, Field(description="No recording holds this.")]
 MaybeSimulated = Annotated[
     bool | None, Field(description="Whether no recording holds this; left out: as the ride and its driver.")
@@ -46,8 +45,6 @@ class NewQuote(Body):
     pickup: PlaceBody
     dropoff: PlaceBody
     passengers: Passengers = 1
-    distance_m: DistanceM | None = None
-    duration_s: DurationS | None = None
     simulated: Simulated = False
 
 
@@ -98,10 +95,9 @@ class ByDriver(Body):
 
 
 class Completion(ByDriver):
-    """How far and how long the ride was."""
+    """How far the ride was by the driver's odometer. It decides no price."""
 
     distance_m: DistanceM
-    duration_s: DurationS
 
 
 class _UpdateBase(Body):
@@ -144,7 +140,6 @@ class CompleteUpdate(_UpdateBase):
     kind: Literal["complete"]
     ride_id: Id
     distance_m: DistanceM
-    duration_s: DurationS
     simulated: MaybeSimulated = None
 
 

@@ -10,6 +10,7 @@ from booking.domain.driver import Driver, DriverStatus
 from booking.domain.place import Place
 from booking.domain.quote import Quote, QuoteState
 from booking.domain.ride import PaymentState, Ride, RideState
+from booking.domain.roads import Roads
 
 Row = RowMapping | Mapping[str, Any]  # Any: a row's columns have many types
 
@@ -78,11 +79,13 @@ def ride_row(ride: Ride) -> dict[str, object]:
         "dropoff_lng": ride.dropoff.lng,
         "dropoff_cell": ride.dropoff.cell,
         "passengers": ride.passengers,
+        "route_m": ride.route_m,
         "fare_minor": ride.fare_minor,
         "authorised_minor": ride.authorised_minor,
         "multiplier": ride.multiplier,
         "surge_version": ride.surge_version,
         "payment": ride.payment.value,
+        "payment_seq": ride.payment_seq,
         "driver_id": ride.driver_id,
         "eta_s": ride.eta_s,
         "declined": " ".join(ride.declined),
@@ -112,11 +115,13 @@ def ride_of(row: Row) -> Ride:
         pickup=Place(lat=row["pickup_lat"], lng=row["pickup_lng"], cell=row["pickup_cell"]),
         dropoff=Place(lat=row["dropoff_lat"], lng=row["dropoff_lng"], cell=row["dropoff_cell"]),
         passengers=row["passengers"],
+        route_m=row["route_m"],
         fare_minor=row["fare_minor"],
         authorised_minor=row["authorised_minor"],
         multiplier=row["multiplier"],
         surge_version=row["surge_version"],
         payment=PaymentState(row["payment"]),
+        payment_seq=row["payment_seq"],
         driver_id=row["driver_id"],
         eta_s=row["eta_s"],
         declined=tuple(row["declined"].split()),
@@ -178,3 +183,13 @@ def multiplier_of(row: Row) -> Multiplier:
     return Multiplier(
         cell=row["cell"], multiplier=row["multiplier"], version=row["version"], valid_until=row["valid_until"]
     )
+
+
+def roads_row(name: str, roads: Roads) -> dict[str, object]:
+    """Return what was learnt of the roads as a row."""
+    return {"name": name, "detour": roads.detour, "speed_m_per_s": roads.speed_m_per_s, "trips": roads.trips}
+
+
+def roads_of(row: Row) -> Roads:
+    """Return the roads of a row."""
+    return Roads(detour=row["detour"], speed_m_per_s=row["speed_m_per_s"], trips=row["trips"])

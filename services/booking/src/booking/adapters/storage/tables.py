@@ -85,11 +85,13 @@ rides = Table(
     Column("dropoff_lng", Float(53), nullable=False),
     Column("dropoff_cell", _CELL, nullable=False),
     Column("passengers", SmallInteger, nullable=False),
+    Column("route_m", BigInteger, nullable=False),
     Column("fare_minor", BigInteger, nullable=False),
     Column("authorised_minor", BigInteger, nullable=False),
     Column("multiplier", Float(53), nullable=False),
     Column("surge_version", BigInteger),
     Column("payment", String(16), nullable=False),
+    Column("payment_seq", Integer, nullable=False),
     Column("driver_id", _ID),
     Column("eta_s", BigInteger),
     # Driver ids hold no space, and at most four drivers decline a ride.
@@ -131,6 +133,15 @@ multipliers = Table(
     Column("multiplier", Float(53), nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("valid_until", UtcTime, nullable=False),
+)
+
+roads = Table(
+    "booking_roads",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    Column("detour", Float(53), nullable=False),
+    Column("speed_m_per_s", Float(53), nullable=False),
+    Column("trips", BigInteger, nullable=False),
 )
 
 clock = Table(

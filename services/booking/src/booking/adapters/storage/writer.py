@@ -382,6 +382,10 @@ class Writer:
             await connection.execute(
                 upserts["booking_multipliers"], [rows.multiplier_row(m) for m in changes.multipliers.values()]
             )
+        if changes.roads:
+            await connection.execute(
+                upserts["booking_roads"], [rows.roads_row(name, roads) for name, roads in changes.roads.items()]
+            )
         await self._outbox.cancel_many(connection, list(changes.cancelled))
         entries = [self._entry(outgoing) for outgoing in (*changes.outgoing, *changes.timers.values())]
         await self._outbox.add_many(connection, entries, wakes=False)
@@ -417,6 +421,8 @@ class Writer:
             async with connection.begin():
                 for row in (await connection.execute(select(tables.multipliers))).mappings():
                     world.learn(rows.multiplier_of(row))
+                for row in (await connection.execute(select(tables.roads))).mappings():
+                    world.learn(rows.roads_of(row))
                 online = select(tables.drivers).where(tables.drivers.c.status != DriverStatus.OFFLINE.value)
                 for row in (await connection.execute(online)).mappings():
                     world.learn(rows.driver_of(row))
@@ -518,7 +524,7 @@ _SELECT_DRIVERS: Final = select(tables.drivers).where(tables.drivers.c.driver_id
 def _upserts(dialect: str) -> Mapping[str, Any]:  # Any: the two dialects' inserts share no public class
     return {
         table.name: _upsert(dialect, table)
-        for table in (tables.quotes, tables.rides, tables.drivers, tables.multipliers, tables.clock)
+        for table in (tables.quotes, tables.rides, tables.drivers, tables.multipliers, tables.roads, tables.clock)
     }
 
 

@@ -66,6 +66,10 @@ def build_app(
     async def lag() -> dict[str, Any]:  # Any: JSON
         return {"broker": watch.status.broker, "detail": watch.status.detail, "groups": view.lag()}
 
+    @app.get("/api/cluster", summary="Brokers, and leader, replicas and in-sync replicas of each partition")
+    async def cluster() -> dict[str, Any]:  # Any: JSON
+        return {"cluster": view.cluster(), "age_s": view.cluster_age_s()}
+
     @app.get("/api/ledger", summary="Rides by the log, and the lines of the demo's ledger")
     async def ledger() -> dict[str, Any]:  # Any: JSON
         return {**view.ledger(), "full": view.full_ledger()}

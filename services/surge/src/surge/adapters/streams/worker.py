@@ -38,7 +38,8 @@ from ride_events.rides import RIDES
 
 from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, moment_of, price_event
 from surge.adapters.streams.skipped import SkippedRecords
-from surge.app.city import KEPT_SLOTS, City
+from surge.app.city import KEPT_SLOTS, CellForecast, City, PriceChange
+from surge.app.decided import Decided
 from surge.app.errors import WorkerError
 from surge.config import Settings
 from surge.domain.pricing import PricingRules
@@ -54,6 +55,8 @@ INTAKE_MAX: Final = 4_000
 WRITE_TIMEOUT_S: Final = 60.0
 FINISH_TIMEOUT_S: Final = 5.0
 MINUTES_AT_ONCE: Final = 30
+EVENTS_AT_ONCE: Final = 1_000
+"""Decided together they are one row of some 100 kB at most."""
 """Minutes that are closed between two writes of the state, when the city catches up."""
 
 
@@ -317,6 +320,7 @@ class SurgeWorker:
         await self._recovered.wait()
         self._load()
         await self._find_offsets()
+        await self._publish_decided(Decided.of((self._state.get("state") or {}).get("decided")))
         try:
             while not self._finishing:
                 wait_s = self._settings.batch_wait_ms / 1000
@@ -414,29 +418,40 @@ class SurgeWorker:
         if watermark_ms is None:
             return False
         closed = 0
-        while closed < MINUTES_AT_ONCE and (end_ms := self._city.next_end(watermark_ms)) is not None:
+        prices: list[PriceChange] = []
+        forecasts: list[CellForecast] = []
+        may_be_more = True
+        while may_be_more and (end_ms := self._city.next_end(watermark_ms)) is not None:
             minute = self._city.close_minute(end_ms)
             closed += 1
-            for change in minute.prices:
-                await self._publish(SURGE.name, *price_event(change))
-            for forecast in minute.forecasts:
-                await self._publish(FORECASTS.name, *forecast_event(forecast))
+            prices.extend(minute.prices)
+            forecasts.extend(minute.forecasts)
+            may_be_more = closed < MINUTES_AT_ONCE and len(prices) + len(forecasts) < EVENTS_AT_ONCE
             if minute.slot is not None:
                 number, pickups = minute.slot
                 self._slots[str(number)] = dict(pickups)
                 self._slots_kept.append(str(number))
         if not closed:
             return False
-        # What was published must be in the log before the state says that it was: a crash between the two publishes
-        # the same events under the same ids again, the other way round would lose them.
+        # Slots first: a slot whose minute is not closed is counted again, a minute whose slot is missing is lost.
         await self._written()
-        self._state["state"] = self._city.state_row()
+        decided = Decided(tuple(prices), tuple(forecasts))
+        self._state["state"] = self._city.state_row() | {"decided": decided.row()}
         await self._written()
+        await self._publish_decided(decided)
         for key in self._city.obsolete_rows():
             self._windows.pop(key, None)
         while len(self._slots_kept) > KEPT_SLOTS:
             self._slots.pop(self._slots_kept.popleft(), None)
-        return closed == MINUTES_AT_ONCE
+        return not may_be_more
+
+    async def _publish_decided(self, decided: Decided) -> None:
+        """Publish what the state says was decided, and wait until the log has it."""
+        for change in decided.prices:
+            await self._publish(SURGE.name, *price_event(change))
+        for forecast in decided.forecasts:
+            await self._publish(FORECASTS.name, *forecast_event(forecast))
+        await self._written()
 
     def _behind(self) -> list[str]:
         """The partitions that held more than what was settled when they were last fetched from."""

@@ -1,0 +1,151 @@
+"""What the nodes of a cluster must agree on: each invariant is broken once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from hailbus_broker.log import PartitionLog
+from hailbus_broker.log.config import LogConfig
+from hailbus_broker.protocol.definitions.partition_change_record import PartitionChangeRecord
+from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
+from hailbus_broker.protocol.definitions.topic_record import TopicRecord
+from hailbus_broker.records import RecordToWrite, build_batch
+from hailbus_broker.testing.campaign.invariants import ClusterInvariants, CommittedLog
+from hailbus_broker.testing.campaign.recorder import Recorder
+from hailbus_broker.testing.simulation.cluster import ClusterWorld
+from hailbus_broker.testing.simulation.disk import SimulatedDisk
+from hailbus_broker.testing.simulation.world import World
+
+if TYPE_CHECKING:
+    from hailbus_broker.protocol.schema import Message
+
+TOPIC_ID = b"t" * 16
+
+
+class Judged:
+    """Invariants that have seen a topic of three replicas, of which all are in sync."""
+
+    def __init__(self, topic: str = "rides") -> None:
+        self.notes: Counter[str] = Counter()
+        self.recorder = Recorder(lambda what: self.notes.update([what]))
+        world = World(1)
+        cluster = ClusterWorld(world, dict.fromkeys((1, 2, 3), "broker,controller"), {})
+        self.invariants = ClusterInvariants(cluster, self.recorder, min_isr=2)
+        self.take(
+            TopicRecord(name=topic, topic_id=TOPIC_ID),
+            PartitionRecord(
+                partition_id=0,
+                topic_id=TOPIC_ID,
+                replicas=[1, 2, 3],
+                isr=[1, 2, 3],
+                leader=1,
+                leader_epoch=0,
+                partition_epoch=0,
+                directories=[bytes([number]) * 16 for number in (1, 2, 3)],
+            ),
+        )
+
+    def take(self, *records: Message) -> list[str]:
+        for record in records:
+            self.invariants.apply(record)
+        return self.recorder.failures
+
+
+def change(**values: object) -> PartitionChangeRecord:
+    return PartitionChangeRecord(partition_id=0, topic_id=TOPIC_ID, **values)  # type: ignore[arg-type]  # as given
+
+
+def test_a_leader_may_come_from_the_isr() -> None:
+    judged = Judged()
+    assert judged.take(change(leader=2, isr=[2, 3])) == []
+    assert judged.notes["partition leader changed"] == 1
+    assert judged.notes["ISR at its minimum"] == 1
+
+
+def test_a_leader_may_come_from_the_eligible_replicas() -> None:
+    judged = Judged()
+    kept = change(leader=-1, isr=[], eligible_leader_replicas=[1, 2, 3])
+    assert judged.take(kept, change(leader=2, isr=[2], eligible_leader_replicas=[1, 3])) == []
+    assert judged.notes["eligible leader elected"] == 1
+
+
+def test_nobody_else_may_lead() -> None:
+    judged = Judged()
+    (failure,) = judged.take(change(isr=[1, 2]), change(leader=3, isr=[3]))
+    assert failure == "rides-0, epoch 1: 3 became the leader, in sync were (1, 2), eligible ()"
+
+
+def test_the_loose_topic_may_elect_anybody() -> None:
+    judged = Judged("loose")
+    assert judged.take(change(isr=[1, 2]), change(leader=3, isr=[3])) == []
+    assert judged.notes["unclean election"] == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "failure"),
+    [
+        (change(leader=2, isr=[1, 3]), "leader 2 is not in sync"),
+        (change(isr=[1, 2, 4]), "in-sync replicas (1, 2, 4) of (1, 2, 3)"),
+    ],
+)
+def test_the_leader_is_in_sync_and_those_in_sync_are_replicas(record: PartitionChangeRecord, failure: str) -> None:
+    assert failure in Judged().take(record)[0]
+
+
+def test_a_reassignment_waits_for_the_new_replicas() -> None:
+    judged = Judged()
+    moving = change(replicas=[1, 2, 3, 4], adding_replicas=[4], removing_replicas=[3])
+    moved = change(replicas=[1, 2, 4], isr=[1, 2], adding_replicas=[], removing_replicas=[])
+    (failure,) = judged.take(moving, moved)
+    assert "moved to (1, 2, 4) while (1, 2) are in sync" in failure
+
+
+def test_a_replica_that_joins_last_may_lead_when_the_reassignment_ends() -> None:
+    judged = Judged()
+    moving = change(replicas=[4, 2, 3, 1], adding_replicas=[4], removing_replicas=[1])
+    moved = change(replicas=[4, 2, 3], isr=[2, 3, 4], leader=4, adding_replicas=[], removing_replicas=[])
+    assert judged.take(moving, moved) == []
+    assert judged.notes["reassignment completed"] == 1
+
+
+def test_a_vote_is_given_once_in_an_epoch_and_epochs_do_not_fall() -> None:
+    judged = Judged()
+    for epoch, voted_id in ((1, None), (1, 2), (1, 2), (2, 3)):
+        judged.invariants.heard({"event": "election_state_changed", "epoch": epoch, "voted_id": voted_id})
+    assert judged.recorder.failures == []
+    judged.invariants.heard({"event": "election_state_changed", "epoch": 2, "voted_id": 1})
+    judged.invariants.heard({"event": "election_state_changed", "epoch": 1, "voted_id": None})
+    assert judged.recorder.failures == [" voted for 3 and for 1 in epoch 2", " went back from epoch 2 to 1"]
+
+
+@pytest.mark.parametrize(("topic", "failure_count"), [("rides", 1), ("loose", 0)])
+def test_nothing_committed_is_truncated_but_in_the_loose_topic(topic: str, failure_count: int) -> None:
+    judged = Judged()
+    event = {"event": "truncated_below_high_watermark", "partition": f"{topic}-0", "offset": 3, "high_watermark": 5}
+    judged.invariants.heard(event)
+    assert len(judged.recorder.failures) == failure_count
+    assert judged.notes["truncation below the high watermark"] == 1
+
+
+def log_of(*values: bytes) -> PartitionLog:
+    log = PartitionLog.open(SimulatedDisk(random.Random(1)), "/data/rides-0", LogConfig(), now_ms=1, clean=True)
+    for value in values:
+        log.append(build_batch([RecordToWrite(key=None, value=value, timestamp=1)]), now_ms=1, leader_epoch=0)
+    return log
+
+
+def test_a_committed_record_is_the_same_everywhere() -> None:
+    found: list[str] = []
+    committed = CommittedLog("rides-0", found.append)
+    world = World(1)
+    nodes = ClusterWorld(world, dict.fromkeys((1, 2, 3), "broker,controller"), {}).nodes
+    assert len(list(committed.read(nodes[1], log_of(b"a", b"b", b"c"), 2))) == 2
+    assert len(list(committed.read(nodes[1], log_of(b"a", b"b", b"c"), 3))) == 1
+    assert list(committed.read(nodes[2], log_of(b"a", b"b"), 2)) == []
+    assert (found, committed.end_offset) == ([], 3)
+    assert list(committed.read(nodes[3], log_of(b"a", b"x"), 2)) == []
+    assert len(found) == 1
+    assert found[0].startswith("rides-0 at 1: node3 has ")
