@@ -198,6 +198,19 @@ async def test_the_same_key_gives_the_same_answer(tmp_path: Path) -> None:
         assert other.json()["recommendation_id"] != first.json()["recommendation_id"]
 
 
+async def test_requests_with_one_key_that_come_at_once_get_one_answer_and_publish_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        body = {"rider_id": "asker", "origin": HARLEM.model_dump(), "time": MORNING.isoformat()}
+        headers = {"Idempotency-Key": "one"}
+        asked = [service.client.post("/recommendations", json=body, headers=headers) for _ in range(8)]
+        body = {**body, "origin": BATTERY.model_dump()}
+        asked += [service.client.post("/recommendations", json=body, headers=headers) for _ in range(8)]
+        answers = [response.json() for response in await asyncio.gather(*asked)]
+        assert all(answer == answers[0] for answer in answers)
+        published = {record.value for record in service.bus.records("recommendations.v1")}
+        assert len(published) == 1
+
+
 async def test_an_event_that_comes_twice_is_learned_once_and_a_restart_knows_it(tmp_path: Path) -> None:
     bus = MemoryBus()
     async with running(tmp_path, bus) as service:

@@ -55,8 +55,8 @@ class OtherOptionChosenError(Exception):
 class ServedStore(Protocol):
     """Keeps answers."""
 
-    async def keep(self, served: Sequence[Served]) -> None:
-        """Store answers; one whose id is there already stays as it was."""
+    async def keep(self, served: Sequence[Served]) -> Sequence[Served]:
+        """Store answers; return those that hold, in the same order: one whose id is there already stays as it was."""
         ...
 
     async def find(self, recommendation_id: str) -> Stored | None:
@@ -95,7 +95,7 @@ class Serving:
         self._city = city
         self._store = store
         self._announcer = announcer
-        self._waiting: asyncio.Queue[tuple[Served, asyncio.Future[None]]] = asyncio.Queue(_WAITING)
+        self._waiting: asyncio.Queue[tuple[Served, asyncio.Future[Served]]] = asyncio.Queue(_WAITING)
         self._worker: asyncio.Task[None] | None = None
         self.served = 0
 
@@ -130,13 +130,12 @@ class Serving:
                 await self._announcer.served([known])  # it may have died before: the event id is the same
                 return known
         served = Served(recommendation_id=recommendation_id, request=request, options=self._city.recommend(request))
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         try:
             self._waiting.put_nowait((served, done))
         except asyncio.QueueFull:
             raise UnavailableError("too many requests wait") from None
-        await done
-        return served
+        return await done  # of two requests with one key that come at once, the first that was stored
 
     async def choose(
         self, recommendation_id: str, option_id: str, *, ride_id: str | None, at: datetime | None
@@ -164,8 +163,7 @@ class Serving:
             while len(batch) < _BATCH and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
             try:
-                answers = [served for served, _ in batch]
-                await self._store.keep(answers)
+                answers = await self._store.keep([served for served, _ in batch])
                 await self._announcer.served(answers)
             except UnavailableError as error:
                 for _, done in batch:
@@ -173,9 +171,9 @@ class Serving:
                         done.set_exception(UnavailableError(str(error)))
             else:
                 self.served += len(batch)
-                for _, done in batch:
+                for (_, done), answer in zip(batch, answers, strict=True):
                     if not done.done():
-                        done.set_result(None)
+                        done.set_result(answer)
             finally:
                 for _ in batch:
                     self._waiting.task_done()

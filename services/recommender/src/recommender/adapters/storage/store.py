@@ -19,6 +19,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Select,
     String,
     Table,
     Text,
@@ -144,8 +145,8 @@ class Store:
             await _write(tx, found)
         return found
 
-    async def keep(self, served: Sequence[Served]) -> None:
-        """Store answers; one whose id is there already stays as it was."""
+    async def keep(self, served: Sequence[Served]) -> list[Served]:
+        """Store answers; return those that hold, in the same order: one whose id is there already stays as it was."""
         rows = [
             {
                 "recommendation_id": item.recommendation_id,
@@ -159,12 +160,19 @@ class Store:
             for item in served
         ]
         async with self._writing() as tx:
-            await tx.execute(self._insert(answers).on_conflict_do_nothing(), rows)
+            storing = self._insert(answers).on_conflict_do_nothing().returning(answers.c.recommendation_id)
+            new = set((await tx.execute(storing, rows)).scalars())
+            holding: dict[str, Served] = {}
+            for item in served:
+                name = item.recommendation_id
+                if name not in holding:
+                    holding[name] = item if name in new else _answer((await tx.execute(_row_of(name))).one())
             self._since_pruning += len(rows)
             if self._since_pruning >= _PRUNE_EVERY:
                 self._since_pruning = 0
                 last = (await tx.execute(select(func.max(answers.c.number)))).scalar() or 0
                 await tx.execute(delete(answers).where(answers.c.number <= last - self._keep_answers))
+        return [holding[item.recommendation_id] for item in served]
 
     async def find(self, recommendation_id: str) -> Stored | None:
         """Return what is known of an answer."""
@@ -183,14 +191,7 @@ class Store:
     async def answer(self, recommendation_id: str) -> Served | None:
         """Return an answer, whole."""
         row = await self._row(recommendation_id)
-        if row is None:
-            return None
-        request = dict(zip(_REQUEST_FIELDS, json.loads(row.request), strict=True))
-        return Served(
-            recommendation_id=row.recommendation_id,
-            request=Request(**{**request, "at": datetime.fromisoformat(request["at"])}),
-            options=_options(row.options),
-        )
+        return None if row is None else _answer(row)
 
     async def choose(self, recommendation_id: str, option_id: str) -> str:
         """Note the choice unless there is one; return the one that holds."""
@@ -205,8 +206,7 @@ class Store:
         try:
             async with self._engine.connect() as connection:
                 await connection.execution_options(**READ_ONLY)
-                found = select(answers).where(answers.c.recommendation_id == recommendation_id)
-                return (await connection.execute(found)).first()
+                return (await connection.execute(_row_of(recommendation_id))).first()
         except (SQLAlchemyError, OSError) as error:
             raise UnavailableError("the database does not answer") from error
 
@@ -220,6 +220,19 @@ class Store:
 
     def _insert(self, table: Table) -> Any:  # Any: the dialects' inserts share `on_conflict_…` but no base class
         return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+def _row_of(recommendation_id: str) -> Select[Any]:
+    return select(answers).where(answers.c.recommendation_id == recommendation_id)
+
+
+def _answer(row: Any) -> Served:  # Any: SQLAlchemy's row
+    request = dict(zip(_REQUEST_FIELDS, json.loads(row.request), strict=True))
+    return Served(
+        recommendation_id=row.recommendation_id,
+        request=Request(**{**request, "at": datetime.fromisoformat(request["at"])}),
+        options=_options(row.options),
+    )
 
 
 def _options(text: str) -> tuple[Option, ...]:
