@@ -1,4 +1,4 @@
-"""`hailbus quorum`, `hailbus elect` and `hailbus reassign` say the same on both brokers."""
+"""`hailbus quorum`, `hailbus features`, `hailbus elect` and `hailbus reassign` print the same on both brokers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 from hailbus.cli import app
+from hailbus.cli.features import levels_of_release
 from hailbus.cli.reassign import alternated, proposed
 from typer.testing import CliRunner
 
@@ -103,6 +104,108 @@ def test_a_controller_is_added_by_what_its_properties_say(hailbus: Command, tmp_
     assert f"cannot read {data}/meta.properties" in hailbus(*add, code=2)
     config.write_text("process.roles=broker\n")
     assert "has no node.id" in hailbus(*add, code=2)
+
+
+def levels_of(hailbus: Command) -> dict[str, tuple[int, int, int]]:
+    """Lowest, highest and finalized level of each feature."""
+    rows = hailbus.rows("features", "describe")
+    names = ("SupportedMinVersion", "SupportedMaxVersion", "FinalizedVersionLevel")
+    return {row["Feature"]: (row[names[0]], row[names[1]], row[names[2]]) for row in rows}
+
+
+def test_features_are_described_as_by_the_tool_of_apache_kafka(hailbus: Command) -> None:
+    levels = levels_of(hailbus)
+    assert levels["transaction.version"] == (0, 2, 2)
+    assert levels["kraft.version"] == (0, 1, 0)
+    assert levels["metadata.version"][1:] == (30, 30)
+    assert all(row["Epoch"] >= 0 for row in hailbus.rows("features", "describe"))
+    lines = hailbus("features", "describe").splitlines()
+    assert [re.split(r"\s+", line)[1] for line in lines] == sorted(levels)
+    of_metadata = next(line for line in lines if "metadata.version" in line)
+    assert re.fullmatch(
+        r"Feature: metadata\.version {24} SupportedMinVersion: \d\.\d-IV\d         "
+        r"SupportedMaxVersion: 4\.3-IV0         FinalizedVersionLevel: 4\.3-IV0         Epoch: \d+",
+        of_metadata,
+    )
+    (status,) = hailbus.rows("quorum", "describe", "--status")
+    asked = hailbus("features", "describe", "--node-id", str(status["LeaderId"]))
+    assert re.sub(r"Epoch: \d+", "", asked) == re.sub(r"Epoch: \d+", "", "\n".join(lines) + "\n")
+    assert "--node-id 4711 is no live broker" in hailbus("features", "describe", "--node-id", "4711", code=2)
+
+
+def test_a_level_is_lowered_and_raised_again(hailbus: Command) -> None:
+    # No other test depends on the level: those of Apache Kafka run on the same broker at the same time.
+    feature, before = ("streams.version", 1) if "streams.version" in levels_of(hailbus) else ("transaction.version", 2)
+    lower, same = f"{feature}={before - 1}", f"{feature}={before}"
+    dry = hailbus("features", "downgrade", "--feature", lower, "--dry-run")
+    assert dry == f"{feature} can be downgraded to {before - 1}.\n"
+    assert levels_of(hailbus)[feature][2] == before
+    assert hailbus("features", "downgrade", "--feature", lower) == f"{feature} was downgraded to {before - 1}.\n"
+    try:
+        assert levels_of(hailbus)[feature][2] == before - 1
+    finally:
+        raised = hailbus("features", "upgrade", "--feature", same)
+    assert raised == f"{feature} was upgraded to {before}.\n"
+    assert levels_of(hailbus)[feature][2] == before
+    assert hailbus("features", "disable", "--feature", feature, "--dry-run") == f"{feature} can be disabled.\n"
+
+
+def test_levels_that_are_refused_change_nothing(hailbus: Command) -> None:
+    before = levels_of(hailbus)
+    refused = hailbus(
+        "features", "upgrade", "--feature", "transaction.version=3", "--feature", "group.version=1", code=1
+    )
+    assert "Could not upgrade transaction.version to 3. " in refused
+    assert "Could not upgrade group.version to 1. " in refused
+    assert "Invalid update version 3 for feature transaction.version" in refused
+    assert refused.endswith("2 out of 2 operation(s) failed.\n")
+    lower = hailbus("features", "upgrade", "--feature", "transaction.version=1", "--dry-run", code=1)
+    assert lower.startswith("Can not upgrade transaction.version to 1. ")
+    assert "Can't downgrade the version of this feature" in lower
+    assert levels_of(hailbus) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("upgrade",), "name at least one feature to upgrade"),
+        (("disable",), "name at least one --feature to disable"),
+        (("upgrade", "--feature", "group.version"), "'group.version' is not like metadata.version=30"),
+        (("downgrade", "--feature", "group.version=one"), "is not like metadata.version=30"),
+        (("downgrade", "--feature", "group.version=32768"), "is not like metadata.version=30"),
+        (("upgrade", "--feature", "a=1", "--feature", "a=2"), "feature a is named twice"),
+        (("upgrade", "--metadata", "4.3", "--feature", "metadata.version=30"), "metadata.version is named twice"),
+        (("upgrade", "--metadata", "9.9"), "give a version from 3.3-IV3 to 4.3-IV0"),
+        (("upgrade", "--release-version", "4.3", "--metadata", "4.3"), "do not combine it"),
+    ],
+)
+def test_levels_that_make_no_sense_are_not_sent(words: tuple[str, ...], message: str) -> None:
+    assert message in Command("127.0.0.1:1")("features", *words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("release", "levels"),
+    [
+        # As `kafka-features version-mapping` of Apache Kafka 4.3 prints them.
+        ("4.3", (30, 1, 2, 1, 1, 1, 1)),
+        ("4.2-IV0", (28, 1, 2, 1, 1, 1, 0)),
+        ("4.0", (25, 1, 2, 1, 0, 0, 0)),
+        ("4.0-IV0", (22, 1, 0, 1, 0, 0, 0)),
+        ("3.9", (21, 1, 0, 0, 0, 0, 0)),
+        ("3.3-IV3", (7, 0, 0, 0, 0, 0, 0)),
+    ],
+)
+def test_a_release_has_a_level_of_each_feature(release: str, levels: tuple[int, ...]) -> None:
+    names = [
+        "metadata.version",
+        "kraft.version",
+        "transaction.version",
+        "group.version",
+        "eligible.leader.replicas.version",
+        "share.version",
+        "streams.version",
+    ]
+    assert levels_of_release(release) == dict(zip(names, levels, strict=True))
 
 
 def test_an_election_that_is_not_needed_is_none(hailbus: Command, topic: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import io
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aiokafka.protocol.api import RequestStruct, Response
+from aiokafka.protocol.api import RequestStruct, Response, ResponseHeader_v0
 from aiokafka.protocol.types import (
     AbstractType,
     Array,
@@ -100,8 +100,25 @@ class AdminRequest:
         raise ConfigurationError(message)
 
 
-def struct(key: int, version: int, request: Schema, response: Schema, *, is_flexible: bool = True) -> type[Any]:
-    """Return the class of a request in one version."""
+def struct(
+    key: int,
+    version: int,
+    request: Schema,
+    response: Schema,
+    *,
+    is_flexible: bool = True,
+    has_tagged_answer: bool = True,
+) -> type[Any]:
+    """Return the class of a request in one version.
+
+    Args:
+        key: API key.
+        version: API version.
+        request: Fields of the request.
+        response: Fields of the response.
+        is_flexible: Whether the request header has tagged fields.
+        has_tagged_answer: Whether the response header of a flexible version has them, too: that of ApiVersions has not.
+    """
     name = f"Api{key}V{version}"
     answer = type(f"{name}Response", (Response,), {"API_KEY": key, "API_VERSION": version, "SCHEMA": response})
     members = {
@@ -111,6 +128,8 @@ def struct(key: int, version: int, request: Schema, response: Schema, *, is_flex
         "RESPONSE_TYPE": answer,
         "FLEXIBLE_VERSION": is_flexible,
     }
+    if not has_tagged_answer:
+        members["parse_response_header"] = lambda _, read_buffer: ResponseHeader_v0.decode(read_buffer)
     return type(f"{name}Request", (RequestStruct,), members)
 
 

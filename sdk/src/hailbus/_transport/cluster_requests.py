@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiokafka.protocol.types import (
@@ -25,13 +26,17 @@ from hailbus._transport.admin_requests import NO_TAGS, TAGS, AdminRequest, Uuid,
 
 __all__ = [
     "METADATA_TOPIC",
+    "Features",
     "add_raft_voter",
     "alter_partition_reassignments",
+    "api_versions",
     "describe_cluster",
     "describe_quorum",
     "elect_leaders",
+    "features_in",
     "list_partition_reassignments",
     "remove_raft_voter",
+    "update_features",
 ]
 
 METADATA_TOPIC: Final = "__cluster_metadata"
@@ -197,6 +202,97 @@ def describe_cluster(*, includes_fenced: bool = False) -> AdminRequest:
     """
     values = {0: (False, NO_TAGS), 2: (False, _OF_BROKERS, includes_fenced, NO_TAGS)}
     return AdminRequest("DescribeCluster", 60, _DESCRIBE_CLUSTER, values)
+
+
+# ------------------------------------------------------------------------------------------------------ features
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What a broker says about features.
+
+    Attributes:
+        supported: Lowest and highest level that the broker supports, by feature.
+        finalized: Level of each feature that the cluster has finalized.
+        epoch: Offset of the metadata that `finalized` was read from; None if the broker has none.
+    """
+
+    supported: Mapping[str, tuple[int, int]]
+    finalized: Mapping[str, int]
+    epoch: int | None
+
+
+_API_VERSIONS: Final = struct(
+    18,
+    # Before version 4 brokers leave out features whose lowest level is 0.
+    4,
+    Schema(("software_name", _TEXT), ("software_version", _TEXT), TAGS),
+    Schema(
+        ("error_code", Int16),
+        ("api_keys", CompactArray(("api_key", Int16), ("first", Int16), ("last", Int16), TAGS)),
+        ("throttle_time_ms", Int32),
+        TAGS,
+    ),
+    has_tagged_answer=False,
+)
+_SUPPORTED_TAG, _EPOCH_TAG, _FINALIZED_TAG = 0, 1, 2
+_LEVELS: Final = CompactArray(("name", _TEXT), ("first", Int16), ("second", Int16), TAGS)
+
+
+def api_versions() -> AdminRequest:
+    """ApiVersions, for the features in its answer: see `features_in`."""
+    return AdminRequest("ApiVersions with features", 18, {4: _API_VERSIONS}, {4: ("hailbus-cli", "1", NO_TAGS)})
+
+
+def features_in(answer: Any) -> Features:
+    """Return the features in an answer to `api_versions`."""
+
+    def levels(tag: int) -> list[tuple[str, int, int]]:
+        found = _LEVELS.decode(io.BytesIO(answer.tags[tag])) if tag in answer.tags else []
+        return [(name, first, second) for name, first, second, *_ in found]
+
+    epoch = int.from_bytes(answer.tags.get(_EPOCH_TAG, b""), "big", signed=True) if _EPOCH_TAG in answer.tags else -1
+    return Features(
+        supported={name: (low, high) for name, low, high in levels(_SUPPORTED_TAG)},
+        finalized={name: high for name, high, _ in levels(_FINALIZED_TAG)},
+        epoch=epoch if epoch >= 0 else None,
+    )
+
+
+_UPDATES: Final = (
+    ("timeout_ms", Int32),
+    ("updates", CompactArray(("feature", _TEXT), ("level", Int16), ("upgrade_type", Int8), TAGS)),
+    ("validate_only", Boolean),
+    TAGS,
+)
+_UPDATED: Final = (("throttle_time_ms", Int32), ("error_code", Int16), ("error_message", _TEXT))
+_UPDATE_FEATURES: Final = {
+    1: struct(
+        57,
+        1,
+        Schema(*_UPDATES),
+        Schema(
+            *_UPDATED,
+            ("results", CompactArray(("feature", _TEXT), ("error_code", Int16), ("error_message", _TEXT), TAGS)),
+            TAGS,
+        ),
+    ),
+    2: struct(57, 2, Schema(*_UPDATES), Schema(*_UPDATED, TAGS)),
+}
+
+
+def update_features(levels: Mapping[str, int], upgrade_type: int, *, is_dry: bool, timeout_ms: int) -> AdminRequest:
+    """UpdateFeatures: all of them, or none.
+
+    Args:
+        levels: The new level of each feature; 0 disables it.
+        upgrade_type: 1 upgrade, 2 safe downgrade, 3 unsafe downgrade.
+        is_dry: Whether the controller validates the change without making it.
+        timeout_ms: How long the controller may take.
+    """
+    updates = [(name, level, upgrade_type, NO_TAGS) for name, level in sorted(levels.items())]
+    values = (timeout_ms, updates, is_dry, NO_TAGS)
+    return AdminRequest("UpdateFeatures", 57, _UPDATE_FEATURES, {1: values, 2: values})
 
 
 # ------------------------------------------------------------------------------------------------------ elections

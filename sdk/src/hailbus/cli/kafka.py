@@ -14,12 +14,24 @@ import typer
 
 from hailbus._transport import Outgoing, Received, TopicPartition, TransportBrokenError
 from hailbus._transport.kafka_admin import KafkaAdmin
-from hailbus.cli.common import Bootstrap, Json, bus_at, out, run
+from hailbus.cli.common import BOOTSTRAP_VARIABLES, Bootstrap, Json, bus_at, out, run
 from hailbus.errors import ConfigurationError, TopicMissingError
 from hailbus.event import Topic
 
 __all__ = ["consume", "produce", "topics"]
 
+
+AnyBootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-server",
+        "--bootstrap",
+        "-b",
+        envvar=BOOTSTRAP_VARIABLES,
+        help="host:port of a broker; several joined by commas.",
+    ),
+]
+"""The brokers, for a command with subcommands: Kafka's tools take the option before the subcommand."""
 
 _LIST_OF_PAIRS = re.compile(r",(?![^\[\]]*\])")  # commas, but not those in [a,b]
 
@@ -64,6 +76,15 @@ def needed(value: str | None, option: str) -> str:
         message = f"{option} is needed here"
         raise ConfigurationError(message)
     return value
+
+
+def brokers_of(ctx: typer.Context, given: str | None) -> str:
+    """Return the brokers that were given after the subcommand, or before it.
+
+    Raises:
+        ConfigurationError: Neither was given.
+    """
+    return needed(given or ctx.obj, "--bootstrap-server")
 
 
 def moment(text: str, option: str) -> datetime:

@@ -24,6 +24,7 @@ from hailbus.cli.configs import configs
 from hailbus.cli.database import db
 from hailbus.cli.doctor import doctor
 from hailbus.cli.elections import elect
+from hailbus.cli.features import features
 from hailbus.cli.groups import groups
 from hailbus.cli.letters import dlq, parked
 from hailbus.cli.needs import needs
@@ -63,6 +64,7 @@ app.command("consume")(kafka.consume)
 app.command("groups", cls=OptionalValues)(groups)
 app.command("configs")(configs)
 app.add_typer(quorum, name="quorum")
+app.add_typer(features, name="features")
 app.command("elect")(elect)
 app.command("reassign")(reassign)
 app.command("check")(contracts.check)

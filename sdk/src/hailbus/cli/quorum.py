@@ -12,8 +12,8 @@ import typer
 
 from hailbus._transport import cluster_requests
 from hailbus._transport.kafka_admin import KafkaAdmin, refused
-from hailbus.cli.common import BOOTSTRAP_VARIABLES, Json, out, run, table
-from hailbus.cli.kafka import admin_at, needed, one_of
+from hailbus.cli.common import Json, out, run, table
+from hailbus.cli.kafka import AnyBootstrap, admin_at, brokers_of, one_of
 from hailbus.errors import ConfigurationError
 
 __all__ = ["quorum"]
@@ -23,27 +23,12 @@ quorum = typer.Typer(help="The quorum of the metadata: describe it, add or remov
 CHANGE_TIMEOUT_MS = 30_000
 DIRECTORY_ID_BYTES = 16
 
-AnyBootstrap = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap-server",
-        "--bootstrap",
-        "-b",
-        envvar=BOOTSTRAP_VARIABLES,
-        help="host:port of a broker; several joined by commas.",
-    ),
-]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")]
 
 
 @quorum.callback()
 def _before(ctx: typer.Context, bootstrap_server: AnyBootstrap = None) -> None:
     ctx.obj = bootstrap_server
-
-
-def _bootstrap(ctx: typer.Context, given: str | None) -> str:
-    """The brokers: Kafka's tool names them before the command, ours may after it, too."""
-    return needed(given or ctx.obj, "--bootstrap-server")
 
 
 async def _described(admin: KafkaAdmin) -> tuple[Any, dict[int, list[str]]]:
@@ -77,7 +62,7 @@ def describe(
         if human_readable and action == "status":
             message = "--human-readable is for --replication"
             raise ConfigurationError(message)
-        async with admin_at(_bootstrap(ctx, bootstrap_server)) as admin:
+        async with admin_at(brokers_of(ctx, bootstrap_server)) as admin:
             found, endpoints = await _described(admin)
             cluster_id = (await admin.ask(cluster_requests.describe_cluster())).cluster_id
         if action == "status":
@@ -179,7 +164,7 @@ def add_controller(
         shown = ", ".join(f"{name}://{host}:{port}" for name, host, port in endpoints)
         if not dry_run:
             request = cluster_requests.add_raft_voter(node_id, directory_id, endpoints, timeout_ms=CHANGE_TIMEOUT_MS)
-            async with admin_at(_bootstrap(ctx, bootstrap_server)) as admin:
+            async with admin_at(brokers_of(ctx, bootstrap_server)) as admin:
                 answer = await admin.ask(request)
             refused(answer.error_code, f"controller {node_id} cannot be added", answer.error_message)
         done = "DRY RUN of adding" if dry_run else "Added"
@@ -204,7 +189,7 @@ def remove_controller(
         directory_id = _bytes(controller_directory_id, "--controller-directory-id")
         if not dry_run:
             request = cluster_requests.remove_raft_voter(controller_id, directory_id)
-            async with admin_at(_bootstrap(ctx, bootstrap_server)) as admin:
+            async with admin_at(brokers_of(ctx, bootstrap_server)) as admin:
                 answer = await admin.ask(request)
             refused(answer.error_code, f"controller {controller_id} cannot be removed", answer.error_message)
         done = "DRY RUN of removing " if dry_run else "Removed "
