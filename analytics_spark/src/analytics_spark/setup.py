@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 
+from analytics_spark.class_data import make_archive
 from analytics_spark.config import LakeSettings
 from analytics_spark.jars import JARS, ProgressCallback, cache_dir, fetch_jars, missing_jars
 from analytics_spark.java import Java, find_java
@@ -16,16 +17,24 @@ class SetUp:
 
     java: Java
     fetched: int
+    archived: bool
+    """Whether a class data archive was made."""
     seconds: float
 
     def __str__(self) -> str:
         """One line for a person."""
         jars = f"{self.fetched} of {len(JARS)} jars fetched" if self.fetched else f"all {len(JARS)} jars were there"
-        return f"Java {self.java.version} ({self.java.origin}, {self.java.home}); {jars}; {self.seconds:.1f} s"
+        made = "; class data archive made" if self.archived else ""
+        return f"Java {self.java.version} ({self.java.origin}, {self.java.home}); {jars}{made}; {self.seconds:.1f} s"
 
 
-def set_up(settings: LakeSettings, *, progress: ProgressCallback | None = None) -> SetUp:
-    """Find Java and fetch what the cache lacks; offline and instant when it has all.
+def set_up(settings: LakeSettings, *, class_data: bool = True, progress: ProgressCallback | None = None) -> SetUp:
+    """Find Java, fetch what the cache lacks, make the class data archive; offline and instant when all is there.
+
+    Args:
+        settings: Which Java, and where the cache is.
+        class_data: Whether to make the archive: it takes 20 s once and 180 MB, and halves the CPU time of each start.
+        progress: Is told of downloads.
 
     Raises:
         SetUpError: Java or a jar cannot be had.
@@ -38,4 +47,5 @@ def set_up(settings: LakeSettings, *, progress: ProgressCallback | None = None) 
         fetch_jars(cache)
     else:
         fetch_jars(cache, progress)
-    return SetUp(java=java, fetched=missing, seconds=time.monotonic() - began)
+    archived = class_data and make_archive(settings)
+    return SetUp(java=java, fetched=missing, archived=archived, seconds=time.monotonic() - began)

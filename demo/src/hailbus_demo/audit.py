@@ -27,8 +27,8 @@ STILL_FOR_S: Final = 5.0
 of event time up to three seconds after the last record, and then publishes what came of it."""
 ATTEMPTS: Final = 5
 """How often the accounts are read again when something moved meanwhile."""
-SURGE_CLOSES_WITHIN_S: Final = 30.0
-"""How long surge may take to close the minutes that event time has passed, once nothing else happens."""
+SURGE_CLOSES_WITHIN_S: Final = 60.0
+"""How long surge may take to close one more of the minutes that event time has passed, once nothing else happens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +105,13 @@ async def draw_up(plan: AuditPlan, figures: Figures) -> Ledger:
 
 async def _let_surge_close(gatherer: Gatherer) -> None:
     """Wait until surge has closed the minutes that event time has passed; what it does not close, a line finds."""
-    deadline = time.monotonic() + SURGE_CLOSES_WITHIN_S
+    closed, deadline = None, time.monotonic() + SURGE_CLOSES_WITHIN_S
     while True:
         accounts = await gatherer.gather_log()
         if not isinstance(accounts, LogAccount) or not gatherer.surge_is_behind or time.monotonic() > deadline:
             return
+        if gatherer.surge_closed_until_ms != closed:  # it makes progress: patience begins anew
+            closed, deadline = gatherer.surge_closed_until_ms, time.monotonic() + SURGE_CLOSES_WITHIN_S
         await asyncio.sleep(0.5)
 
 

@@ -139,9 +139,14 @@ class Gatherer:
             await asyncio.to_thread(log.close)
 
     @property
+    def surge_closed_until_ms(self) -> int | None:
+        """Up to when surge closed its minutes, in Unix milliseconds, `None` before the first one."""
+        return closed_until_ms(self.reader, SURGE_GROUP)
+
+    @property
     def surge_is_behind(self) -> bool:
         """Whether surge has minutes to close that it will close by itself: event time has passed them."""
-        expected, closed = expected_close_ms(self.reader), closed_until_ms(self.reader, SURGE_GROUP)
+        expected, closed = expected_close_ms(self.reader), self.surge_closed_until_ms
         return expected is not None and (closed is None or closed < expected)
 
     def _connected(self) -> KafkaLog:
