@@ -123,12 +123,12 @@ class MetadataLog:
             StorageError: The machine failed, or did before; nothing has changed then.
         """
         if not records:
-            return self._last
+            return _of_one_caller(self._last)
         if not self.is_active:
             raise _not_active()
         self._last = self._append(records)
         self._controller.image.apply(records)
-        return self._last
+        return _of_one_caller(self._last)
 
     async def decide_in_thread(
         self, decide: Callable[[Controller], tuple[T, Sequence[Message]]], check: Callable[[Sequence[Message]], object]
@@ -161,7 +161,7 @@ class MetadataLog:
                     self._last = self._append(records, batch)
                     if self._controller.image is before:  # else the leadership ended within the append
                         self._controller.image = draft.image
-                return result, self._last
+                return result, _of_one_caller(self._last)
         result, records = decide(self._controller)
         check(records)
         return result, self.write(records)
@@ -197,7 +197,7 @@ class MetadataLog:
         if end_offset > start_offset:
             self._last = self._loop.create_future()
             self._writes.append(_Write(start_offset, end_offset, (), self._last))
-        return self._last
+        return _of_one_caller(self._last)
 
     async def decide(self, decide: Callable[[], Decision[T]]) -> T:
         """Have the controller decide, and return its response when the decision is published.
@@ -389,6 +389,24 @@ def _drafted(
 def build_records(records: Sequence[Message], *, now_ms: int) -> bytearray:
     """Metadata records as one batch."""
     return build_batch([RecordToWrite(key=None, value=encode_record(record), timestamp=now_ms) for record in records])
+
+
+def _of_one_caller(done: asyncio.Future[None]) -> asyncio.Future[None]:
+    """Return a future that is done with another one, and that its caller may cancel.
+
+    A task that is cancelled cancels the future that it waits for. Decisions without records wait for the same one.
+    """
+    if done.done():
+        return done
+    mine = asyncio.shield(done)
+    mine.add_done_callback(_retrieve)
+    return mine
+
+
+def _retrieve(done: asyncio.Future[None]) -> None:
+    """Read the exception of a future that not every caller waits for: otherwise asyncio logs it."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _finish(done: asyncio.Future[None]) -> None:
