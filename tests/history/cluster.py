@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -214,26 +214,27 @@ class Cluster:
         except KafkaException:
             return None
 
-    def is_whole(self, node_ids: Collection[int] | None = None) -> bool:
-        """Whether all nodes serve and every replica is in sync."""
+    def why_not_whole(self) -> str:
+        """Return which broker says what is missing; nothing if all nodes serve and every replica is in sync."""
         for node in self.nodes.values():
             assert not node.has_ended(), f"node {node.node_id} has ended:\n{node.tail()}"
         found = self.metadata()
-        wanted = set(self.nodes if node_ids is None else node_ids)
-        return (
-            found is not None
-            and set(found.brokers) == wanted
-            and all(
-                partition.leader >= 0 and set(partition.isrs) == set(partition.replicas)
-                for topic in found.topics.values()
-                for partition in topic.partitions.values()
-            )
-        )
+        if found is None:
+            return "no broker answers"
+        missing = [
+            f"{topic.topic}-{partition.id} has leader {partition.leader} and ISR {partition.isrs}"
+            for topic in found.topics.values()
+            for partition in topic.partitions.values()
+            if partition.leader < 0 or set(partition.isrs) != set(partition.replicas)
+        ]
+        if set(found.brokers) != set(self.nodes):
+            missing.insert(0, f"the brokers are {sorted(found.brokers)}")
+        return f"{found.orig_broker_name} says: {'; '.join(missing)}" if missing else ""
 
     def wait_until_whole(self, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
-        while not self.is_whole():
-            assert time.monotonic() < deadline, f"after {seconds:.0f} s the cluster is not whole"
+        while why := self.why_not_whole():
+            assert time.monotonic() < deadline, f"after {seconds:.0f} s the cluster is not whole: {why}"
             time.sleep(0.2)
 
     def leader(self, topic: str, partition: int) -> int:
@@ -269,7 +270,11 @@ def cluster(
 
 
 def restart_one_by_one(running: Cluster, rng: random.Random) -> None:
-    """Stop each node in order, start it, and wait until the cluster is whole, before the next one."""
+    """Stop each node in order, start it, and wait until the cluster is whole, before the next one.
+
+    Begins when the cluster is whole: a process that still starts dies of SIGTERM, and does not stop in order.
+    """
+    running.wait_until_whole()
     for node in rng.sample(list(running.nodes.values()), len(running.nodes)):
         node.stop()
         node.start()

@@ -12,8 +12,10 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,13 @@ PARTITIONS = 4
 LIST = PARTITIONS - 1
 """The partition to which only transactions append: so short that it can be read as a whole again and again."""
 
+DELIVERY_TIMEOUT_MS = 600_000
+"""Longer than any outage.
+
+When a client gives up a record that is in flight, it takes a new producer epoch and sends the other records in flight
+again. The broker cannot recognise those: librdkafka and the Java client both then write a value twice.
+"""
+
 SECONDS = float(os.environ.get("HAILBUS_HISTORY_SECONDS", "40"))
 FIRST_VALUE = 100_000_000
 """Clients of other languages count from 0 and stay below it."""
@@ -64,6 +73,7 @@ class Workload:
         rate: float | None = None,
         may_be_stale: bool = False,
         life_s: tuple[float, float] = (2, 8),
+        each: int = 2,
         socket_timeout_ms: int | None = None,
     ) -> None:
         """Prepare the clients of one or several brokers.
@@ -73,7 +83,8 @@ class Workload:
             rate: Sends per second and producer; as many as there can be if not given.
             may_be_stale: Whether a leader that has been replaced may serve readers for a while. Then a reader of a list
                 may be shown an older state of it.
-            life_s: How long a consumer that commits by itself lives until it is killed.
+            life_s: When a consumer that commits by itself is killed, counted from the first records that it is handed.
+            each: How many clients there are of each kind that can have several.
             socket_timeout_ms: After which a client gives up a broker that does not answer; librdkafka's default if not
                 given.
         """
@@ -81,6 +92,7 @@ class Workload:
         self.rate = rate
         self.may_be_stale = may_be_stale
         self.life_s = life_s
+        self.each = each
         self.common = {
             "bootstrap.servers": address,
             "reconnect.backoff.ms": 20,
@@ -101,6 +113,7 @@ class Workload:
         self.lists: list[Listed] = []
         self.ops = itertools.count(1)
         self.crashes = 0
+        self.copies = 0
         self.stale_lists = 0
         self.failures: list[BaseException] = []
         self.threads: list[threading.Thread] = []
@@ -122,13 +135,40 @@ class Workload:
         """Start the clients."""
         for partition in range(LIST):
             self.start(self.produce, f"producer-{partition}", partition)
-        for number in (1, 2):
+        for number in range(1, self.each + 1):
             self.start(self.transact, f"transactions-{number}", random.Random(seed + number))
             self.start(self.read_again_and_again, f"consumer-{number}")
             self.start(self.copy, f"copy-{number}", random.Random(seed + 10 + number))
             self.start(self.read_lists, f"list-{number}")
             self.start(self.commit_by_itself, f"{AUTO}-{number}", random.Random(seed + 20 + number))
         self.start(self.commit_and_look, "offsets")
+
+    def progress(self) -> Counter[str]:
+        """Count what has been acknowledged: sends by partition, transactions, and transactions that copied records."""
+        with self.lock:
+            found = Counter(
+                f"sends to partition {send.partition}"
+                for send in self.sent
+                if send.outcome == "ok" and send.transaction is None
+            )
+        found["transactions"] = list(self.transactions.values()).count("ok")
+        found["copies"] = self.copies
+        return found
+
+    def wait_for_progress(self, *kinds: str, seconds: float = 90) -> None:
+        """Wait until more has been acknowledged of some kinds, or of all that `progress` counts."""
+        before = self.progress()
+        wanted = kinds or (*(f"sends to partition {number}" for number in range(LIST)), "transactions", "copies")
+
+        def missing() -> list[str]:
+            now = self.progress()
+            return [kind for kind in wanted if now[kind] <= before[kind]]
+
+        deadline = time.monotonic() + seconds
+        while not self.failures and (still := missing()):
+            assert time.monotonic() < deadline, f"after {seconds:.0f} s nothing more was acknowledged: {still}"
+            self.stopped.wait(0.1)
+        assert not self.failures, self.failures
 
     def stop_all(self, seed: int) -> None:
         """Stop the clients and wait until they have ended."""
@@ -142,8 +182,8 @@ class Workload:
 
     def history(self) -> History:
         """End what is still open, read everything from start to end, and return what happened."""
-        for name in ("transactions-1", "transactions-2"):  # a successor ends what is still open
-            Producer({**self.common, "transactional.id": name}).init_transactions(60)
+        for number in range(1, self.each + 1):  # a successor ends what is still open
+            Producer({**self.common, "transactional.id": f"transactions-{number}"}).init_transactions(60)
         self.stopped.clear()
         final = self.consume("final", 0, until=end_offsets(self.address))
         copied = self.consume("final copy", 0, until=end_offsets(self.address, COPY), topic=COPY)
@@ -188,17 +228,13 @@ class Workload:
             self.sent.append(send)
 
     def produce(self, name: str, partition: int) -> None:
-        """Send to one partition with an idempotent producer, acks=all, a few hundred in flight.
-
-        No outage may last as long as the time that a record has. When librdkafka gives up a record that is on its way,
-        it takes a new epoch and sends the others of its batch again, which the broker cannot recognise.
-        """
+        """Send to one partition with an idempotent producer, acks=all, a few hundred in flight."""
         producer = Producer(
             {
                 **self.common,
                 "enable.idempotence": True,
                 "linger.ms": 2,
-                "delivery.timeout.ms": 600_000,
+                "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
                 "batch.num.messages": 50,
             }
         )
@@ -259,9 +295,18 @@ class Workload:
     def produce_by_java(self, name: str) -> None:
         """Send to all partitions with Apache Kafka's verifiable producer; its values count from 0."""
         servers = ["--bootstrap-server", self.address, "--topic", TOPIC]
-        limits = ["--throughput", "20", "--acks", "-1"]
-        command: list[str | Path] = [apache_kafka(), "run", "verifiable-producer", *servers, *limits]
         offsets: dict[int, Sent] = {}
+        with tempfile.NamedTemporaryFile("w", suffix=".properties") as config:
+            config.write(f"delivery.timeout.ms={DELIVERY_TIMEOUT_MS}\n")
+            config.flush()
+            limits = ["--throughput", "20", "--acks", "-1", "--command-config", config.name]
+            self.run_java([apache_kafka(), "run", "verifiable-producer", *servers, *limits], name, offsets)
+        # Nobody knows how many more it has sent, nor to which partition.
+        for value in set(range(max(offsets, default=0) + 1000)) - set(offsets):
+            self.record(Sent(process=name, partition=0, value=value, outcome="unknown"))
+
+    def run_java(self, command: list[str | Path], name: str, offsets: dict[int, Sent]) -> None:
+        """Run the verifiable producer until all clients stop, and note what it was acknowledged."""
         with subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -279,9 +324,6 @@ class Workload:
                         process=name, partition=partition, value=value, outcome="ok", offset=told["offset"]
                     )
                     self.record(offsets[value])
-        # Nobody knows how many more it has sent, nor to which partition.
-        for value in set(range(max(offsets, default=0) + 1000)) - set(offsets):
-            self.record(Sent(process=name, partition=0, value=value, outcome="unknown"))
 
     def stop_with_the_others(self, process: subprocess.Popen[str]) -> None:
         self.stopped.wait()
@@ -429,7 +471,8 @@ class Workload:
                 with self.lock:
                     self.polled.extend(got)
                 self.note_list(name, tuple(poll.value for poll in got))
-                self.stopped.wait(len(got) / 2000)  # what is read is bounded by the time that there is
+                # What is read is bounded by the time that there is.
+                self.stopped.wait(max(len(got) / 2000, 0 if self.rate is None else 4 / self.rate))
 
     def note_list(self, name: str, values: tuple[int, ...]) -> None:
         """Note a list that was read as a whole, unless it may be an older state of it and is."""
@@ -446,14 +489,22 @@ class Workload:
             if self.stopped.is_set():
                 return
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-                end = threading.Timer(chance.uniform(*self.life_s), process.kill)
-                end.start()
+                is_handed = threading.Event()
+                arguments = (process, is_handed, chance.uniform(*self.life_s))
+                threading.Thread(target=self.end_life, args=arguments, daemon=True).start()
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.endswith("\n"):  # else killed while it wrote: not polled again, so not committed
                         self.take_handed(name, life, line)
-                end.cancel()
+                        is_handed.set()
             assert process.returncode == -signal.SIGKILL, f"{name} ended by itself: {process.returncode}"
+
+    def end_life(self, process: subprocess.Popen[str], is_handed: threading.Event, life_s: float) -> None:
+        """Kill a process some time after it was handed its first records: a busy machine takes long to start it."""
+        while not is_handed.wait(0.1) and not self.stopped.is_set() and process.poll() is None:
+            pass
+        self.stopped.wait(life_s)
+        process.kill()
 
     def take_handed(self, name: str, life: int, line: str) -> None:
         """Note what a process was handed by one poll."""
@@ -582,6 +633,8 @@ class Workload:
         self.finish(producer, manager.send_offsets_to_transaction(ends, member))
         if not crashes:
             self.finish(producer, manager.begin_commit())
+            with self.lock:
+                self.copies += 1
         return True
 
     @staticmethod
@@ -614,6 +667,8 @@ class Workload:
                 continue
             if found.error is None:
                 self.note_offset(name, partition, max(found.offset, -1), is_read=True)
+            if self.rate is not None:
+                self.stopped.wait(1 / self.rate)
         consumer.close()
 
     def note_offset(self, group: str, partition: int, offset: int, *, is_read: bool, outcome: End = "ok") -> None:
