@@ -40,7 +40,11 @@ def main() -> None:
     from hailbus_broker.testing.campaign import draw_scenario, has_guests, run_scenario
     from hailbus_broker.testing.simulation.patching import patched
 
-    from hailbus_devtools.simulate.guests import Guests  # with it aiokafka and the SDK, before they are patched
+    make_guests = None
+    if options.nodes == 1 and options.guests != "without":
+        from hailbus_devtools.simulate.guests import Guests  # with it aiokafka and the SDK, before they are patched
+
+        make_guests = Guests
 
     logging.disable()
     faulthandler.register(signal.SIGPROF, chain=True)  # and then as by default: it ends the process
@@ -52,7 +56,7 @@ def main() -> None:
                 continue
             lines.write(json.dumps({"begins": seed}) + "\n")
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS_PER_SEED)
-            outcome = run_scenario(scenario, make_guests=Guests)
+            outcome = run_scenario(scenario, make_guests=make_guests)
             signal.setitimer(signal.ITIMER_PROF, 0)
             report = {
                 "seed": seed,
