@@ -119,3 +119,18 @@ def test_a_shrunk_scenario_with_guests_runs_in_a_process_with_a_fixed_hash_seed(
     assert names["SCENARIO"] == scenario
     assert names["problems_of"] is problems_of
     assert "problems_of(SCENARIO) == {}" in source
+
+
+def test_some_seeds_cut_a_leader_off_together_with_a_client_until_others_lead() -> None:
+    scenarios = [draw_cluster(seed, 3) for seed in range(200)]
+    found = [
+        (fault, scenario)
+        for scenario in scenarios
+        for fault in scenario.faults
+        if fault.kind == "node and client cut off"
+    ]
+    assert {fault.node for fault, _ in found} == {"leader of loose-0", "leader of rides-0", "active controller"}
+    for fault, scenario in found:
+        assert min(fault.duration_s, scenario.duration_s - fault.at_s) >= 6.99
+        assert fault.client in {client.name for client in scenario.clients}
+    assert not any(fault.kind == "node and client cut off" for fault in draw_cluster(5, 2).faults)

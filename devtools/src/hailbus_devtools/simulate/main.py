@@ -88,6 +88,7 @@ REQUIRED_IN_A_CLUSTER: Final = (
     "fault: clock jump",
     "fault: client pause",
     "fault: contested election",
+    "fault: node and client cut off",
     "fault: node cut off",
     "fault: node pause",
     "fault: nodes split",

@@ -13,7 +13,7 @@ from hailbus_broker.protocol.definitions.partition_change_record import Partitio
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.topic_record import TopicRecord
 from hailbus_broker.records import RecordToWrite, build_batch
-from hailbus_broker.testing.campaign.invariants import ClusterInvariants, CommittedLog
+from hailbus_broker.testing.campaign.invariants import ClusterInvariants, CommittedLog, MetadataEnd
 from hailbus_broker.testing.campaign.recorder import Recorder
 from hailbus_broker.testing.simulation.cluster import ClusterWorld
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
@@ -149,3 +149,19 @@ def test_a_committed_record_is_the_same_everywhere() -> None:
     assert list(committed.read(nodes[3], log_of(b"a", b"x"), 2)) == []
     assert len(found) == 1
     assert found[0].startswith("rides-0 at 1: node3 has ")
+
+
+def test_a_truncation_is_seen_when_other_records_have_taken_the_place() -> None:
+    log = log_of(b"a", b"b", b"c")
+    log.sync()
+    end = MetadataEnd.of(log)
+    assert end == (3, 0)
+    log.append(build_batch([RecordToWrite(key=None, value=b"d", timestamp=1)]), now_ms=1, leader_epoch=1)
+    assert not end.is_gone(log)
+    log.truncate_to(2)
+    assert end.is_gone(log)
+    for value in (b"x", b"y"):
+        log.append(build_batch([RecordToWrite(key=None, value=value, timestamp=1)]), now_ms=1, leader_epoch=2)
+    assert log.log_end_offset == 4
+    assert end.is_gone(log)
+    assert not MetadataEnd.of(log_of()).is_gone(log)

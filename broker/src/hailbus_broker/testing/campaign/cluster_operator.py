@@ -29,6 +29,7 @@ from hailbus_broker.testing.campaign.disk_faults import (
 )
 from hailbus_broker.testing.campaign.recorder import COPY, LOOSE, MAIN
 from hailbus_broker.testing.campaign.routing import client_for
+from hailbus_broker.testing.simulation.cluster import CLIENT_PORT
 from hailbus_broker.testing.simulation.disk import UNLIMITED
 from hailbus_broker.testing.simulation.errors import SimulationError
 
@@ -44,7 +45,7 @@ CRASH_DEADLINE_S: Final = 4.0
 """How long a crash in a write may wait for that write."""
 START_DEADLINE_S: Final = 60.0
 """How long after the heal nodes may take until all serve."""
-RETRY_AFTER_S: Final = 15.0
+RETRY_AFTER_S: Final = 6.0
 """A node whose disk failed while it started stays offline until it is started again."""
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
@@ -182,6 +183,8 @@ class ClusterOperator:
                 pairs, is_one_way = [(node.name, self._other(node, fault).name)], True
             case "node cut off":
                 pairs = [(node.name, other.name) for other in self._others(node)]
+            case "node and client cut off":
+                pairs = [(name, other.name) for other in self._others(node) for name in (node.name, fault.client)]
             case "nodes split":
                 nodes = list(self._cluster.nodes.values())
                 self._rng.shuffle(nodes)
@@ -203,6 +206,8 @@ class ClusterOperator:
                 raise ValueError(f"{fault.kind!r} is no fault of a cluster")
         for source, target in pairs:
             network.cut(source, target, is_one_way=is_one_way)
+        if fault.kind == "node and client cut off":
+            await self._order_of_minority(node)
         await asyncio.sleep(fault.duration_s)
         for source, target in pairs:
             network.heal(source, target, is_one_way=is_one_way)
@@ -432,9 +437,22 @@ class ClusterOperator:
             await asyncio.sleep(0.5)
         await self._ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, _reassignment(topic, partition, wanted))
 
-    async def _ask(self, key: ApiKey, version: int, request: Message) -> None:
-        client = client_for(self._cluster.bootstrap, "operator", timeout_s=2.0, rng=self._rng)
-        for _ in range(3):
+    async def _order_of_minority(self, node: SimulatedNode) -> None:
+        """Order a reassignment from a node that was cut off; an active controller appends it and cannot commit it."""
+        known = self._invariants.image.topics.get(LOOSE)
+        if known is None or not node.is_broker:
+            return
+        replicas = list(known.partitions[0].replicas)
+        order = _reassignment(LOOSE, 0, replicas[1:] + replicas[:1])
+        await self._ask(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, order, bootstrap=f"{node.name}:{CLIENT_PORT}", attempts=1
+        )
+
+    async def _ask(
+        self, key: ApiKey, version: int, request: Message, *, bootstrap: str = "", attempts: int = 3
+    ) -> None:
+        client = client_for(bootstrap or self._cluster.bootstrap, "operator", timeout_s=2.0, rng=self._rng)
+        for _ in range(attempts):
             try:
                 await client.ask(key, version, request)
             except (UnreachableError, RefusedError):

@@ -60,6 +60,25 @@ class Seen(NamedTuple):
     is_under_min: bool
 
 
+class MetadataEnd(NamedTuple):
+    """What a node had synced of the metadata at the look before: the end offset, and the epoch of the last record."""
+
+    offset: int = 0
+    leader_epoch: int = -1
+
+    @classmethod
+    def of(cls, log: PartitionLog) -> MetadataEnd:
+        """Return what a log has synced now."""
+        end = log.synced_end_offset
+        return cls(end, log.leader_epochs.epoch_at(end - 1))
+
+    def is_gone(self, log: PartitionLog) -> bool:
+        """Return whether records below it were truncated since, even if others have taken their place."""
+        if self.offset <= log.log_start_offset:  # nothing was there, or a snapshot has replaced it
+            return False
+        return log.end_offset_for_epoch(self.leader_epoch)[1] < self.offset
+
+
 class CommittedLog:
     """The batches of one log that some node knows as committed.
 
@@ -126,7 +145,8 @@ class ClusterInvariants:
         self._epoch_leaders: Final[dict[int, int]] = {}
         self._votes: Final[dict[tuple[str, int], int]] = {}
         self._epochs: Final[dict[str, int]] = {}
-        self._ends: Final[dict[str, tuple[int, int]]] = {}
+        self._ends: Final[dict[str, MetadataEnd]] = {}
+        self._high_watermarks: Final[dict[str, int]] = {}
         self._logs: Final[dict[tuple[str, int], CommittedLog]] = {}
         self._seen: Final[dict[tuple[str, str, int], Seen]] = {}
         self._observed: Final[dict[tuple[str, int], tuple[int, int, int]]] = {}
@@ -201,13 +221,14 @@ class ClusterInvariants:
                 if self._controllers:
                     self._recorder.note("controller failover")
                 self._controllers.add(epoch)
-        who, end, high = node.process.name, quorum.log.log_end_offset, quorum.high_watermark
-        last_end, last_high = self._ends.get(who, (0, 0))
-        if end < last_end:
-            self._recorder.note("metadata truncated")
+        who, high = node.process.name, quorum.high_watermark
+        last_high = self._high_watermarks.get(who, 0)
         if high < last_high:
             self._recorder.fail(f"{who}: the metadata's high watermark fell from {last_high} to {high}")
-        self._ends[who] = end, high
+        self._high_watermarks[who] = high
+        if self._ends.get(node.name, MetadataEnd()).is_gone(quorum.log):
+            self._recorder.note("metadata truncated")
+        self._ends[node.name] = MetadataEnd.of(quorum.log)
         if quorum.failure is not None:
             return
         if quorum.log.log_start_offset > self._metadata.end_offset:

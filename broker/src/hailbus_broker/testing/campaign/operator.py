@@ -146,6 +146,7 @@ class Operator:
                 | "nodes cut"
                 | "nodes one-way cut"
                 | "node cut off"
+                | "node and client cut off"
                 | "nodes split"
                 | "slow nodes link"
                 | "nodes reset"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from hailbus_broker.testing.campaign.recorder import TABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ClientKind: TypeAlias = Literal[
     "idempotent producer",
@@ -75,6 +78,7 @@ ClusterFaultKind: TypeAlias = Literal[
     "nodes cut",
     "nodes one-way cut",
     "node cut off",
+    "node and client cut off",
     "nodes split",
     "slow nodes link",
     "nodes reset",
@@ -511,6 +515,18 @@ _TARGETS: Final = (
     "group coordinator",
 )
 _LASTS_IN_A_CLUSTER_S: Final = (0.3, 2.0, 5.0, 8.0)
+_MINORITIES: Final[tuple[tuple[ClientKind, str], ...]] = (
+    ("loose producer", "leader of loose-0"),
+    ("loose producer", "leader of loose-0"),
+    ("idempotent producer", "leader of rides-0"),
+    ("idempotent producer", "active controller"),
+    ("idempotent producer", "active controller"),
+)
+"""Who writes, and to whom. The loose producer does not wait for replicas, so it writes on when its leader is fenced."""
+_MINORITY_PROBABILITY: Final = 0.25
+_MINORITY_LASTS_S: Final = (7.0, 10.0)
+"""Longer than an election of a controller and a broker's session after it."""
+_LEAST_NODES_OF_A_MINORITY: Final = 3
 _CRASH_PATHS_IN_A_CLUSTER: Final = (
     "",
     "",
@@ -555,6 +571,7 @@ def draw_cluster(seed: int, node_count: int) -> Scenario:
         if len(roles) > node_count and rng.random() < 0.6:  # the quorum lives on without brokers
             drawn.append("brokers one by one")
         faults = [_draw_cluster_fault(rng, kind, duration_s, clients, node_count) for kind in drawn]
+        faults += _draw_minority(seed, node_count, duration_s, clients)
     factor = min(node_count, 3)
     return Scenario(
         seed=seed,
@@ -565,6 +582,26 @@ def draw_cluster(seed: int, node_count: int) -> Scenario:
         segment_bytes=rng.choice((2_048, 4_096, 16_384)),
         checks_every_s=0.1,
         nodes=Nodes(roles=roles, factor=factor, min_isr=min(factor, rng.choice((2, 2, 2, 1)))),
+    )
+
+
+def _draw_minority(
+    seed: int, node_count: int, duration_s: float, clients: list[PlannedClient]
+) -> Iterator[PlannedFault]:
+    """Sometimes cut off a leader together with a client that writes to it, until others lead in its place.
+
+    It has a generator of its own, so that it changes nothing else in a seed.
+    """
+    rng = random.Random(f"minority/{node_count}/{seed}")
+    if node_count < _LEAST_NODES_OF_A_MINORITY or rng.random() >= _MINORITY_PROBABILITY:
+        return
+    kind, node = rng.choice(_MINORITIES)
+    yield PlannedFault(
+        at_s=round(rng.uniform(0.5, duration_s - _MINORITY_LASTS_S[0]), 2),
+        kind="node and client cut off",
+        duration_s=round(rng.uniform(*_MINORITY_LASTS_S), 2),
+        client=next(client.name for client in clients if client.kind == kind),
+        node=node,
     )
 
 
