@@ -366,7 +366,8 @@ class LeaderFetcher:
                 high_watermark=high_watermark,
                 reason="the leader was elected although it may miss committed records",
             )
-        log.info("replica_truncated", partition=replica.name, offset=offset, log_end_offset=before)
+        if offset < before:
+            log.info("replica_truncated", partition=replica.name, offset=offset, log_end_offset=before)
         self._moved(diverged.key, replica)
 
     async def _reset(self, replica: FollowerReplica) -> None:
