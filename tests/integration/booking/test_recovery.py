@@ -54,7 +54,7 @@ async def test_an_expired_key_is_a_new_request(start_booking: StartBooking, engi
         first = await booking.post("/quotes", QUOTE, key="b")
         ride = await booking.post("/rides", {"quote_id": first["quote_id"]}, key="c")
         await run(engine, "DELETE FROM hailbus_answers")  # as pruning does after `idempotency_keep_h`
-        second = await booking.post("/quotes", QUOTE, key="b")
+        second = await booking.post("/quotes", {**QUOTE, "rider_id": "r2"}, key="b")
         other = await booking.post("/rides", {"quote_id": second["quote_id"]}, key="c")
         assert second["quote_id"] != first["quote_id"]
         assert other["ride_id"] != ride["ride_id"]

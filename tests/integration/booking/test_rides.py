@@ -61,6 +61,24 @@ async def test_a_ride_from_quote_to_payment(start_booking: StartBooking) -> None
         assert booking.types("booking-timers.v1") == []
 
 
+async def test_a_rider_has_one_ride_at_a_time(start_booking: StartBooking) -> None:
+    async with start_booking() as booking:
+        quotes = [(await booking.quote(rider_id="r1"))["quote_id"] for _ in range(3)]
+        ride = await booking.post("/rides", {"quote_id": quotes[0]}, key="first")
+        refused = await booking.raw("/rides", {"quote_id": quotes[1]}, key="second")
+        assert (refused.status_code, refused.json()["type"]) == (409, "/problems/ride-open")
+        assert f"has ride {ride['ride_id']}" in refused.json()["detail"]
+        assert await booking.post("/rides", {"quote_id": quotes[0]}, key="first") == ride
+        assert (await booking.ride(rider_id="r2"))["state"] == "requested"
+    async with start_booking() as booking:
+        refused = await booking.raw("/rides", {"quote_id": quotes[1]})
+        assert refused.json()["type"] == "/problems/ride-open", "a restart forgot the ride"
+        await booking.post(f"/rides/{ride['ride_id']}/cancel", {"by": "rider", "reason": "late"})
+        again = await booking.post("/rides", {"quote_id": quotes[1]})
+        assert (again["state"], again["quote_id"]) == ("requested", quotes[1])
+        assert (await booking.get(f"/quotes/{quotes[2]}"))["state"] == "offered"
+
+
 async def test_a_waiting_ride_takes_the_next_free_driver(start_booking: StartBooking) -> None:
     async with start_booking() as booking:
         ride = await booking.ride()
@@ -406,7 +424,7 @@ async def test_what_waits_is_found_again_after_a_restart(start_booking: StartBoo
 
 async def test_hundreds_of_requests_share_few_commits_and_none_gets_lost(start_booking: StartBooking) -> None:
     async with start_booking() as booking:
-        quotes = await asyncio.gather(*(booking.quote() for _ in range(200)))
+        quotes = await asyncio.gather(*(booking.quote(rider_id=f"r{number}") for number in range(200)))
         assert len({quote["quote_id"] for quote in quotes}) == 200
         rides = await asyncio.gather(*(booking.post("/rides", {"quote_id": quote["quote_id"]}) for quote in quotes))
         assert {ride["state"] for ride in rides} == {"requested"}

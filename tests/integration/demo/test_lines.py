@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ SAID = {
     "rides-booking-log": "24 rides: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
     "order": "277 events stand in the order of their numbers, none is missing",
     "rides-ended": "no ride is under way",
+    "riders-rides": "24 riders requested 24 rides, one at a time",
     "quotes-book-log": "26 quotes were offered at the fare that the rider was shown",
     "money-booking-log": "24 rides: each fare reserved once, 16 charged once, the rest given back",
     "money-book-log": "245.48 were charged for 24 rides, as quoted and told",
@@ -103,6 +105,24 @@ async def test_lines_count_what_is_out_of_the_ordinary(run: RecordedRun) -> None
     accounts = replace(accounts, book=book)
     assert line(accounts, "advice-book-log").detail == "7 recommendations were served as published, 1 were taken"
     assert line(accounts, "advice-recommender-log").verdict == "agrees"
+
+
+@pytest.mark.parametrize(("early_ms", "verdict"), [(60_000, "disagrees"), (59_999, "agrees")])
+async def test_requests_may_overtake_the_end_of_a_riders_last_ride_by_a_minute(
+    run: RecordedRun, early_ms: int, verdict: str
+) -> None:
+    """Requests carry event times of their own: booking may see the end of a ride before an older request."""
+    ended = run.find("ride.unmatched")
+    end_ms = milliseconds(header(ended, "ce_time"))
+    rider_id = data(run.find("ride.requested", ride_id=data(ended)["ride_id"]))["rider_id"]
+    other = next(
+        one
+        for one in run.all("rides.v1")
+        if header(one, "ce_type") == "ride.requested" and data(one)["ride_id"] != data(ended)["ride_id"]
+    )
+    time = datetime.fromtimestamp((end_ms - early_ms) / 1000, UTC).isoformat()
+    run.put(with_header(with_data(other, rider_id=rider_id), "ce_time", time))
+    assert line(await accounts_of(run), "riders-rides").verdict == verdict
 
 
 def lose_first(run: RecordedRun, topic: str) -> str:

@@ -58,7 +58,7 @@ class Stored:
         """A world after a restart: only what is open is read at once."""
         world = World(Policy())
         for ride in self.rides.values():
-            if ride.waiting:
+            if ride.state not in TERMINAL:
                 world.learn(ride)
         for driver in self.drivers.values():
             if driver.status is not DriverStatus.OFFLINE:
@@ -110,6 +110,7 @@ class Book:
     """Quote and ride in one, so that most runs have rides."""
 
     number: int
+    rider_id: str
     place: Place
 
     def needs(self) -> Needs:
@@ -117,7 +118,7 @@ class Book:
 
     def decide(self, work: Work) -> Ride:
         quote_id = f"quote-{self.number}"
-        OfferQuote(quote_id=quote_id, rider_id="r", pickup=self.place, dropoff=PLACES[0]).decide(work)
+        OfferQuote(quote_id=quote_id, rider_id=self.rider_id, pickup=self.place, dropoff=PLACES[0]).decide(work)
         return RequestRide(ride_id=f"ride-{self.number}", quote_id=quote_id).decide(work)
 
 
@@ -143,9 +144,9 @@ def command_of(move: Move, number: int, stored: Stored, quotes: list[str], rides
         case "move":
             return ReportLocation(driver_id=driver_id, position=place)
         case "quote":
-            return OfferQuote(quote_id=f"quote-{number}", rider_id="r", pickup=place, dropoff=PLACES[0])
+            return OfferQuote(quote_id=f"quote-{number}", rider_id=f"r{which}", pickup=place, dropoff=PLACES[0])
         case "book":
-            return Book(number=number, place=PLACES[where % 3])
+            return Book(number=number, rider_id=f"r{which}", place=PLACES[where % 3])
         case "ride":
             return RequestRide(ride_id=f"ride-{number}", quote_id=quote_id)
         case "arrive":
@@ -276,6 +277,8 @@ def check_books(stored: Stored) -> None:
             timer = stored.timers[f"match_timeout:{ride.ride_id}"].event
             assert isinstance(timer, TimerElapsed)
             assert timer.seq == ride.timer_seq
+    riders = [ride.rider_id for ride in stored.rides.values() if ride.state not in TERMINAL]
+    assert len(set(riders)) == len(riders)
     # Nobody waits beside a free driver.
     for ride in stored.rides.values():
         for driver in stored.drivers.values():

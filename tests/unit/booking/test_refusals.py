@@ -15,6 +15,7 @@ from booking.domain.errors import (
     QuoteExpired,
     QuoteTaken,
     Refusal,
+    RideOpen,
     WrongState,
 )
 from ride_events.pricing import SurgeUpdated
@@ -27,6 +28,7 @@ def test_a_refusal_says_what_happened() -> None:
         NotFound("ride", "r1"): "there is no ride 'r1'",
         QuoteExpired("q1", NOW): "quote q1 was good until 2014-05-01T08:00:00+00:00; ask for a new one",
         QuoteTaken("q1", "r1"): "quote q1 was accepted before, as ride r1; ask for a new one",
+        RideOpen("r1", "a"): "rider r1 has ride a, which has not ended; complete or cancel it first",
         WrongState("r1", "completed", "be_matched"): "ride r1 is completed: it cannot be matched now",
         NotYourRide("r1", "d1"): "ride r1 is not with driver d1",
         NoShowTooEarly("r1", NOW): "the rider of ride r1 has until 2014-05-01T08:00:00+00:00 to come",

@@ -3,6 +3,7 @@
 from collections import Counter
 from datetime import UTC, datetime
 from itertools import islice
+from random import Random
 
 import h3
 import pytest
@@ -76,6 +77,22 @@ def test_rides_are_in_order_and_plausible(city: City) -> None:
     assert Counter(r.gives_up is not None for r in rides)[True] > 0
 
 
+def test_a_rider_who_takes_a_ride_is_not_drawn_again_before_its_end(city: City) -> None:
+    riders = Riders(city, 5)
+    booked_until: dict[str, int] = {}
+    guests = 0
+    for number in range(1200):
+        at_ms = FRIDAY_AT_FIVE + number * 6_000
+        plan = riders.plan(
+            key=f"k-{number}", at_ms=at_ms, pickup=(40.75, -73.99), random=Random(number), accepts=number % 3 != 0
+        )
+        assert booked_until.get(plan.rider_id, 0) <= at_ms
+        if plan.accepts:
+            booked_until[plan.rider_id] = at_ms + plan.accepts_after_ms + plan.duration_s * 1000
+        guests += plan.rider_id.startswith("guest")
+    assert 0 < guests < 400, "a zone has 400 riders; those who come while all of them ride are guests"
+
+
 def test_drivers_come_before_rides_and_go_home_after_the_last(city: City) -> None:
     rides = Simulator(city, seed=5).rides(FRIDAY_AT_FIVE, FRIDAY_AT_FIVE + HOUR_MS)
     online: set[str] = set()
@@ -99,8 +116,6 @@ def test_drivers_come_before_rides_and_go_home_after_the_last(city: City) -> Non
 
 def test_company_of_recorded_rides_is_simulated_and_in_order(city: City) -> None:
     riders = Riders(city, 4)
-    from random import Random
-
     recorded = [
         riders.plan(
             key=f"f-{i}", at_ms=FRIDAY_AT_FIVE + i * 9000, pickup=(40.75, -73.99), random=Random(i), recorded=True

@@ -1,13 +1,14 @@
 """The seeded simulator: riders from the city's table, and drivers for any stream of rides.
 
 Plain arithmetic in event time: no clock, no I/O. Each ride draws from its own generator, seeded by the run's seed and
-the ride's number, so that one ride's plan never depends on what another one drew.
+the ride's number. A ride's plan depends on other rides in one thing only: its rider has no other ride at that time.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from random import Random
@@ -34,6 +35,8 @@ RIDER_CANCELS_SHARE = 0.06
 DRIVER_CANCELS_SHARE = 0.03
 ASKS_RECOMMENDER_SHARE = 0.25
 RIDERS_PER_ZONE = 400
+BOOKED_MS = 60 * MINUTE_MS
+"""How long a rider who takes a ride is not drawn again, beside the trip itself: the wait for a quote and a driver."""
 HABIT_SHARE = 0.6
 """Share of a rider's trips that go to one of the rider's two usual zones."""
 PASSENGERS = Weighted((1, 2, 3, 4), (80, 12, 5, 3))
@@ -60,10 +63,19 @@ class Riders:
     def __init__(self, city: City, seed: int) -> None:
         self.city = city
         self.seed = seed
+        self._booked_until: dict[str, int] = {}
+        """Bound: the riders of every zone."""
+        self._guests: Counter[int] = Counter()
 
-    def rider(self, zone_id: int, random: Random) -> str:
-        """Return one of the riders who live in a zone."""
-        return f"rider-{zone_id:03d}-{random.randrange(RIDERS_PER_ZONE):03d}"
+    def rider(self, zone_id: int, random: Random, at_ms: int) -> str:
+        """Return one of the riders who live in a zone and have no ride at a time; a guest when all of them have."""
+        drawn = random.randrange(RIDERS_PER_ZONE)
+        for number in (*range(drawn, RIDERS_PER_ZONE), *range(drawn)):
+            rider_id = f"rider-{zone_id:03d}-{number:03d}"
+            if self._booked_until.get(rider_id, at_ms) <= at_ms:
+                return rider_id
+        self._guests[zone_id] += 1
+        return f"guest-{zone_id:03d}-{self._guests[zone_id]}"
 
     def destination(self, rider_id: str, zone_id: int, hour: int, random: Random) -> Place:
         """Return where the rider goes: often one of two usual zones, one before noon and one after."""
@@ -92,7 +104,7 @@ class Riders:
         """Return one rider's plan; what is not given is drawn. A recorded ride took place: nobody cancels it."""
         hour = hour_of_week(at_ms)
         zone = self.city.zone_of(pickup)
-        rider_id = self.rider(zone, random)
+        rider_id = self.rider(zone, random, at_ms)
         target = dropoff or self.destination(rider_id, zone, hour, random)
         drawn_m, drawn_s = self.city.trip(pickup, target, hour, random)
         drawn_passengers = PASSENGERS.draw(random)
@@ -102,6 +114,10 @@ class Riders:
         stages: tuple[Literal["requested", "matched", "arrived"], ...] = ("requested", "matched", "arrived")
         stage = stages[min(int(random.random() * 5) // 2, 2)]  # 40 % waiting for a driver, 40 % on its way, 20 % there
         driver_cancels = min(int(random.expovariate(1) * 1.3), 4) if random.random() < DRIVER_CANCELS_SHARE else 0
+        takes_s = duration_s if duration_s is not None else drawn_s
+        willing = True if recorded else drawn_accepts if accepts is None else accepts
+        if willing and not rider_id.startswith("guest"):
+            self._booked_until[rider_id] = at_ms + BOOKED_MS + takes_s * 1000
         return RidePlan(
             key=key,
             asks_at_ms=at_ms,
@@ -110,10 +126,10 @@ class Riders:
             dropoff=target,
             passengers=passengers if passengers is not None else drawn_passengers,
             distance_m=distance_m if distance_m is not None else drawn_m,
-            duration_s=duration_s if duration_s is not None else drawn_s,
+            duration_s=takes_s,
             fleet=fleet or drawn_fleet,
             asks_recommender=random.random() < ASKS_RECOMMENDER_SHARE,
-            accepts=True if recorded else drawn_accepts if accepts is None else accepts,
+            accepts=willing,
             accepts_after_ms=2000 + int(random.random() * 18_000),
             max_multiplier=99.0 if recorded else round(1.3 + random.expovariate(1.0), 2),
             gives_up=stage if (cancels if gives_up is None else gives_up) and not recorded else None,

@@ -72,6 +72,16 @@ def _(run: RecordedRun) -> Finding:
     return at(record, f"driver {data(free)['driver_id']} is busy with ride")
 
 
+@FAULTS.declare("booking", "a rider has two rides at once", "riders-rides")
+def _(run: RecordedRun) -> Finding:
+    requests = [one for one in run.all("rides.v1") if header(one, "ce_type") == "ride.requested"]
+    first, *_, last = sorted(requests, key=lambda one: header(one, "ce_time"))
+    rider_id, ride_id = data(first)["rider_id"], data(last)["ride_id"]
+    everywhere(run, with_data(last, rider_id=rider_id))
+    run.sql("booking", "UPDATE booking_rides SET rider_id = ? WHERE ride_id = ?", rider_id, ride_id)
+    return at(last, f"rider {rider_id} requested ride {ride_id} during ride {data(first)['ride_id']}")
+
+
 @FAULTS.declare("booking", "a quote is offered at a price that surge never published", "quotes-surge")
 def _(run: RecordedRun) -> Finding:
     offered = run.find("quote.offered", surge_version=None)
@@ -388,6 +398,16 @@ def _(run: RecordedRun) -> Finding:
     everywhere(run, with_data(offered, surge_version=told["surge_version"], multiplier=told["multiplier"] + 0.1))
     what = f"in cell {told['cell']} by version {told['surge_version']}, which is {told['multiplier']} in surge.v1"
     return at(offered, what)
+
+
+@FAULTS.declare("booking's database", "a rider has two open rides", "riders-rides")
+def _(run: RecordedRun) -> Finding:
+    rides = run.ask("booking", "SELECT ride_id, rider_id FROM booking_rides ORDER BY ride_id LIMIT 2")
+    ((first, rider_id), (second, _)) = rides
+    for ride_id in (first, second):
+        statement = "UPDATE booking_rides SET state = 'requested', rider_id = ? WHERE ride_id = ?"
+        run.sql("booking", statement, rider_id, ride_id)
+    return Finding(what=f"rider {rider_id} has rides {first} and {second} by booking's database", id=second)
 
 
 @FAULTS.declare("booking's database", "a ride is lost that the log tells", "rides-booking-log")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -16,6 +17,10 @@ LOG: Final = "the log"
 ENDED: Final = frozenset({"completed", "cancelled", "unmatched"})
 QUOTED: Final = ("rider", "fare", "multiplier", "surge version", "distance", "duration")
 STATES: Final = frozenset({"requested", "matched", "arrived", "in_progress", "redispatched", *ENDED})
+
+OVERTAKES_MS: Final = 60_000
+"""By how much event times of requests may be out of order: a ride requested so long before another one's end is none
+that booking allowed during it. The simulator's requests overtake each other by less than 20 s."""
 
 TRANSITIONS: Final[Mapping[str, tuple[frozenset[str], str | None]]] = {
     "ride.requested": (frozenset({"none"}), "requested"),
@@ -246,6 +251,33 @@ def _ended(accounts: Accounts) -> Judgement:
     return Judgement(agreement=f"{open_rides:,} rides are under way: the run was not played to its end", shown=True)
 
 
+def _one_ride(accounts: Accounts) -> Judgement:
+    log, booking = accounts.log, accounts.booking
+    assert isinstance(log, LogAccount)
+    assert isinstance(booking, BookingAccount)
+    found = Findings()
+    open_ride: dict[str, str] = {}
+    for ride_id, stored in sorted(booking.rides.items()):
+        if stored.state not in ENDED and (other := open_ride.setdefault(stored.rider_id, ride_id)) != ride_id:
+            found.add(f"rider {stored.rider_id} has rides {other} and {ride_id} by {BOOKING}", id=ride_id)
+    by_rider: dict[str, list[tuple[int, float, str, Step]]] = {}
+    for ride_id, steps in log.reader.rides.items():
+        request = next((step for step in steps if step.type == "ride.requested"), None)
+        if request is None:
+            continue  # `order` finds it
+        ends_ms = max(step.time_ms for step in steps) if state_of(steps) in ENDED else math.inf
+        by_rider.setdefault(str(request.data["rider_id"]), []).append((request.time_ms, ends_ms, ride_id, request))
+    for rider_id, rides in by_rider.items():
+        last, last_ends_ms = "", -math.inf
+        for requested_ms, ends_ms, ride_id, request in sorted(rides, key=lambda ride: ride[:3]):
+            if requested_ms + OVERTAKES_MS <= last_ends_ms:
+                what = f"rider {rider_id} requested ride {ride_id} during ride {last}"
+                found.extend([log.reader.finding(what, request.row)])
+            if ends_ms >= last_ends_ms:
+                last, last_ends_ms = ride_id, ends_ms
+    return found.judge(f"{len(by_rider):,} riders requested {len(log.reader.rides):,} rides, one at a time")
+
+
 def _quotes(accounts: Accounts) -> Judgement:
     book, log = accounts.book, accounts.log
     assert isinstance(book, BookAccount)
@@ -311,6 +343,13 @@ LINES: Final = (
         between=(LOG, BOOK),
         needs=("log", "book"),
         judge=_ended,
+    ),
+    LineSpec(
+        id="riders-rides",
+        name="no rider has two rides at once",
+        between=(LOG, BOOKING),
+        needs=("log", "booking"),
+        judge=_one_ride,
     ),
     LineSpec(
         id="quotes-book-log",

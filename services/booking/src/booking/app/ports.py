@@ -89,6 +89,10 @@ class Work(Protocol):
         """Return a driver, `None` if never seen."""
         ...
 
+    def open_ride(self, rider_id: str) -> str | None:
+        """Return the id of the rider's ride that has not ended, `None` without one."""
+        ...
+
     def put_quote(self, quote: Quote) -> None:
         """Keep a new or changed quote."""
         ...

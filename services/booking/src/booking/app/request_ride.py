@@ -8,6 +8,7 @@ from ride_events.rides import RideRequested
 from booking.app import story
 from booking.app.dispatch import seek_driver
 from booking.app.ports import Needs, Work
+from booking.domain.errors import RideOpen
 from booking.domain.ride import Ride
 
 
@@ -24,8 +25,10 @@ class RequestRide:
         return Needs(quotes=(self.quote_id,))
 
     def decide(self, work: Work) -> Ride:
-        """Request the ride, or raise `NotFound`, `QuoteTaken` or `QuoteExpired`."""
+        """Request the ride, or raise `NotFound`, `QuoteTaken`, `QuoteExpired` or `RideOpen`."""
         quote = work.quote(self.quote_id).accept(self.ride_id, at=work.now)
+        if (open_ride := work.open_ride(quote.rider_id)) is not None:
+            raise RideOpen(quote.rider_id, open_ride)
         work.put_quote(quote)
         work.cancel_timer("quote_expiry", quote.quote_id)
         at = max(work.now, quote.offered_at)

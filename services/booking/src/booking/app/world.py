@@ -45,6 +45,29 @@ class Changes:
     reports: list[tuple[Event, datetime]] = field(default_factory=list)
 
 
+class OpenRides:
+    """Which ride each rider has that has not ended. Bounded by the open rides of the city."""
+
+    def __init__(self) -> None:
+        self._by_rider: dict[str, str] = {}
+        self._rider_of: dict[str, str] = {}
+
+    def put(self, ride: Ride) -> None:
+        """Note a ride that has not ended."""
+        self._by_rider[ride.rider_id] = ride.ride_id
+        self._rider_of[ride.ride_id] = ride.rider_id
+
+    def discard(self, ride_id: str) -> None:
+        """Forget a ride: it has ended, or was never requested."""
+        rider_id = self._rider_of.pop(ride_id, None)
+        if rider_id is not None and self._by_rider.get(rider_id) == ride_id:
+            del self._by_rider[rider_id]
+
+    def of(self, rider_id: str) -> str | None:
+        """Return the rider's open ride."""
+        return self._by_rider.get(rider_id)
+
+
 class World:
     """The things at hand, the changes since the last flush, and a journal to undo the command at work.
 
@@ -60,6 +83,7 @@ class World:
         self._roads: dict[str, Roads] = {CITY: Roads()}
         self._free: CellIndex[Driver] = CellIndex()
         self._waiting: CellIndex[Ride] = CellIndex()
+        self._open = OpenRides()
         self._changes = Changes()
         self._journal: list[tuple[dict[str, Any], str, object]] = []  # Any: dictionaries of several kinds
         self._marks = (0, 0)
@@ -203,6 +227,10 @@ class World:
         """Return a driver, `None` if never seen."""
         return self._drivers.get(driver_id)
 
+    def open_ride(self, rider_id: str) -> str | None:
+        """Return the id of the rider's ride that has not ended, `None` without one."""
+        return self._open.of(rider_id)
+
     def put_quote(self, quote: Quote) -> None:
         """Keep a new or changed quote."""
         self._set(self._quotes, quote.quote_id, quote)
@@ -290,6 +318,10 @@ class World:
 
     def _index_ride(self, ride_id: str) -> None:
         ride = self._rides.get(ride_id)
+        if ride is not None and ride.state not in TERMINAL:
+            self._open.put(ride)
+        else:
+            self._open.discard(ride_id)
         if ride is not None and ride.waiting:
             self._waiting.put(ride_id, ride.pickup.cell, ride)
         else:

@@ -34,6 +34,15 @@ class QuoteTaken(Refusal):
         super().__init__(f"quote {quote_id} was accepted before, as ride {ride_id}; ask for a new one")
 
 
+class RideOpen(Refusal):
+    """The rider has a ride that has not ended."""
+
+    def __init__(self, rider_id: str, ride_id: str) -> None:
+        self.rider_id = rider_id
+        self.ride_id = ride_id
+        super().__init__(f"rider {rider_id} has ride {ride_id}, which has not ended; complete or cancel it first")
+
+
 class WrongState(Refusal):
     """The ride's state does not allow the step."""
 

@@ -24,6 +24,11 @@ PROBLEMS: Final = Problems(
             status=409, title="Driver is on a ride", advice="Complete or cancel the ride first."
         ),
         "driver-offline": ProblemKind(status=409, title="Driver is offline", advice="Go online first."),
+        "ride-open": ProblemKind(
+            status=409,
+            title="Rider has a ride already",
+            advice="Wait until the ride in `detail` has ended, or cancel it; the quote stays good until it expires.",
+        ),
         "quote-expired": ProblemKind(status=409, title="Quote has expired", advice="Ask for a new quote."),
         "quote-taken": ProblemKind(status=409, title="Quote was accepted before", advice="Ask for a new quote."),
     },
@@ -34,6 +39,7 @@ PROBLEMS: Final = Problems(
         errors.NoShowTooEarly: "no-show-too-early",
         errors.DriverBusy: "driver-busy",
         errors.DriverOffline: "driver-offline",
+        errors.RideOpen: "ride-open",
         errors.QuoteExpired: "quote-expired",
         errors.QuoteTaken: "quote-taken",
         UnavailableError: "unavailable",

@@ -30,7 +30,7 @@ from booking.app.ports import Command, Needs, Outgoing, Presenter
 from booking.app.world import Changes, World
 from booking.domain.driver import DriverStatus
 from booking.domain.errors import Refusal
-from booking.domain.ride import WAITING
+from booking.domain.ride import TERMINAL
 
 BATCH_LIMIT: Final = 256
 QUEUE_LIMIT: Final = 4_096
@@ -426,8 +426,9 @@ class Writer:
                 online = select(tables.drivers).where(tables.drivers.c.status != DriverStatus.OFFLINE.value)
                 for row in (await connection.execute(online)).mappings():
                     world.learn(rows.driver_of(row))
-                waiting = select(tables.rides).where(tables.rides.c.state.in_(sorted(state.value for state in WAITING)))
-                for row in (await connection.execute(waiting)).mappings():
+                ended = sorted(state.value for state in TERMINAL)
+                under_way = select(tables.rides).where(tables.rides.c.state.not_in(ended))
+                for row in (await connection.execute(under_way)).mappings():
                     world.learn(rows.ride_of(row))
                 if self._clock.name == "event":
                     now = await connection.scalar(select(tables.clock.c.now).where(tables.clock.c.name == "event"))
