@@ -5,13 +5,13 @@ from hailbus import Context, Delivery
 from hailbus.testing import MemoryBus
 from hailbus.testing.plugin import NeedsRecorder
 from ride_events.pricing import SurgeUpdated
-from ride_events.timers import TimerElapsed
+from ride_events.timers import RideOverdue, TimerElapsed
 
 from tests.contract.examples import example
 
 
 async def test_prices_and_timers(bus: MemoryBus, needs: NeedsRecorder) -> None:
-    for event in (example(SurgeUpdated), example(TimerElapsed)):
+    for event in (example(SurgeUpdated), example(TimerElapsed), example(RideOverdue)):
         async with bus.run() as t:
             (record,) = await t.given(event)
         watched = needs("booking", event)

@@ -78,5 +78,6 @@ def test_every_event_has_its_true_consumers(made: tuple[dict[str, tuple[str, str
     assert {event for event, found in consumers.items() if "booking" in found} == {
         "surge.updated",
         "booking.timer_elapsed",
+        "booking.ride_overdue",
     }
     assert consumers["ride.requested"] == ["dashboard", "event-logger", "recommender", "surge"]

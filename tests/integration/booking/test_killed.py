@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 OWN = Catalogue.of(quotes, rides, drivers, payments, timers)
 PICKUP = {"lat": 40.75, "lng": -73.98}
 DROPOFF = {"lat": 40.70, "lng": -74.00}
+PENDING = {"booking.timer_elapsed", "booking.ride_overdue"}
 
 
 class Booking:
@@ -90,7 +91,7 @@ async def check_log(broker: Broker, engine: AsyncEngine) -> dict[str, list[str]]
 
     async def all_published() -> bool:
         return all(
-            published is not None or cancelled is not None or kind == "booking.timer_elapsed"
+            published is not None or cancelled is not None or kind in PENDING
             for _, kind, published, cancelled in await outbox_rows(engine)
         )
 

@@ -9,7 +9,7 @@ from hailbus import Service
 from hailbus.database import create_engine
 from hailbus.testing import MemoryBus
 from ride_events.pricing import SurgeUpdated
-from ride_events.timers import TimerElapsed
+from ride_events.timers import RideOverdue, TimerElapsed
 from sqlalchemy import text
 
 from tests.integration.booking.conftest import StartBooking
@@ -21,7 +21,7 @@ NOW = datetime(2014, 5, 1, 8, tzinfo=UTC)
 
 async def test_nonsense_is_parked_and_the_next_event_is_applied(start_booking: StartBooking, bus: MemoryBus) -> None:
     surge = Service("surge", bus=bus)
-    publisher = surge.publishes(SurgeUpdated | TimerElapsed)
+    publisher = surge.publishes(SurgeUpdated | TimerElapsed | RideOverdue)
     async with start_booking(clock="event") as booking, surge.running():
         cell = (await booking.quote(at=NOW.isoformat()))["pickup_cell"]
 
@@ -47,6 +47,10 @@ async def test_nonsense_is_parked_and_the_next_event_is_applied(start_booking: S
         await say(1.5, 6, id="a\x00b")
         await publisher.publish(TimerElapsed(subject_id="a\x00b", kind="no_show", seq=1, due_at=NOW), time=NOW)
         await publisher.publish(TimerElapsed(subject_id="unknown", kind="no_show", seq=1, due_at=NOW), time=NOW)
+        overdue = RideOverdue(ride_id="unknown", state="matched", seq=1, due_at=NOW)
+        await publisher.publish(overdue, time=NOW)
+        await publisher.publish(overdue.model_copy(update={"state": "completed"}), time=NOW)
+        await publisher.publish(overdue.model_copy(update={"ride_id": "a\x00b"}), time=NOW)
         await say(1.3, 1)
 
         async def applied() -> bool:
@@ -56,7 +60,7 @@ async def test_nonsense_is_parked_and_the_next_event_is_applied(start_booking: S
 
         async def parked() -> bool:
             return (
-                len(bus.records("surge.v1.booking-dlt")) == 6 and len(bus.records("booking-timers.v1.booking-dlt")) == 1
+                len(bus.records("surge.v1.booking-dlt")) == 6 and len(bus.records("booking-timers.v1.booking-dlt")) == 3
             )
 
         await eventually(parked)

@@ -147,6 +147,36 @@ async def test_a_rider_who_does_not_come_is_a_no_show_by_the_driver_or_by_the_cl
         assert (await booking.get("/drivers/d1"))["status"] == "free"
 
 
+async def test_a_driver_who_vanishes_holds_up_nobody(start_booking: StartBooking) -> None:
+    async with start_booking(clock="event", pickup_grace_s=600, ride_grace_s=3_600) as booking:
+        await booking.post("/drivers/lost/online", {"position": PICKUP}, at="2014-05-01T08:00:00Z")
+        ride = await booking.ride(at="2014-05-01T08:00:10Z")
+        await booking.post("/drivers/other/online", {"position": PICKUP}, at="2014-05-01T08:10:00Z")
+        await booking.post("/clock", {}, at="2014-05-01T08:10:09Z")
+        assert (await booking.get(f"/rides/{ride['ride_id']}"))["driver_id"] == "lost"
+        await booking.post("/clock", {}, at="2014-05-01T08:10:10Z")
+        await published(
+            booking,
+            "rides.v1",
+            ride["ride_id"],
+            ["ride.requested", "ride.matched", "ride.redispatched", "ride.matched"],
+        )
+        steps, other = f"/rides/{ride['ride_id']}", {"driver_id": "other"}
+        refused = await booking.raw(f"{steps}/arrived", {"driver_id": "lost"}, at="2014-05-01T08:11:00Z")
+        assert refused.json()["type"] == "/problems/not-your-ride"
+        await booking.post(f"{steps}/arrived", other, at="2014-05-01T08:12:00Z")
+        started = await booking.post(f"{steps}/start", other, at="2014-05-01T08:13:00Z")
+        # 1,569 s are estimated for the way, and booking waits an hour longer.
+        await booking.post("/clock", {}, at="2014-05-01T09:39:08Z")
+        assert (await booking.get(steps))["state"] == "in_progress"
+        await booking.post("/clock", {}, at="2014-05-01T12:00:00Z")
+        await published(booking, "payments.v1", ride["ride_id"], ["payment.authorised", "payment.captured"])
+        ended = await booking.get(steps)
+        assert (ended["state"], ended["reason"], ended["fare"]) == ("completed", "ride_timeout", started["fare"])
+        assert ended["ended_at"] == "2014-05-01T09:39:09Z"
+        assert (await booking.get("/drivers/other"))["status"] == "free"
+
+
 async def test_timeouts_are_events_in_event_time(start_booking: StartBooking) -> None:
     async with start_booking(clock="event", quote_ttl_s=120, match_timeout_s=300) as booking:
         left = await booking.quote(at="2014-05-01T08:00:00Z")

@@ -107,6 +107,20 @@ async def test_lines_count_what_is_out_of_the_ordinary(run: RecordedRun) -> None
     assert line(accounts, "advice-recommender-log").verdict == "agrees"
 
 
+async def test_a_ride_that_booking_had_to_end_costs_what_was_quoted(run: RecordedRun) -> None:
+    completed = run.find("ride.completed")
+    ride_id = data(completed)["ride_id"]
+    accounts = await accounts_of(run)
+    book = book_of(accounts)
+    rides = {**book.rides, ride_id: book.rides[ride_id]._replace(duration_s=20_000)}
+    accounts = replace(accounts, book=replace(book, rides=rides))
+    (finding,) = line(accounts, "money-book-log").findings
+    assert (finding.id, "20000 s long, it costs" in finding.what) == (ride_id, True)
+    run.put(with_data(completed, reason="ride_timeout"))
+    accounts = replace(accounts, log=(await accounts_of(run)).log)
+    assert line(accounts, "money-book-log").verdict == "agrees"
+
+
 @pytest.mark.parametrize(("early_ms", "verdict"), [(60_000, "disagrees"), (59_999, "agrees")])
 async def test_requests_may_overtake_the_end_of_a_riders_last_ride_by_a_minute(
     run: RecordedRun, early_ms: int, verdict: str

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import h3
 import pytest
@@ -26,13 +27,20 @@ from hailbus import event_info
 from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from ride_events.payments import PaymentAuthorised, PaymentCaptured, PaymentEvent, PaymentRefunded
-from ride_events.timers import TimerElapsed
+from ride_events.timers import RideOverdue, TimerElapsed
 
 START = datetime(2014, 5, 1, 8, tzinfo=UTC)
 CELLS = ("882a100d29fffff", "882a100d2bfffff", "882a1072d7fffff", "882a104a27fffff")
 PLACES = tuple(Place(lat=40.7 + number / 50, lng=-74.0, cell=cell) for number, cell in enumerate(CELLS))
 DRIVERS = ("d1", "d2", "d3")
 ACTIVE = {RideState.MATCHED, RideState.ARRIVED, RideState.IN_PROGRESS}
+TIMER_OF = {
+    RideState.REQUESTED: "match_timeout",
+    RideState.REDISPATCHED: "match_timeout",
+    RideState.MATCHED: "pickup_timeout",
+    RideState.ARRIVED: "no_show",
+    RideState.IN_PROGRESS: "ride_timeout",
+}
 
 
 @dataclass
@@ -173,6 +181,11 @@ def command_of(move: Move, number: int, stored: Stored, quotes: list[str], rides
             )
         case "timer" if stored.timers:
             timer = sorted(stored.timers.values(), key=lambda one: one.id)[which % len(stored.timers)].event
+            if isinstance(timer, RideOverdue):
+                kind_of = {"matched": "pickup_timeout", "in_progress": "ride_timeout"}
+                # Any: mypy takes a dictionary's value for any text
+                overdue: Any = kind_of[timer.state]
+                return Elapse(kind=overdue, subject_id=timer.ride_id, seq=timer.seq, due_at=timer.due_at)
             assert isinstance(timer, TimerElapsed)
             return Elapse(kind=timer.kind, subject_id=timer.subject_id, seq=timer.seq, due_at=timer.due_at)
         case _:
@@ -272,11 +285,14 @@ def check_books(stored: Stored) -> None:
         assert len(ride.declined) <= 3
         if ride.state in ACTIVE:
             assert stored.drivers[ride.driver_id or ""].ride_id == ride.ride_id
-        # Who waits has a timer, so that no ride waits for ever.
-        if ride.waiting:
-            timer = stored.timers[f"match_timeout:{ride.ride_id}"].event
-            assert isinstance(timer, TimerElapsed)
-            assert timer.seq == ride.timer_seq
+        # Every open ride has the timer of its state and no other, so that nobody waits for ever.
+        timers = [name for name in stored.timers if name.endswith(f":{ride.ride_id}")]
+        for name in timers:
+            timer = stored.timers[name].event
+            assert isinstance(timer, TimerElapsed | RideOverdue)
+            if ride.state not in TERMINAL:
+                assert (name.partition(":")[0], timer.seq) == (TIMER_OF[ride.state], ride.timer_seq)
+        assert len(timers) == (ride.state not in TERMINAL) or ride.state in TERMINAL
     riders = [ride.rider_id for ride in stored.rides.values() if ride.state not in TERMINAL]
     assert len(set(riders)) == len(riders)
     # Nobody waits beside a free driver.

@@ -132,10 +132,14 @@ def test_a_driver_who_cancels_is_remembered_and_the_next_wait_has_a_timer_of_its
     assert repriced.timer_seq == redispatched.timer_seq
 
 
-def test_the_wait_at_the_pickup_has_a_timer_of_its_own() -> None:
-    arrived = take(ride(RideState.MATCHED), Step.ARRIVE)
-    assert arrived.timer_seq == arrived.seq == 2
-    assert take(ride(), Step.MATCH).timer_seq == 1
+def test_each_state_of_an_open_ride_has_a_timer_of_its_own() -> None:
+    matched = take(ride(), Step.MATCH)
+    assert matched.timer_seq == matched.seq == 2
+    arrived = take(matched, Step.ARRIVE)
+    assert arrived.timer_seq == arrived.seq == 3
+    assert take(arrived, Step.REPRICE).timer_seq == 3
+    started = take(arrived, Step.START)
+    assert started.timer_seq == started.seq == 4
 
 
 def test_a_ride_never_goes_back_in_time() -> None:

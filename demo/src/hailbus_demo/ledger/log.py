@@ -116,6 +116,7 @@ class LogReader:
         served: Recommendation id → step, as does `chosen`.
         forecasts: Every forecast.
         timers: Every timer.
+        overdue: Every ride whose time in a state was over.
         positions: For each position report, a hash of who was where when, see `position_hash`; `position_rows` are
             their rows.
         newest_ms: Topic → the newest event time.
@@ -138,6 +139,7 @@ class LogReader:
         self.chosen: dict[str, Step] = {}
         self.forecasts: list[Step] = []
         self.timers: list[Step] = []
+        self.overdue: list[Step] = []
         self.positions = array("Q")
         self.position_rows = array("q")
         self.newest_ms: dict[str, int] = {}
@@ -282,6 +284,8 @@ class LogReader:
             self.forecasts.append(step)
         elif step.type == "booking.timer_elapsed":
             self.timers.append(step)
+        elif step.type == "booking.ride_overdue":
+            self.overdue.append(step)
 
     def _see(self, step: Step, *, free: bool) -> None:
         """Keep a sighting of a driver if a minute's supply may depend on it."""

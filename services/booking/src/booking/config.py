@@ -24,6 +24,8 @@ class Settings(BaseSettings):
     quote_ttl_s: int = Field(default=120, ge=1, le=86_400)
     match_timeout_s: int = Field(default=300, ge=1, le=86_400)
     no_show_s: int = Field(default=300, ge=1, le=86_400)
+    pickup_grace_s: int = Field(default=600, ge=1, le=86_400)
+    ride_grace_s: int = Field(default=14_400, ge=1, le=86_400)
     match_rings: int = Field(default=8, ge=0, le=30)
     max_redispatches: int = Field(default=3, ge=0, le=3)
     idempotency_keep_h: int = Field(default=24, ge=1, le=24 * 30)
@@ -35,6 +37,8 @@ class Settings(BaseSettings):
             quote_ttl=timedelta(seconds=self.quote_ttl_s),
             match_timeout=timedelta(seconds=self.match_timeout_s),
             no_show_after=timedelta(seconds=self.no_show_s),
+            pickup_grace=timedelta(seconds=self.pickup_grace_s),
+            ride_grace=timedelta(seconds=self.ride_grace_s),
             match_rings=self.match_rings,
             max_redispatches=self.max_redispatches,
         )

@@ -64,7 +64,8 @@ class RideStarted(RideEvent, type="ride.started", version=1):
 class RideCompleted(RideEvent, type="ride.completed", version=1):
     """The rider reached the destination and pays `fare`.
 
-    `distance_m` is the driver's odometer; `duration_s` runs from start to end by booking's clock.
+    `distance_m` is the driver's odometer; `duration_s` runs from start to end by booking's clock. `reason` is set when
+    booking ended the ride because its driver did not: `ride_timeout`. `distance_m` is then booking's estimate.
     """
 
     rider_id: str
@@ -80,6 +81,7 @@ class RideCompleted(RideEvent, type="ride.completed", version=1):
     duration_s: int
     fare: Money
     multiplier: float
+    reason: str | None = None
 
 
 class RideCancelled(RideEvent, type="ride.cancelled", version=1):

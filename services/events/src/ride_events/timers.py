@@ -21,3 +21,17 @@ class TimerElapsed(Event, topic=BOOKING_TIMERS, key="subject_id", type="booking.
     seq: int
     due_at: datetime
     simulated: bool = False
+
+
+class RideOverdue(Event, topic=BOOKING_TIMERS, key="ride_id", type="booking.ride_overdue", version=1):
+    """A ride has been in `state` for longer than it may: its driver has not arrived, or has not ended it.
+
+    `seq` is the ride's seq at which it entered the state. `state` is `matched` or `in_progress`; readers must expect
+    more of them.
+    """
+
+    ride_id: str
+    state: str
+    seq: int
+    due_at: datetime
+    simulated: bool = False

@@ -400,6 +400,21 @@ def _(run: RecordedRun) -> Finding:
     return at(offered, what)
 
 
+@FAULTS.declare(
+    "booking's database", "a driver did not arrive and the ride still waits for that driver", "booking-timers"
+)
+def _(run: RecordedRun) -> Finding:
+    ride_id, seq = run.ask("booking", "SELECT ride_id, timer_seq FROM booking_rides ORDER BY ride_id LIMIT 1")[0]
+    run.sql("booking", "UPDATE booking_rides SET state = 'matched' WHERE ride_id = ?", ride_id)
+    timer = run.find("booking.timer_elapsed")
+    body = {"ride_id": ride_id, "state": "matched", "seq": seq, "due_at": data(timer)["due_at"], "simulated": True}
+    overdue = timer._replace(value=json.dumps(body, separators=(",", ":")).encode(), key=ride_id.encode())
+    overdue = with_header(with_header(overdue, "ce_type", "booking.ride_overdue"), "ce_subject", ride_id)
+    overdue = with_header(overdue, "ce_dataschema", "hailbus:booking.ride_overdue/v1")
+    run.put(overdue)
+    return at(overdue, f"the time of ride {ride_id} in state matched is over, and it is still so by booking's database")
+
+
 @FAULTS.declare("booking's database", "a rider has two open rides", "riders-rides")
 def _(run: RecordedRun) -> Finding:
     rides = run.ask("booking", "SELECT ride_id, rider_id FROM booking_rides ORDER BY ride_id LIMIT 2")

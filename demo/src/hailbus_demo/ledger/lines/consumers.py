@@ -116,7 +116,16 @@ def _timers(accounts: Accounts) -> Judgement:
             state = "unknown" if ride is None else ride.state
             what = f"the time of ride {subject} for {kind} is over, and it is still {state} by {BOOKING}"
             found.extend([reader.finding(what, timer.row)])
-    return found.judge(f"{len(reader.timers):,} timers have elapsed, and none is pending")
+    for timer in reader.overdue:
+        subject, state = str(timer.data["ride_id"]), str(timer.data["state"])
+        ride = booking.rides.get(subject)
+        if ride is None or (ride.state == state and ride.timer_seq == timer.seq):
+            what = f"the time of ride {subject} in state {state} is over, and it is still so by {BOOKING}"
+            found.extend(
+                [reader.finding(what if ride else f"overdue ride {subject} is unknown by {BOOKING}", timer.row)]
+            )
+    count = len(reader.timers) + len(reader.overdue)
+    return found.judge(f"{count:,} timers have elapsed, and none is pending")
 
 
 def _multipliers(accounts: Accounts) -> Judgement:

@@ -154,7 +154,10 @@ def _book_log(accounts: Accounts) -> Judgement:
                 id=ride_id,
             )
         if told.state == "completed" and told.duration_s is not None and quote is not None:
-            due = due_fare(quote, duration_s=told.duration_s)
+            ended = [step for step in reader.rides.get(ride_id, []) if step.type == "ride.completed"]
+            overdue = any(step.data.get("reason") == "ride_timeout" for step in ended)
+            # Of a ride that booking had to end, nobody knows how long it took: the quoted fare holds.
+            due = quote.fare_minor if overdue else due_fare(quote, duration_s=told.duration_s)
             if due != told.fare_minor:
                 what = (
                     f"ride {ride_id}: quoted {quote.fare_minor} and {told.duration_s} s long, it costs {due} by the "

@@ -43,41 +43,45 @@ class CancelRide:
             if work.now < waits_until:
                 raise NoShowTooEarly(ride.ride_id, waits_until)
             return end(work, ride, by="driver", reason=NO_SHOW, simulated=self.simulated)
-        return self._redispatch(work, ride, self.driver_id)
+        return redispatch(work, ride, self.driver_id, reason=self.reason, simulated=self.simulated)
 
-    def _redispatch(self, work: Work, ride: Ride, driver_id: str) -> Ride:
-        """Look for another driver, or give up when that was tried as often as the policy allows."""
-        stage = ride.state
-        simulated = story.marked(self.simulated, ride, work.driver(driver_id))
-        if len(ride.declined) >= work.policy.max_redispatches:
-            after = ride.give_up(reason="redispatch_limit", at=work.now)
-            work.put_ride(after)
-            tell_unmatched(work, after, "redispatch_limit")
-        else:
-            after = ride.redispatch(at=work.now)
-            work.put_ride(after)
-            work.record(
-                RideRedispatched(
-                    ride_id=after.ride_id,
-                    seq=after.seq,
-                    simulated=simulated,
-                    driver_id=driver_id,
-                    pickup_cell=after.pickup.cell,
-                    attempt=len(after.declined),
-                    reason=self.reason,
-                ),
-                aggregate=after.ride_id,
+
+def redispatch(work: Work, ride: Ride, driver_id: str, *, reason: str, simulated: bool | None = None) -> Ride:
+    """Take the ride from its driver and look for another, or give up when that was done as often as the policy allows.
+
+    Raises:
+        WrongState: The ride has not been matched, or its rider is on board.
+    """
+    stage = ride.state
+    simulated = story.marked(simulated, ride, work.driver(driver_id))
+    if len(ride.declined) >= work.policy.max_redispatches:
+        after = ride.give_up(reason="redispatch_limit", at=work.now)
+        work.put_ride(after)
+        tell_unmatched(work, after, "redispatch_limit")
+    else:
+        after = ride.redispatch(at=work.now)
+        work.put_ride(after)
+        work.record(
+            RideRedispatched(
+                ride_id=after.ride_id,
                 seq=after.seq,
-                at=after.updated_at,
-                story=after.quote_id,
-            )
-        if stage is RideState.ARRIVED:
-            work.cancel_timer("no_show", ride.ride_id)
-        # First the rider finds a driver, then the driver who left finds a rider: never each other again.
-        if after.waiting:
-            after = seek_driver(work, after)
-        release_driver(work, driver_id, ride)
-        return after
+                simulated=simulated,
+                driver_id=driver_id,
+                pickup_cell=after.pickup.cell,
+                attempt=len(after.declined),
+                reason=reason,
+            ),
+            aggregate=after.ride_id,
+            seq=after.seq,
+            at=after.updated_at,
+            story=after.quote_id,
+        )
+    _cancel_timer_of(work, ride.ride_id, stage)
+    # First the rider finds a driver, then the driver who left finds a rider: never each other again.
+    if after.waiting:
+        after = seek_driver(work, after)
+    release_driver(work, driver_id, ride)
+    return after
 
 
 def end(work: Work, ride: Ride, *, by: Party, reason: str, simulated: bool | None = None) -> Ride:
@@ -106,11 +110,18 @@ def end(work: Work, ride: Ride, *, by: Party, reason: str, simulated: bool | Non
     story.tell_refunded(work, ride, reason)
     if before.waiting:
         work.cancel_timer("match_timeout", ride.ride_id)
-    if before.state is RideState.ARRIVED:
-        work.cancel_timer("no_show", ride.ride_id)
+    _cancel_timer_of(work, ride.ride_id, before.state)
     if before.driver_id is not None:
         release_driver(work, before.driver_id, ride)
     return ride
+
+
+def _cancel_timer_of(work: Work, ride_id: str, stage: RideState) -> None:
+    """Cancel the timer of a ride that had a driver and leaves this state."""
+    if stage is RideState.MATCHED:
+        work.cancel_timer("pickup_timeout", ride_id)
+    elif stage is RideState.ARRIVED:
+        work.cancel_timer("no_show", ride_id)
 
 
 def tell_unmatched(work: Work, ride: Ride, reason: Literal["timeout", "redispatch_limit"]) -> None:

@@ -1,5 +1,7 @@
 """Bringing rides and drivers together. A part of several use cases, not one of its own."""
 
+from datetime import timedelta
+
 from booking.app import story
 from booking.app.ports import Work
 from booking.domain.driver import Driver
@@ -49,4 +51,6 @@ def _pair(work: Work, ride: Ride, driver: Driver) -> tuple[Ride, Driver]:
     work.put_ride(ride)
     work.put_driver(driver)
     story.tell_matched(work, ride, driver)
+    due_at = ride.updated_at + timedelta(seconds=eta_s) + work.policy.pickup_grace
+    work.set_timer("pickup_timeout", ride.ride_id, ride.seq, due_at, simulated=ride.simulated)
     return ride, driver

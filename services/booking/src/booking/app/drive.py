@@ -1,6 +1,8 @@
 """The driver's steps of a ride: arrive at the pickup, start, complete."""
 
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
 from ride_events.rides import RideCompleted, RideDriverArrived, RideStarted
 
@@ -9,6 +11,9 @@ from booking.app.dispatch import release_driver
 from booking.app.ports import Needs, Work
 from booking.app.pricing import reprice
 from booking.domain.ride import Ride
+
+RIDE_TIMEOUT: Final = "ride_timeout"
+"""The reason by which booking ends a ride whose driver does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,7 @@ class ReportArrival:
         """Take the step, or raise `NotFound`, `NotYourRide` or `WrongState`."""
         ride = work.ride(self.ride_id).by_driver(self.driver_id).arrive(at=work.now)
         work.put_ride(ride)
+        work.cancel_timer("pickup_timeout", ride.ride_id)
         work.record(
             RideDriverArrived(
                 ride_id=ride.ride_id,
@@ -66,6 +72,8 @@ class StartRide:
         ride = work.ride(self.ride_id).by_driver(self.driver_id).start(at=work.now)
         work.put_ride(ride)
         work.cancel_timer("no_show", ride.ride_id)
+        due_at = ride.updated_at + timedelta(seconds=work.roads.drive_s(ride.route_m)) + work.policy.ride_grace
+        work.set_timer("ride_timeout", ride.ride_id, ride.seq, due_at, simulated=ride.simulated)
         work.record(
             RideStarted(
                 ride_id=ride.ride_id,
@@ -112,37 +120,60 @@ class CompleteRide:
                 reason="took_longer",
                 simulated=self.simulated,
             )
-        ride = ride.complete(distance_m=self.distance_m, at=work.now)
-        assert ride.started_at is not None and ride.duration_s is not None  # noqa: PT018 both follow from the step
-        work.put_ride(ride)
-        work.record(
-            RideCompleted(
-                ride_id=ride.ride_id,
-                seq=ride.seq,
-                simulated=story.marked(self.simulated, ride),
-                rider_id=ride.rider_id,
-                driver_id=self.driver_id,
-                pickup=story.lat_lng(ride.pickup),
-                dropoff=story.lat_lng(ride.dropoff),
-                pickup_cell=ride.pickup.cell,
-                dropoff_cell=ride.dropoff.cell,
-                passengers=ride.passengers,
-                requested_at=ride.requested_at,
-                started_at=ride.started_at,
-                distance_m=self.distance_m,
-                duration_s=ride.duration_s,
-                fare=story.money(ride.fare_minor),
-                multiplier=ride.multiplier,
-            ),
-            aggregate=ride.ride_id,
-            seq=ride.seq,
-            at=ride.updated_at,
-            story=ride.quote_id,
-        )
-        story.tell_captured(work, ride)
+        ride = _complete(work, ride, distance_m=self.distance_m, simulated=self.simulated)
+        assert ride.duration_s is not None, "a completed ride has a duration"
+        work.cancel_timer("ride_timeout", ride.ride_id)
         work.put_roads(work.roads.learn(ride.pickup, ride.dropoff, driven_m=self.distance_m, took_s=ride.duration_s))
         release_driver(work, self.driver_id, ride, position=ride.dropoff)
         return ride
+
+
+def complete_overdue(work: Work, ride: Ride) -> Ride:
+    """Complete a ride that its driver does not end, at the fare as it stands: nobody says how long it really took.
+
+    The driver is free where booking heard of the car last. Nothing is learnt of the roads.
+    """
+    assert ride.driver_id is not None, f"ride {ride.ride_id} is under way and has no driver"
+    ride = _complete(work, ride, distance_m=ride.route_m, simulated=None, reason=RIDE_TIMEOUT)
+    assert ride.driver_id is not None, "a completed ride keeps its driver"
+    release_driver(work, ride.driver_id, ride)
+    return ride
+
+
+def _complete(work: Work, ride: Ride, *, distance_m: int, simulated: bool | None, reason: str | None = None) -> Ride:
+    ride = ride.complete(distance_m=distance_m, at=work.now, reason=reason)
+    # These follow from the steps before.
+    assert ride.driver_id is not None
+    assert ride.started_at is not None
+    assert ride.duration_s is not None
+    work.put_ride(ride)
+    work.record(
+        RideCompleted(
+            ride_id=ride.ride_id,
+            seq=ride.seq,
+            simulated=story.marked(simulated, ride),
+            rider_id=ride.rider_id,
+            driver_id=ride.driver_id,
+            pickup=story.lat_lng(ride.pickup),
+            dropoff=story.lat_lng(ride.dropoff),
+            pickup_cell=ride.pickup.cell,
+            dropoff_cell=ride.dropoff.cell,
+            passengers=ride.passengers,
+            requested_at=ride.requested_at,
+            started_at=ride.started_at,
+            distance_m=distance_m,
+            duration_s=ride.duration_s,
+            fare=story.money(ride.fare_minor),
+            multiplier=ride.multiplier,
+            reason=reason,
+        ),
+        aggregate=ride.ride_id,
+        seq=ride.seq,
+        at=ride.updated_at,
+        story=ride.quote_id,
+    )
+    story.tell_captured(work, ride)
+    return ride
 
 
 def _fare_due(work: Work, ride: Ride) -> int:

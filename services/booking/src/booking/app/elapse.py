@@ -1,15 +1,19 @@
-"""A timer has elapsed: a quote expires, a ride finds no driver, a rider did not come."""
+"""A timer has elapsed: a quote expires, a ride finds no driver, somebody does not come, a ride is not ended."""
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import assert_never
+from typing import Final, assert_never
 
 from ride_events.quotes import QuoteExpired
 
-from booking.app.cancel_ride import NO_SHOW, end, tell_unmatched
+from booking.app.cancel_ride import NO_SHOW, end, redispatch, tell_unmatched
+from booking.app.drive import complete_overdue
 from booking.app.ports import Needs, TimerKind, Work
 from booking.domain.errors import NotFound
 from booking.domain.ride import RideState
+
+DRIVER_LATE: Final = "driver_late"
+"""The reason by which booking takes a ride from a driver who does not arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,10 @@ class Elapse:
                     return self._give_up(work)
                 case "no_show":
                     return self._no_show(work)
+                case "pickup_timeout":
+                    return self._driver_late(work)
+                case "ride_timeout":
+                    return self._ride_overdue(work)
                 case _:
                     assert_never(self.kind)
         except NotFound:
@@ -77,4 +85,19 @@ class Elapse:
         if ride.state is not RideState.ARRIVED or ride.timer_seq != self.seq:
             return False
         end(work, ride, by="system", reason=NO_SHOW)
+        return True
+
+    def _driver_late(self, work: Work) -> bool:
+        ride = work.ride(self.subject_id)
+        if ride.state is not RideState.MATCHED or ride.timer_seq != self.seq:
+            return False
+        assert ride.driver_id is not None, f"ride {ride.ride_id} is matched and has no driver"
+        redispatch(work, ride, ride.driver_id, reason=DRIVER_LATE)
+        return True
+
+    def _ride_overdue(self, work: Work) -> bool:
+        ride = work.ride(self.subject_id)
+        if ride.state is not RideState.IN_PROGRESS or ride.timer_seq != self.seq:
+            return False
+        complete_overdue(work, ride)
         return True

@@ -14,6 +14,8 @@ class Policy:
         quote_ttl: How long a quote is good.
         match_timeout: How long a ride waits for a driver, each time it waits.
         no_show_after: How long a driver waits at the pickup.
+        pickup_grace: How long after the estimated arrival a matched ride waits for its driver.
+        ride_grace: How long after the estimated end a ride under way waits for its driver to end it.
         match_rings: How many H3 rings (resolution 8, about 0.85 km each) around the pickup are searched.
         max_redispatches: How often another driver is looked for.
         tariff: What a ride costs.
@@ -22,6 +24,8 @@ class Policy:
     quote_ttl: timedelta = timedelta(seconds=120)
     match_timeout: timedelta = timedelta(seconds=300)
     no_show_after: timedelta = timedelta(seconds=300)
+    pickup_grace: timedelta = timedelta(seconds=600)
+    ride_grace: timedelta = timedelta(seconds=14_400)
     match_rings: int = 8
     max_redispatches: int = 3
     tariff: Tariff = field(default_factory=Tariff)

@@ -1,9 +1,9 @@
 """What the use cases need of the world."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from hailbus import Event
 
@@ -15,7 +15,12 @@ from booking.domain.quote import Quote
 from booking.domain.ride import Ride
 from booking.domain.roads import Roads
 
-TimerKind = Literal["quote_expiry", "match_timeout", "no_show"]
+TimerKind = Literal["quote_expiry", "match_timeout", "no_show", "pickup_timeout", "ride_timeout"]
+OVERDUE_IN: Final[Mapping[Literal["pickup_timeout", "ride_timeout"], str]] = {
+    "pickup_timeout": "matched",
+    "ride_timeout": "in_progress",
+}
+"""The state that a ride may not stay in for longer than a timer of this kind."""
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
@@ -139,7 +144,7 @@ class Work(Protocol):
         ...
 
     def set_timer(self, kind: TimerKind, subject_id: str, seq: int, due_at: datetime, *, simulated: bool) -> None:
-        """Have `booking.timer_elapsed` published at `due_at`."""
+        """Have the timer's event published at `due_at`."""
         ...
 
     def cancel_timer(self, kind: TimerKind, subject_id: str) -> None:

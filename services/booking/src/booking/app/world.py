@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from hailbus import Event, event_info
-from ride_events.timers import TimerElapsed
+from ride_events.timers import RideOverdue, TimerElapsed
 
 from booking.app.policy import Policy
-from booking.app.ports import Command, Multiplier, Needs, Outgoing, TimerKind
+from booking.app.ports import OVERDUE_IN, Command, Multiplier, Needs, Outgoing, TimerKind
 from booking.app.story import derived_id
 from booking.domain.driver import Driver, DriverStatus
 from booking.domain.errors import NotFound, Refusal
@@ -286,8 +286,13 @@ class World:
         self._changes.reports.append((event, at))
 
     def set_timer(self, kind: TimerKind, subject_id: str, seq: int, due_at: datetime, *, simulated: bool) -> None:
-        """Have `booking.timer_elapsed` published at `due_at`."""
-        event = TimerElapsed(subject_id=subject_id, kind=kind, seq=seq, due_at=due_at, simulated=simulated)
+        """Have the timer's event published at `due_at`."""
+        event: TimerElapsed | RideOverdue
+        if kind == "pickup_timeout" or kind == "ride_timeout":  # noqa: PLR1714 mypy narrows a literal by ==
+            state = OVERDUE_IN[kind]
+            event = RideOverdue(ride_id=subject_id, state=state, seq=seq, due_at=due_at, simulated=simulated)
+        else:
+            event = TimerElapsed(subject_id=subject_id, kind=kind, seq=seq, due_at=due_at, simulated=simulated)
         schedule_id = f"{kind}:{subject_id}"
         self._set(
             self._changes.timers,

@@ -85,7 +85,7 @@ class Ride:
 
     Attributes:
         seq: Counts the ride's events from 1.
-        timer_seq: The seq at which the present wait (for a driver, or at the pickup) began: its timer carries the same.
+        timer_seq: The seq at which the ride entered the present state: the timer of that state carries the same.
         route_m: The way by street that the fare is for, as booking estimates it.
         declined: The drivers that took the ride and cancelled.
         authorised_minor: What is reserved; `fare_minor` is what the ride costs as things stand.
@@ -164,7 +164,7 @@ class Ride:
 
     def match(self, driver_id: str, *, eta_s: int, at: datetime) -> "Ride":
         """A driver takes the ride. This and all steps below raise `WrongState` where the table has no way."""
-        return self._take(Step.MATCH, at, driver_id=driver_id, eta_s=eta_s, matched_at=_NOW)
+        return self._take(Step.MATCH, at, driver_id=driver_id, eta_s=eta_s, matched_at=_NOW, timer_seq=self.seq + 1)
 
     def arrive(self, *, at: datetime) -> "Ride":
         """The driver waits at the pickup."""
@@ -172,20 +172,21 @@ class Ride:
 
     def start(self, *, at: datetime) -> "Ride":
         """The rider is on board."""
-        return self._take(Step.START, at, started_at=_NOW)
+        return self._take(Step.START, at, started_at=_NOW, timer_seq=self.seq + 1)
 
     def driven_s(self, *, at: datetime) -> int:
         """Return how long the rider has been on board, in whole seconds; 0 before the start."""
         return 0 if self.started_at is None else int((max(at, self.updated_at) - self.started_at).total_seconds())
 
-    def complete(self, *, distance_m: int, at: datetime) -> "Ride":
-        """The rider has reached the destination, and is charged the fare."""
+    def complete(self, *, distance_m: int, at: datetime, reason: str | None = None) -> "Ride":
+        """The rider has reached the destination, and is charged the fare; `reason` says why booking ended the ride."""
         return self._take(
             Step.COMPLETE,
             at,
             distance_m=distance_m,
             duration_s=self.driven_s(at=at),
             ended_at=_NOW,
+            reason=reason,
             payment=PaymentState.CAPTURED,
             payment_seq=self.payment_seq + 1,
         )

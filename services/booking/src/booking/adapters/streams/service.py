@@ -1,8 +1,9 @@
 """Booking on the bus: what it publishes, and what it hears as group `booking`."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from hailbus import (
     AtLeastOnce,
@@ -22,14 +23,15 @@ from hailbus.clock import Clock
 from ride_events import CATALOGUE, drivers, payments, quotes, rides, timers
 from ride_events.drivers import DriverLocationReported
 from ride_events.pricing import SurgeUpdated
-from ride_events.timers import TimerElapsed
+from ride_events.timers import RideOverdue, TimerElapsed
 
 from booking.adapters.storage.writer import UnavailableError, Writer
 from booking.app.apply_surge import ApplySurge
 from booking.app.elapse import Elapse
-from booking.app.ports import Command, Multiplier
+from booking.app.ports import OVERDUE_IN, Command, Multiplier, TimerKind
 from booking.domain.fare import MULTIPLIER_RANGE
 
+Consumed = SurgeUpdated | TimerElapsed | RideOverdue
 GROUP = "booking"
 SOURCE = "/booking"
 # While the database is away, wait for it: nothing is wrong with the event.
@@ -38,6 +40,7 @@ PATIENTLY = AtLeastOnce(
 )
 FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MOMENT = datetime(2100, 1, 1, tzinfo=UTC)
+_OVERDUE_BY: Final[Mapping[str, TimerKind]] = {state: kind for kind, state in OVERDUE_IN.items()}
 _SUBJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z", re.ASCII)
 
 
@@ -49,12 +52,10 @@ def build_service(
     service.publishes(Catalogue.of(quotes, rides, drivers, payments, timers))
     positions: Publisher[DriverLocationReported] = service.publishes(DriverLocationReported)
 
-    @service.on_batch(
-        SurgeUpdated | TimerElapsed, delivery=PATIENTLY, max_items=500, max_wait=timedelta(milliseconds=20)
-    )
-    async def apply(batch: Batch[SurgeUpdated | TimerElapsed]) -> list[Verdict]:
+    @service.on_batch(Consumed, delivery=PATIENTLY, max_items=500, max_wait=timedelta(milliseconds=20))
+    async def apply(batch: Batch[Consumed]) -> list[Verdict]:
         verdicts: list[Verdict] = []
-        good: list[Delivery[SurgeUpdated | TimerElapsed]] = []
+        good: list[Delivery[Consumed]] = []
         for item in batch.items:
             fault = str(Inbox.refusal_of(item) or fault_of(item) or "")
             verdicts.append(Reject(fault) if fault else Done())
@@ -75,7 +76,7 @@ def build_service(
     return service, positions
 
 
-def fault_of(item: Delivery[SurgeUpdated | TimerElapsed]) -> str | None:
+def fault_of(item: Delivery[Consumed]) -> str | None:
     """Say what is wrong with an event that fits its class and is nonsense all the same."""
     envelope = item.ctx.envelope
     if not FIRST_MOMENT <= envelope.time <= LAST_MOMENT:
@@ -94,10 +95,17 @@ def fault_of(item: Delivery[SurgeUpdated | TimerElapsed]) -> str | None:
                 return f"subject_id {timer.subject_id[:80]!r} is neither a quote's nor a ride's id"
             if timer.due_at.tzinfo is None:
                 return "due_at has no zone"
+        case RideOverdue() as overdue:
+            if not _SUBJECT.match(overdue.ride_id):
+                return f"ride_id {overdue.ride_id[:80]!r} is no ride's id"
+            if overdue.state not in _OVERDUE_BY:
+                return f"no ride is overdue in state {overdue.state[:80]!r}"
+            if overdue.due_at.tzinfo is None:
+                return "due_at has no zone"
     return None
 
 
-def _command(event: SurgeUpdated | TimerElapsed) -> Command[object]:
+def _command(event: Consumed) -> Command[object]:
     match event:
         case SurgeUpdated():
             return ApplySurge(
@@ -110,3 +118,6 @@ def _command(event: SurgeUpdated | TimerElapsed) -> Command[object]:
             )
         case TimerElapsed():
             return Elapse(kind=event.kind, subject_id=event.subject_id, seq=event.seq, due_at=event.due_at)
+        case RideOverdue():
+            kind = _OVERDUE_BY[event.state]
+            return Elapse(kind=kind, subject_id=event.ride_id, seq=event.seq, due_at=event.due_at)
