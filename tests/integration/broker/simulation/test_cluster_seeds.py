@@ -7,7 +7,7 @@ import os
 import pytest
 from hailbus_devtools.simulate.main import ENOUGH_SEEDS, Campaign, run_campaign
 
-SEEDS = 48
+SEEDS = 40
 """About a second and a half of CPU time each; 200 of them have to reach what `REQUIRED_IN_A_CLUSTER` lists."""
 
 
