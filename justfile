@@ -28,15 +28,15 @@ release *args:
 
 # long simulations and kill loops
 slow *args:
-    uv run pytest -m slow {{args}}
+    uv run pytest -m 'slow and not compose' {{args}}
 
 # every suite that the check leaves out, one after another, and docs/long-runs.md
 long *args:
     uv run long-runs {{args}}
 
-# the compose file end to end; needs a Docker engine
+# the compose file end to end, with brokers that are killed, paused and cut off; needs a Docker engine
 compose *args:
-    uv run check --only compose -- {{args}}
+    uv run pytest -m compose tests/e2e {{args}}
 
 # the broker side by side with Apache Kafka
 bench-broker *args:

@@ -111,7 +111,7 @@ def steps(
     if why_missing("apache kafka") is None:
         whole.insert(0, Step(name="apache kafka set-up", command=[apache_kafka(), "fetch"]))
     # Beside the others: most of the time it waits for images to be built and for containers to restart.
-    containers = replace(tests("compose", "-m", "compose", "tests/e2e"), beside=True)
+    containers = replace(tests("compose", "-m", "compose and not slow", "tests/e2e"), beside=True)
     if only is not None:
         every = [*style, quick, *whole, containers]
         return [replace(step, beside=False) for step in every if step.name == only]

@@ -96,7 +96,12 @@ RUNS = (
     LongRun(
         name="slow",
         shows="long simulations and kill loops: every test marked `slow`",
-        command=["uv", "run", "pytest", "-m", "slow"],
+        command=["uv", "run", "pytest", "-m", "slow and not compose"],
+    ),
+    LongRun(
+        name="compose",
+        shows="the compose file end to end, with brokers that are killed, paused and cut off",
+        command=["uv", "run", "pytest", "-m", "compose", "tests/e2e"],
     ),
     _python("3.12"),
     _python("3.13"),

@@ -62,4 +62,5 @@ def test_a_python_of_pyenv_is_named_by_its_path(tmp_path: Path) -> None:
 
 
 def test_all_that_the_check_leaves_out_is_run() -> None:
-    assert [one.name for one in RUNS] == ["history", "faults", "three-nodes", "slow", "python-3.12", "python-3.13"]
+    names = ["history", "faults", "three-nodes", "slow", "compose", "python-3.12", "python-3.13"]
+    assert [one.name for one in RUNS] == names
