@@ -129,6 +129,7 @@ def test_killed_processes_come_back_and_the_accounts_balance_with_the_lake(tmp_p
     assert state["left_out"] == []
 
 
+@pytest.mark.slow  # the check kills the leader of three brokers in containers
 @pytest.mark.timeout(600)
 def test_a_city_on_three_brokers_balances_though_whoever_leads_is_killed(tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
