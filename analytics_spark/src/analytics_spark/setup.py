@@ -34,7 +34,7 @@ def set_up(settings: LakeSettings, *, class_data: bool = True, progress: Progres
     Args:
         settings: Which Java, and where the cache is.
         class_data: Whether to make the archive: it takes 20 s once and 180 MB, and halves the CPU time of each start.
-        progress: Is told of downloads.
+        progress: Called for each download, with the file's name and its size in bytes.
 
     Raises:
         SetUpError: Java or a jar cannot be had.

@@ -392,7 +392,7 @@ def build_records(records: Sequence[Message], *, now_ms: int) -> bytearray:
 
 
 def _of_one_caller(done: asyncio.Future[None]) -> asyncio.Future[None]:
-    """Return a future that is done with another one, and that its caller may cancel.
+    """Return a future that completes when the given one does; cancelling it leaves the given one alone.
 
     A task that is cancelled cancels the future that it waits for. Decisions without records wait for the same one.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 WAIT_S: Final = 2.0
 """A request waits no longer for a block; its client asks again."""
 PREFETCH: Final = 0.9
-"""The next block is asked for when so much of the current one is used, as in Apache Kafka."""
+"""The share of the current block after whose use the next one is requested, as in Apache Kafka."""
 
 
 class ProducerIds:

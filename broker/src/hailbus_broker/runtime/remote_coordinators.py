@@ -88,7 +88,7 @@ class RemoteCoordinators:
 
 
 def _take(queue: deque[PartitionCheck]) -> list[PartitionCheck]:
-    """Take checks out of a queue up to the second one of a transactional id: responses are told apart by it."""
+    """Take checks from a queue until a transactional id repeats: a response identifies a check by its id."""
     checks: list[PartitionCheck] = []
     seen: set[str] = set()
     while queue and len(checks) < TRANSACTIONS_PER_REQUEST and queue[0].transactional_id not in seen:

@@ -375,7 +375,7 @@ class LeaderReplica(HostedReplica):
         return self.followers is not None and self.followers.serves_racks
 
     def recount(self) -> None:
-        """Look again at what is committed, and at who is in sync: the ISR, the settings or the time have changed."""
+        """Recompute the high watermark and the ISR, because the ISR, the settings or the time have changed."""
         self._tell_start_watchers()
         if self.followers is not None and self.error is None:
             self._recount(self.followers)
