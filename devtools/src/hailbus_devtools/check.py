@@ -29,6 +29,7 @@ MEMBERS = (
     "services/surge",
     "services/recommender",
     "services/bike",
+    "services/payment-provider",
     "services/dashboard",
     "services/logger",
     "analytics_spark",

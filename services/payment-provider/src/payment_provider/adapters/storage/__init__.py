@@ -1,0 +1,1 @@
+"""SQLite or PostgreSQL by SQLAlchemy."""

@@ -1,0 +1,1 @@
+"""What the provider does with money: plain Python."""
