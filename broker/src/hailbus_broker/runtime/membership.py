@@ -77,7 +77,7 @@ class Membership:
 
     def start(self) -> None:
         """Register, and send heartbeats from then on."""
-        self._task = self._core.spawn(self._run(), "membership")
+        self._task = self._core.spawn_vital(self._run(), "membership")
 
     async def until_caught_up(self) -> None:
         """Wait until this node is registered, and has applied the metadata up to its registration.

@@ -15,7 +15,7 @@ from hailbus_broker.logging import get_logger
 from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.records import RecordsError
 from hailbus_broker.runtime.data_directory import DataDirectory
-from hailbus_broker.runtime.errors import StartError
+from hailbus_broker.runtime.errors import StartError, TaskFailedError
 from hailbus_broker.runtime.group_sync import LANES, GroupSync
 from hailbus_broker.runtime.machine import Machine
 from hailbus_broker.runtime.metadata import Metadata, QuorumSettings, open_metadata
@@ -143,7 +143,7 @@ class NodeCore:
             bootstrap=None if self.roles.is_standalone else {name: last for name, (_, last) in SUPPORTED.items()},
         )
         self.metadata, self.publisher = parts.log, parts.publisher
-        self.spawn(self.publisher.run(), "metadata-publisher")
+        self.spawn_vital(self.publisher.run(), "metadata-publisher")
         parts.quorum.start(self.metadata)
         snapshot_interval_ms = self.config["metadata.log.max.snapshot.interval.ms"]
         if snapshot_interval_ms:
@@ -220,8 +220,8 @@ class NodeCore:
         """Stop as soon as possible: what this node would do on from here, others would have to undo."""
         if self.reason_to_stop is None:
             self.reason_to_stop = error
-            if isinstance(error, StartError):
-                log.critical("node_unfit", error=str(error))
+            if isinstance(error, StartError | TaskFailedError):
+                log.critical("node_unfit", error=str(error), exc_info=error.__cause__)
             else:
                 advice = "keep its data directory, and restore it from a backup"
                 log.critical("node_unfit", error=str(error), advice=advice)
@@ -247,6 +247,19 @@ class NodeCore:
         self._background[task] = None
         task.add_done_callback(self._background.pop)
         return task
+
+    def spawn_vital(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run something as `spawn` does; should it fail, the node stops, since it would serve on without it."""
+        task = self.spawn(coroutine, name)
+        task.add_done_callback(self._vital_ended)
+        return task
+
+    def _vital_ended(self, task: asyncio.Task[Any]) -> None:
+        if task.cancelled() or (cause := task.exception()) is None:
+            return
+        error = TaskFailedError(f"the task {task.get_name()} has failed: {cause!r}; start the node again")
+        error.__cause__ = cause
+        self.become_unfit(error)
 
     def is_running(self, name: str) -> bool:
         """Whether a task with a name runs."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
+from unittest.mock import patch
 
 import pytest
 from hailbus_broker.client import UnreachableError
@@ -52,6 +53,33 @@ async def until_stable(account: Account, node_id: int, offset: int) -> Fetched:
     log = replica_of(account.cluster.nodes[node_id], account.topic).log
     await account.cluster.until(lambda: log.last_stable_offset >= offset)
     return await account.fetch(node_id, is_committed=True)
+
+
+@pytest.mark.parametrize("task", ["membership", "metadata-publisher"])
+@simulated(seeds=SEEDS)
+async def test_a_node_stops_when_a_task_that_it_needs_fails(task: str) -> None:
+    """A defect must not leave a broker that serves on, fenced for ever or with old metadata."""
+
+    def fail(*_: object) -> Never:
+        raise ZeroDivisionError
+
+    async with simulated_cluster(SETTINGS) as cluster:
+        account = Account(cluster)
+        await create_topic(account)
+        node = cluster.node(LEADER)
+        part, step = {
+            "membership": (node.broker.membership, "_heartbeat"),
+            "metadata-publisher": (node.core.publisher._has_work, "clear"),
+        }[task]
+        with patch.object(part, step, fail):
+            others = [node_id for node_id in cluster.nodes if node_id != node.node_id]
+            writing = asyncio.create_task(create_topic(Account(cluster, topic="another"), replicas=others))
+            await cluster.until(lambda: not node.is_up)
+            writing.cancel()
+        assert f"the task {task} has failed" in str(node.core.reason_to_stop)
+        await node.start()
+        await until_in_sync(cluster, 1, 2, 3)
+        await account.until_acknowledged()
 
 
 # ---------------------------------------------------------------------- leaders and followers
