@@ -71,6 +71,7 @@ class Chaos:
         supervisor: Whose processes.
         victims: Their names, or roles of brokers, in the order of their deaths.
         brokers: Finds the broker that has a role; None where there is one broker.
+        lake: Starts the lake beside the run, so it may not be there yet; None without a lake.
         share_done: Returns how much of the run is over, 0 to 1, or None where it has no end.
         say: Told of each kill.
     """
@@ -81,12 +82,14 @@ class Chaos:
         victims: Sequence[str],
         *,
         brokers: BrokersByRole | None = None,
+        lake: asyncio.Future[None] | None = None,
         share_done: Callable[[], float | None],
         say: Callable[[str], None],
     ) -> None:
         self.supervisor = supervisor
         self.victims = tuple(victims)
         self.brokers = brokers
+        self.lake = lake
         self.share_done = share_done
         self.say = say
         self.killed: list[str] = []
@@ -97,6 +100,8 @@ class Chaos:
         """Kill each victim once the others are well again after the last kill; return when all are back."""
         for i, victim in enumerate(self.victims):
             await self._until((i + 1) / (len(self.victims) + 1))
+            if victim == "lake" and self.lake is not None:
+                await asyncio.shield(self.lake)
             # The lake takes long to come up, and nobody needs it to live through another's death.
             await self.supervisor.wait_ready(*(n for n in self.supervisor.children if n != "lake" or victim == "lake"))
             name = victim

@@ -157,6 +157,7 @@ class _Run:
         )
         self.continues = before is not None
         self.played_to_the_end = False
+        self.lake_start: asyncio.Task[None] | None = None
         self.screen = Screen(console)
         self.interrupts = Interrupts()
         self.supervisor = Supervisor(say=self.screen.say)
@@ -194,7 +195,8 @@ class _Run:
         specs = service_specs(self.data_dir, bootstrap=bootstrap, bus=bus, ports=ports)
         for spec in specs:
             await self.supervisor.start(spec)
-        lake_start = asyncio.create_task(self._start_lake(lake_ready, bootstrap)) if lake_ready is not None else None
+        if lake_ready is not None:
+            self.lake_start = asyncio.create_task(self._start_lake(lake_ready, bootstrap))
         await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
         self.timings.services_ready = time.monotonic()
         say(f"booking's API at {ports.url('booking')}/docs, the recommender's at {ports.url('recommender')}/docs")
@@ -270,9 +272,9 @@ class _Run:
         try:
             async with self.screen, driver_apps(bus) as locations:
                 world = await self._play(figures, booking, advice, locations, scene)
-                if lake_start is not None:
+                if self.lake_start is not None:
                     # A run that is stopped early still gets its ledger, and the lake is a part of it.
-                    await self._unless_insisted(lake_start, lost="no ledger was drawn up")
+                    await self._unless_insisted(self.lake_start, lost="no ledger was drawn up")
                 code = await self._settle_accounts(plan, figures, watch, auditor, world)
         finally:
             await auditor.stop()
@@ -280,9 +282,9 @@ class _Run:
             await asyncio.gather(writer, return_exceptions=True)
             await watch.stop()
             book.close()
-            if lake_start is not None and not lake_start.done():
-                lake_start.cancel()
-                await asyncio.gather(lake_start, return_exceptions=True)
+            if self.lake_start is not None and not self.lake_start.done():
+                self.lake_start.cancel()
+                await asyncio.gather(self.lake_start, return_exceptions=True)
         self._write(figures)
         self._print_end(figures)
         if not options.exit_when_done and not self.interrupts.asked.is_set():
@@ -458,7 +460,14 @@ class _Run:
             or (victim == "lake" and self.options.spark)
             or (brokers is not None and victim in CLUSTER_VICTIMS)
         ]
-        return Chaos(self.supervisor, victims, brokers=brokers, share_done=share_done, say=self.screen.say)
+        return Chaos(
+            self.supervisor,
+            victims,
+            brokers=brokers,
+            lake=self.lake_start,
+            share_done=share_done,
+            say=self.screen.say,
+        )
 
     async def _end_asked(self) -> None:
         duration_s = self.options.rides.duration_s

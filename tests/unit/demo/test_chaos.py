@@ -1,0 +1,49 @@
+"""When `--chaos` kills what, with processes that are none."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hailbus_demo.chaos import Chaos
+
+
+class Processes:
+    """A supervisor of processes that are ready as soon as they are there."""
+
+    def __init__(self) -> None:
+        self.children: dict[str, Any] = {"booking": SimpleNamespace(pid=7)}
+        self.killed: list[str] = []
+
+    async def wait_ready(self, *names: str) -> None:
+        assert set(names) <= self.children.keys()
+
+    async def kill(self, name: str) -> None:
+        self.killed.append(name)
+
+
+def chaos(supervisor: Any, lake: asyncio.Future[None]) -> Chaos:
+    return Chaos(supervisor, ["booking", "lake"], lake=lake, share_done=lambda: 1.0, say=lambda _: None)
+
+
+async def test_a_lake_that_is_still_being_set_up_is_killed_once_it_is_there() -> None:
+    processes = Processes()
+    lake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(chaos(processes, lake).run())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert processes.killed == ["booking"]
+    assert not running.done()
+    processes.children["lake"] = SimpleNamespace(pid=8)
+    lake.set_result(None)
+    await running
+    assert processes.killed == ["booking", "lake"]
+
+
+async def test_a_lake_that_cannot_be_set_up_ends_it() -> None:
+    lake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    lake.set_exception(RuntimeError("no Spark"))
+    with pytest.raises(RuntimeError, match="no Spark"):
+        await chaos(Processes(), lake).run()
