@@ -23,13 +23,13 @@ with extra("django"):
     from django.db import connections, transaction
 
 with extra("sql"):
-    from sqlalchemy import ClauseElement, delete
+    from sqlalchemy import ClauseElement
     from sqlalchemy.dialects import postgresql, sqlite
 
 from hailbus.clock import Clock, micros, utc_now
 from hailbus.context import Context, Delivery
 from hailbus.errors import ConfigurationError, EventIdError
-from hailbus.inbox import Claims, Inbox, claim_statement, inbox_table
+from hailbus.inbox import PRUNE, PRUNED_AT_ONCE, Claims, Inbox, claim_statement
 from hailbus.migrations import STEPS, statements
 
 __all__ = ["DjangoInbox", "DjangoTransaction", "create_tables", "django_tx"]
@@ -156,9 +156,11 @@ class DjangoInbox:
 
     def prune(self, keep: timedelta) -> int:
         """Forget events that were applied longer ago than this; how many."""
-        before = micros(self._clock() - keep)
-        with transaction.atomic(using=self._using):
-            statement = delete(inbox_table).where(
-                inbox_table.c.consumer == self.consumer, inbox_table.c.applied_at < before
-            )
-            return django_tx(self._using).execute(statement).rowcount
+        old = {"consumer": self.consumer, "before": micros(self._clock() - keep), "most": PRUNED_AT_ONCE}
+        pruned_count = 0
+        while True:
+            with transaction.atomic(using=self._using):
+                count = django_tx(self._using).execute(PRUNE, old).rowcount
+            pruned_count += count
+            if count < PRUNED_AT_ONCE:
+                return pruned_count

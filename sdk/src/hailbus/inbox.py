@@ -19,10 +19,12 @@ with extra("sql"):
         String,
         Table,
         TextClause,
+        bindparam,
         delete,
         func,
         select,
         text,
+        tuple_,
     )
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
@@ -47,6 +49,15 @@ inbox_table = Table(
     sqlite_with_rowid=False,
 )
 Index("hailbus_inbox_applied", inbox_table.c.consumer, inbox_table.c.applied_at)
+
+_KEY = (inbox_table.c.source, inbox_table.c.event_id)
+_OLD = (inbox_table.c.consumer == bindparam("consumer")) & (inbox_table.c.applied_at < bindparam("before"))
+PRUNE = delete(inbox_table).where(
+    inbox_table.c.consumer == bindparam("consumer"),
+    tuple_(*_KEY).in_(select(*_KEY).where(_OLD).limit(bindparam("most"))),
+)
+PRUNED_AT_ONCE = 1_000
+"""Rows that one transaction of `prune` deletes: other writers wait no longer than for these."""
 
 # As wide as the columns, and nothing that CloudEvents forbids in an attribute or PostgreSQL in a text.
 _STORABLE = re.compile(r"[^\x00-\x1f\x7f]{1,255}\Z")
@@ -202,10 +213,11 @@ class Inbox:
 
     async def prune(self, keep: timedelta) -> int:
         """Forget events that were applied longer ago than this; how many. A repetition after that is applied again."""
-        async with self.engine.begin() as connection:
-            result = await connection.execute(
-                delete(inbox_table).where(
-                    inbox_table.c.consumer == self.consumer, inbox_table.c.applied_at < micros(self._clock() - keep)
-                )
-            )
-        return int(result.rowcount)
+        old = {"consumer": self.consumer, "before": micros(self._clock() - keep), "most": PRUNED_AT_ONCE}
+        pruned_count = 0
+        while True:
+            async with self.engine.begin() as connection:
+                count = (await connection.execute(PRUNE, old)).rowcount
+            pruned_count += count
+            if count < PRUNED_AT_ONCE:
+                return pruned_count

@@ -111,6 +111,18 @@ _CANCEL = (
     .where(outbox_table.c.schedule_id.in_(bindparam("schedule_ids", expanding=True)), _waiting)
     .values(cancelled_at=bindparam("now"))
 )
+_AGES = (
+    select(outbox_table.c.position, outbox_table.c.created_at)
+    .where(outbox_table.c.position > bindparam("after"))
+    .order_by(outbox_table.c.position)
+    .limit(bindparam("most"))
+)
+_PRUNE = delete(outbox_table).where(
+    outbox_table.c.position.between(bindparam("first"), bindparam("last")),
+    (outbox_table.c.published_at < bindparam("before")) | (outbox_table.c.cancelled_at < bindparam("before")),
+)
+PRUNED_AT_ONCE = 1_000
+"""Rows that one transaction of `prune` looks at: other writers wait no longer than for these."""
 
 
 WAKE_LINGER_S = 0.005
@@ -400,15 +412,22 @@ class Outbox:
         return self.last_lag
 
     async def prune(self, keep: timedelta) -> int:
-        """Delete rows that were published or cancelled longer ago than this; how many."""
+        """Delete rows that were published or cancelled longer ago than this; how many.
+
+        It looks at a thousand rows in each transaction, from the oldest on, until it comes to newer ones.
+        """
         before = micros(self._clock() - keep)
-        async with self.engine.begin() as connection:
-            result = await connection.execute(
-                delete(outbox_table).where(
-                    (outbox_table.c.published_at < before) | (outbox_table.c.cancelled_at < before)
-                )
-            )
-        return int(result.rowcount)
+        pruned_count, after = 0, -1
+        while True:
+            async with self.turn, self.engine.begin() as connection:
+                ages = (await connection.execute(_AGES, {"after": after, "most": PRUNED_AT_ONCE})).all()
+                if not ages:
+                    return pruned_count
+                span = {"first": ages[0].position, "last": ages[-1].position}
+                pruned_count += (await connection.execute(_PRUNE, {**span, "before": before})).rowcount
+            if all(row.created_at >= before for row in ages):
+                return pruned_count
+            after = span["last"]
 
     def _now(self) -> dict[str, int]:
         return {"now": micros(self._clock())}

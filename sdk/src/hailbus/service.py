@@ -26,6 +26,7 @@ from hailbus.errors import ConfigurationError
 from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
 from hailbus.injection import event_classes
 from hailbus.plain import adopting
+from hailbus.pruning import Prunable, Pruning
 from hailbus.publish_buffer import PublishBuffer, PublisherSettings, PublishStats
 from hailbus.publisher import Publisher
 from hailbus.registration import EventBatchHandler, EventHandler, Registrar, Registration
@@ -157,6 +158,7 @@ class Service(Registrar):
         self._published: list[type[Event]] = []
         self._structured: set[type[Event]] = set()
         self._subscriptions: list[Subscription] = []
+        self._prunings: list[Pruning] = []
         self._outboxes: list[Outbox] = []
         self._relayed_elsewhere: set[int] = set()
         self._tables: list[HasTables] = []
@@ -304,6 +306,20 @@ class Service(Registrar):
             self._outboxes.append(outbox)
         if elsewhere:
             self._relayed_elsewhere.add(id(outbox))
+
+    def prunes(self, store: Prunable, *, keep: timedelta, every: timedelta = timedelta(minutes=10)) -> None:
+        """Delete what an outbox, an inbox or the like has kept for longer than this, while the service runs.
+
+        Args:
+            store: What to prune.
+            keep: How long rows stay. Those of an inbox must stay longer than an event can come again: a repetition
+                after that is applied again.
+            every: Time between two rounds.
+
+        Raises:
+            ConfigurationError: A duration is not positive.
+        """
+        self._prunings.append(Pruning(store=store, keep=keep, every=every))
 
     def needs(self, tables: HasTables) -> None:
         """Create these tables before the first event is handled."""
@@ -463,6 +479,8 @@ class Service(Registrar):
                 if id(outbox) in self._relayed_elsewhere:
                     continue
                 self._supervisor.run("relay", partial(outbox.relay, buffer.producer, chosen.partitioner))
+            for pruning in self._prunings:
+                self._supervisor.run("pruning", pruning.run)
             for subscriber in subscribers:
                 self._subscribers.append(subscriber)
                 await subscriber.start()

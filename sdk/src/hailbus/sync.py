@@ -39,7 +39,7 @@ from hailbus.database import CREATE_OPTION, database_url, ensure_tables_sync, se
 from hailbus.envelope import Envelope
 from hailbus.errors import ConfigurationError, DeliveryError, EventIdError
 from hailbus.event import Event
-from hailbus.inbox import Claims, Inbox, claim_statement, inbox_table
+from hailbus.inbox import PRUNE, PRUNED_AT_ONCE, Claims, Inbox, claim_statement, inbox_table
 from hailbus.outbox import SyncTransaction, cancel_sync, outbox_table, store_sync
 from hailbus.publisher import Publisher, Receipt
 from hailbus.service import Service
@@ -167,13 +167,14 @@ class SyncInbox:
 
     def prune(self, keep: timedelta) -> int:
         """Forget events that were applied longer ago than this; how many."""
-        with self.engine.begin() as connection:
-            done = connection.execute(
-                delete(inbox_table).where(
-                    inbox_table.c.consumer == self.consumer, inbox_table.c.applied_at < micros(self._clock() - keep)
-                )
-            )
-        return int(done.rowcount)
+        old = {"consumer": self.consumer, "before": micros(self._clock() - keep), "most": PRUNED_AT_ONCE}
+        pruned_count = 0
+        while True:
+            with self.engine.begin() as connection:
+                count = connection.execute(PRUNE, old).rowcount
+            pruned_count += count
+            if count < PRUNED_AT_ONCE:
+                return pruned_count
 
 
 # ------------------------------------------------------------------------------------------------ publisher

@@ -22,13 +22,15 @@ from hailbus import (
     Service,
     Topic,
 )
+from hailbus.clock import micros
 from hailbus.codec import envelope_for
 from hailbus.database import create_engine
 from hailbus.idempotency import AnswerBook, StoredAnswer
+from hailbus.inbox import inbox_table
 from hailbus.outbox import outbox_table
 from hailbus.state_machine import State, StateMachine, Step
 from hailbus.testing import MemoryBus
-from sqlalchemy import func, select, text
+from sqlalchemy import Table, func, select, text, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -474,3 +476,46 @@ async def test_processes_take_every_event_once_while_two_members_move_them(engin
         found = [await machine.state(connection, order) for order in orders]
     assert found == [Counted(orders=6, payments=5)] * 4
     assert calls >= 40  # more, when two met and one was rolled back
+
+
+async def test_pruning_takes_many_rows_in_small_transactions(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hailbus.outbox.PRUNED_AT_ONCE", 3)
+    monkeypatch.setattr("hailbus.inbox.PRUNED_AT_ONCE", 3)
+    now = NOON
+    outbox, inbox, other = (
+        Outbox(engine, lambda: now),
+        Inbox(engine, "till", clock=lambda: now),
+        Inbox(engine, "cellar"),
+    )
+    await outbox.create_tables()
+    await inbox.create_tables()
+
+    async def happen(*names: str, is_published: bool = True) -> None:
+        async with engine.begin() as tx:
+            await outbox.add_many(tx, [entry(OrderPlaced(order_id=name), id=name) for name in names], wakes=False)
+            if is_published:
+                await tx.execute(
+                    update(outbox_table).where(outbox_table.c.id.in_(names)).values(published_at=micros(now))
+                )
+            contexts = [context(name) for name in names]
+            await inbox.claim(tx, contexts)
+            await other.claim(tx, contexts)
+
+    async def left(table: Table) -> list[str]:
+        name = table.c.id if table is outbox_table else table.c.event_id
+        only = table.c.consumer == "till" if table is inbox_table else true()
+        async with engine.connect() as connection:
+            return sorted((await connection.execute(select(name).where(only))).scalars())
+
+    await happen("waiting", is_published=False)
+    await happen(*(f"old-{i}" for i in range(7)))
+    now += timedelta(days=1)
+    await happen(*(f"new-{i}" for i in range(4)))
+    now += timedelta(hours=1)
+    assert (await outbox.prune(timedelta(hours=2)), await inbox.prune(timedelta(hours=2))) == (7, 8)
+    new = [f"new-{i}" for i in range(4)]
+    assert (await left(outbox_table), await left(inbox_table)) == ([*new, "waiting"], new)
+    assert (await other.counts())[0] == 12, "another consumer's rows stay"
+    assert (await outbox.prune(timedelta(hours=2)), await inbox.prune(timedelta(hours=2))) == (0, 0)

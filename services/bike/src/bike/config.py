@@ -23,6 +23,7 @@ class Settings(BaseSettings):
     clock: Literal["wall", "event"] = "wall"
     reservation_ttl_s: int = Field(default=600, ge=1, le=86_400)
     idempotency_keep_h: int = Field(default=24, ge=1, le=24 * 30)
+    keep_d: int = Field(default=90, ge=1, le=3_650, description="how long rows of the outbox stay")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def policy(self) -> Policy:

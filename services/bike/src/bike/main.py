@@ -41,6 +41,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     )
     publisher = service.publishes(BikeReserved | BikeUnlocked | BikeReturned | BikeReservationLapsed)
     service.relays(outbox)
+    service.prunes(outbox, keep=timedelta(days=settings.keep_d))
     store = Store(
         engine,
         outbox=outbox,

@@ -51,6 +51,8 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
         report=reports.report,
     )
     service.relays(outbox)
+    for store in (outbox, inbox):
+        service.prunes(store, keep=timedelta(days=settings.keep_d))
 
     def reasons() -> Sequence[str]:
         return [trouble] if (trouble := writer.trouble) is not None else []
