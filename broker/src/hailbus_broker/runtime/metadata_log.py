@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hailbus_broker.cluster.metadata.reading import MetadataReader
+from hailbus_broker.cluster.metadata.reading import MetadataReader, decode_batch
 from hailbus_broker.cluster.metadata.records import encode_record
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId, encode_snapshot
 from hailbus_broker.cluster.raft import control_records
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hailbus_broker.cluster.controller import Controller, Decision
+    from hailbus_broker.cluster.metadata.reading import DecodedBatch
     from hailbus_broker.log import StorageError
+    from hailbus_broker.log.results import ReadResult
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.records import LeaderEpoch, Offset
     from hailbus_broker.runtime.clock import Clock
@@ -321,17 +323,24 @@ class MetadataLog:
             if reader.next_offset >= limit:
                 return
             found = self.quorum.log.read(reader.next_offset, READ_BYTES, isolation=Isolation.LOG_END)
-            data = await self._threads.run(found.to_bytes)
+            start_offset = reader.next_offset
+            batches = await self._threads.run(partial(self._decode, found, start_offset, limit))
             if self._reader is not reader:
                 continue  # a snapshot has come meanwhile
-            before = reader.next_offset
-            for batch in iterate_batches(data, whole=False):
-                if batch.header.next_offset > limit:
-                    break
-                batch.check_crc(path=self.quorum.log.directory)
-                self._publish(reader.read([batch]))
-            if reader.next_offset == before:
-                raise RecordsError(f"what lies at offset {before} of the metadata log is no batch")
+            for batch in batches:
+                self._publish(reader.take_decoded(batch))
+            if reader.next_offset == start_offset:
+                raise RecordsError(f"what lies at offset {start_offset} of the metadata log is no batch")
+
+    def _decode(self, found: ReadResult, start_offset: Offset, limit: Offset) -> list[DecodedBatch]:
+        """Decode the batches that end at `limit` or before. Runs in a thread: thousands of records take long."""
+        batches = []
+        for batch in iterate_batches(found.to_bytes(), whole=False):
+            if batch.header.next_offset > limit:
+                break
+            batch.check_crc(path=self.quorum.log.directory)
+            batches.append(decode_batch(batch, start_offset=start_offset))
+        return batches
 
     async def close(self) -> None:
         """Publish no more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.cluster.metadata.records import decode_record
@@ -10,10 +11,36 @@ from hailbus_broker.protocol.errors import ProtocolError
 from hailbus_broker.records import iterate_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.records import BatchView, Offset
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """The records of a batch with their offsets; none of a control batch."""
+
+    records: Sequence[tuple[Offset, Message]]
+    end_offset: Offset
+
+
+def decode_batch(batch: BatchView, *, start_offset: Offset) -> DecodedBatch:
+    """Decode a batch of the metadata log, but for the records below an offset.
+
+    Raises:
+        UnknownRecordError: As `MetadataReader.read`.
+        ProtocolError: A value is no metadata record.
+    """
+    records = []
+    if not batch.header.is_control:
+        for record in iterate_records(batch):
+            if record.offset < start_offset:
+                continue
+            if record.value is None:
+                raise ProtocolError(f"the metadata record at offset {record.offset} has no value")
+            records.append((record.offset, decode_record(record.value, offset=record.offset)))
+    return DecodedBatch(records, batch.header.next_offset)
 
 
 class MetadataReader:
@@ -44,7 +71,19 @@ class MetadataReader:
             UnknownRecordError: A record is of a type or version that this broker does not know. The node must stop.
             ProtocolError: A value is no metadata record, or a transaction has no beginning. The node must stop.
         """
-        return self.transactions.take(self._records(batches))
+        found: list[Message] = []
+        for batch in batches:
+            found += self.take_decoded(decode_batch(batch, start_offset=self.next_offset))
+        return found
+
+    def take_decoded(self, batch: DecodedBatch) -> list[Message]:
+        """Return the records to apply now; see `read`.
+
+        Raises:
+            ProtocolError: A transaction has no beginning. The node must stop.
+        """
+        self.next_offset = max(self.next_offset, batch.end_offset)
+        return self.transactions.take(batch.records)
 
     def take(self, records: Sequence[Message], end_offset: Offset) -> list[Message]:
         """Return the records to apply now, where the next batch is at hand as it was before its encoding.
@@ -59,14 +98,3 @@ class MetadataReader:
         start_offset = self.next_offset
         self.next_offset = end_offset
         return self.transactions.take(enumerate(records, start_offset))
-
-    def _records(self, batches: Iterable[BatchView]) -> Iterator[tuple[Offset, Message]]:
-        for batch in batches:
-            if not batch.header.is_control:
-                for record in iterate_records(batch):
-                    if record.offset < self.next_offset:
-                        continue
-                    if record.value is None:
-                        raise ProtocolError(f"the metadata record at offset {record.offset} has no value")
-                    yield record.offset, decode_record(record.value, offset=record.offset)
-            self.next_offset = max(self.next_offset, batch.header.next_offset)
