@@ -44,7 +44,9 @@ class SqliteConnection(aiosqlite.Connection):
     """As aiosqlite's, for SQLAlchemy's adapter: with cursors that cross once."""
 
     def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
-        super().__init__(connector, iter_chunk_size=64)
+        self._opened: sqlite3.Connection | None = None
+        self._connect_raw = connector
+        super().__init__(self._connect_in_thread, iter_chunk_size=64)
         self._thread.daemon = True  # as SQLAlchemy does it: a process may end without closing its pool
         THREADS.add(self._thread)
 
@@ -65,10 +67,14 @@ class SqliteConnection(aiosqlite.Connection):
         self._running = False
         self._tx.put_nowait((None, self._close_and_stop))
 
+    def _connect_in_thread(self) -> sqlite3.Connection:
+        self._opened = self._connect_raw()  # kept here: whoever connects may be cancelled before the answer comes
+        return self._opened
+
     def _close_and_stop(self) -> object:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._opened is not None:
+            self._opened.close()
+        self._connection = None
         return _STOP_RUNNING_SENTINEL
 
     async def in_thread(self, step: Callable[..., T], *arguments: Any) -> T:  # Any: whatever the step takes

@@ -44,6 +44,28 @@ async def test_a_cancelled_step_ends_before_its_caller_does() -> None:
     await connection.close()
 
 
+async def test_a_cancelled_connect_leaves_no_connection_open() -> None:
+    gate, made = Gate(), sqlite3.connect(":memory:", check_same_thread=False)
+
+    def connect() -> sqlite3.Connection:
+        gate()
+        return made
+
+    async def begin() -> None:
+        await connection
+
+    connection = SqliteConnection(connect)
+    task = asyncio.create_task(begin())
+    await asyncio.to_thread(gate.entered.wait, 30)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.opened.set()
+    await asyncio.to_thread(connection._thread.join, 30)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        made.execute("SELECT 1")
+
+
 def test_a_stopped_thread_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
