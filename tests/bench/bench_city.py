@@ -53,7 +53,8 @@ def booking(run: Run, rounds: int) -> None:
     found: list[dict[str, float]] = []
     run.table(
         f"Booking: {RIDES} rides, {CONCURRENCY} requests in flight",
-        condition="SQLite and broker sync before they answer; load generator, booking and broker share the cores",
+        condition="authentication is on; SQLite and broker sync before they answer; load generator, booking and broker "
+        "share the cores",
         columns=("median",),
     )
     for _ in range(rounds):
@@ -68,7 +69,9 @@ def booking(run: Run, rounds: int) -> None:
                 folder / "broker",
             ]
             bootstrap = stack.enter_context(serving(command, {}, folder / "broker.log"))
+            subprocess.run([TOOLS / "booking-token", "keys", folder / "keys"], check=True, stdout=subprocess.DEVNULL)
             environment = {
+                "BOOKING_AUTH_KEYS": str(folder / "keys" / "keys.json"),
                 "BOOKING_BOOTSTRAP_SERVERS": bootstrap,
                 "BOOKING_DATABASE_URL": f"sqlite+aiosqlite:///{folder / 'booking.db'}",
                 "BOOKING_LISTEN": "127.0.0.1:0",
@@ -76,6 +79,7 @@ def booking(run: Run, rounds: int) -> None:
             address = stack.enter_context(serving([TOOLS / "booking"], environment, folder / "booking.log"))
             load = [sys.executable, str(ROOT / "tests/bench/booking/load.py"), address]
             load += ["--rides", str(RIDES), "--concurrency", str(CONCURRENCY)]
+            load += ["--signing-key", str(folder / "keys" / "signing-key.json")]
             found.append(json.loads(subprocess.run(load, check=True, stdout=subprocess.PIPE, text=True).stdout))
     for key, what, unit in (
         ("requests_per_s", "state-changing requests", "a second"),

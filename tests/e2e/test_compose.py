@@ -295,9 +295,11 @@ def requested(system: System) -> int:
     """Count the rides that booking knows, page by page as any client would."""
     count = 0
     page = ""
+    token = (system.secrets / "dashboard_booking_token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}"}
     while True:
         try:
-            answer = httpx.get(f"{system.url('booking')}/rides?limit=500{page}", timeout=5)
+            answer = httpx.get(f"{system.url('booking')}/rides?limit=500{page}", headers=headers, timeout=5)
         except httpx.TransportError:
             return 0  # it is being restarted
         body = answer.raise_for_status().json()

@@ -226,6 +226,10 @@ def replay(
     *,
     bootstrap: RunningBootstrap,
     booking_url: BookingUrl,
+    booking_key: Annotated[
+        Path | None,
+        typer.Option("--booking-key", help="The key that signs tokens for booking; without it none are sent."),
+    ] = None,
     recommender_url: Annotated[
         str | None, typer.Option("--recommender-url", help="The recommender's address; without it nobody asks it.")
     ] = None,
@@ -260,6 +264,7 @@ def replay(
         options,
         bootstrap=bootstrap,
         booking_url=booking_url,
+        booking_key=booking_key,
         recommender_url=recommender_url,
         data_dir=data_dir,
         book_path=book or data_dir / "book.jsonl",

@@ -25,7 +25,8 @@ from hailbus_demo.replay.book import Book
 from hailbus_demo.replay.http import HttpClient
 from hailbus_demo.replay.locations import driver_apps
 from hailbus_demo.replay.stage import Stage
-from hailbus_demo.replay.sure import GaveUpError, SureClient, Traffic
+from hailbus_demo.replay.sure import GaveUpError, NotAcceptedError, SureClient, Traffic
+from hailbus_demo.replay.tokens import Tokens
 from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every
 from hailbus_demo.ride_files.reader import describe
 from hailbus_demo.rides import RideSource
@@ -46,16 +47,21 @@ def _client(url: str, *, name: str, option: str, connections: int = 64) -> SureC
     return SureClient(http, name=name, deadline_s=SERVICE_DEADLINE_S)
 
 
-async def _booking(url: str, *, connections: int = 64) -> tuple[SureClient, dict[str, Any]]:
+async def _booking(url: str, key: Path | None, *, connections: int = 64) -> tuple[SureClient, dict[str, Any]]:
     """Return booking's client and its clock.
 
     Raises:
-        UsageError: Nobody answers there like booking.
+        UsageError: Nobody answers there like booking, or it does not accept tokens by this key.
     """
     client = _client(url, name="booking", option="--booking-url", connections=connections)
+    client.tokens = None if key is None else Tokens.read(key, option="--booking-key")
     client.deadline_s = FIRST_ANSWER_S
     try:
         clock = await client.get("/clock")
+    except NotAcceptedError as error:
+        raise UsageError(
+            f"{error}: give by --booking-key the signing key whose public half is in BOOKING_AUTH_KEYS"
+        ) from error
     except (GaveUpError, ValueError) as error:
         raise UsageError(f"no booking service answers at {url}: start it, or correct --booking-url") from error
     client.deadline_s = SERVICE_DEADLINE_S
@@ -67,6 +73,7 @@ async def play_against(
     *,
     bootstrap: str,
     booking_url: str,
+    booking_key: Path | None,
     recommender_url: str | None,
     data_dir: Path,
     book_path: Path,
@@ -80,7 +87,7 @@ async def play_against(
         RunFailedError: Booking stayed away for longer than a request waits.
     """
     await refuse_silence(bootstrap)
-    booking, clock = await _booking(booking_url, connections=options.in_flight)
+    booking, clock = await _booking(booking_url, booking_key, connections=options.in_flight)
     if clock["clock"] != "event":
         raise UsageError(f"booking at {booking_url} runs on the wall's clock: start it with BOOKING_CLOCK=event")
     clock_ms = None if clock["now"] is None else to_ms(datetime.fromisoformat(clock["now"]))

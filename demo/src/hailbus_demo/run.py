@@ -47,6 +47,7 @@ from hailbus_demo.services import (
     cluster_specs,
     is_broker,
     lake_spec,
+    make_keys,
     names,
     service_specs,
 )
@@ -192,6 +193,7 @@ class _Run:
         created = await self._provision(bus, bootstrap)
         if created:
             say(f"{len(created)} topics created")
+        tokens = await make_keys(self.data_dir)
         specs = service_specs(self.data_dir, bootstrap=bootstrap, bus=bus, ports=ports)
         for spec in specs:
             await self.supervisor.start(spec)
@@ -200,6 +202,7 @@ class _Run:
         await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
         self.timings.services_ready = time.monotonic()
         say(f"booking's API at {ports.url('booking')}/docs, the recommender's at {ports.url('recommender')}/docs")
+        say(f"tokens for booking: booking-token sign {self.data_dir.keys / 'signing-key.json'} ROLE SUBJECT")
         say(f"services are ready; dashboard: {ports.url('dashboard')}")
         self.screen.dashboard_url = ports.url("dashboard")
         if options.browser and self.console.is_terminal:
@@ -208,6 +211,7 @@ class _Run:
             HttpClient(ports.url("booking"), connections=options.rides.in_flight),
             name="booking",
             deadline_s=SERVICE_DEADLINE_S,
+            tokens=tokens,
         )
         advice = RecommenderClient(
             SureClient(HttpClient(ports.url("recommender")), name="recommender", deadline_s=SERVICE_DEADLINE_S),

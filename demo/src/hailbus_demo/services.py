@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from hailbus import Bus, ClusterAdmin
@@ -15,6 +17,7 @@ from ride_events.drivers import DRIVER_LOCATIONS
 from hailbus_demo.errors import RunFailedError
 from hailbus_demo.ledger.model import Consumer
 from hailbus_demo.replay.http import HttpClient, UnreachableError
+from hailbus_demo.replay.tokens import Tokens
 from hailbus_demo.supervise.ports import HOST, accepts
 from hailbus_demo.supervise.processes import ProcessSpec, command
 from hailbus_demo.supervise.state import DataDir
@@ -131,6 +134,34 @@ def is_broker(name: str) -> bool:
     return name == "broker" or name.startswith("broker-")
 
 
+DASHBOARD_FILE = "dashboard-token"
+DASHBOARD_LASTS = timedelta(days=30)
+
+
+async def make_keys(data_dir: DataDir) -> Tokens:
+    """Make the key pair of this run and the dashboard's token; return what signs the other tokens.
+
+    Raises:
+        RunFailedError: The keys cannot be made.
+    """
+    shutil.rmtree(data_dir.keys, ignore_errors=True)
+    process = await asyncio.create_subprocess_exec(
+        command("booking-token"),
+        "keys",
+        str(data_dir.keys),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await process.communicate()
+    if process.returncode:
+        raise RunFailedError(f"the keys for booking's tokens cannot be made: {err.decode().strip()}")
+    tokens = Tokens.read(data_dir.keys / "signing-key.json", option="the run's")
+    path = data_dir.keys / DASHBOARD_FILE
+    path.touch(mode=0o600)
+    path.write_text(tokens.sign(("operator", "dashboard"), lasts=DASHBOARD_LASTS), encoding="utf-8")
+    return tokens
+
+
 def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) -> list[ProcessSpec]:
     """Return the processes of the services."""
     event_time = "event"
@@ -142,6 +173,7 @@ def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) 
             "BOOKING_BOOTSTRAP_SERVERS": bootstrap,
             "BOOKING_DATABASE_URL": data_dir.database_url("booking"),
             "BOOKING_CLOCK": event_time,
+            "BOOKING_AUTH_KEYS": str((data_dir.keys / "keys.json").absolute()),
         },
     )
     recommender = _http(
@@ -160,6 +192,7 @@ def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) 
         env={
             "DASHBOARD_BOOTSTRAP_SERVERS": bootstrap,
             "DASHBOARD_BOOKING_URL": ports.url("booking"),
+            "DASHBOARD_BOOKING_TOKEN_FILE": str((data_dir.keys / DASHBOARD_FILE).absolute()),
             "DASHBOARD_LEDGER_FILE": str(data_dir.ledger.absolute()),
             "DASHBOARD_LAKE_FILE": str((data_dir.lake / "progress.json").absolute()),
         },

@@ -8,9 +8,11 @@ import statistics
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import uvloop
+from booking.issue import sign
 
 
 class Connection:
@@ -21,7 +23,9 @@ class Connection:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def post(self, path: str, body: object, key: str, event_time: str | None) -> tuple[int, dict[str, Any]]:
+    async def post(
+        self, path: str, body: object, key: str, event_time: str | None, token: str | None
+    ) -> tuple[int, dict[str, Any]]:
         if self._streams is None:
             self._streams = await asyncio.open_connection(self._host, self._port)
         reader, writer = self._streams
@@ -32,6 +36,7 @@ class Connection:
             "Content-Type: application/json",
             f"Idempotency-Key: {key}",
             *([f"Event-Time: {event_time}"] if event_time else []),
+            *([f"Authorization: Bearer {token}"] if token else []),
             f"Content-Length: {len(content)}",
         ]
         writer.write("\r\n".join([*lines, "", ""]).encode() + content)
@@ -40,7 +45,9 @@ class Connection:
         return int(head[9:12]), json.loads(await reader.readexactly(length))
 
 
-async def run(host: str, port: int, rides: int, concurrency: int, *, event_clock: bool) -> dict[str, float]:
+async def run(
+    host: str, port: int, rides: int, concurrency: int, *, event_clock: bool, signing_key: dict[str, Any] | None
+) -> dict[str, float]:
     chance = random.Random(1)
     mark = uuid.uuid4().hex[:8]
     latencies: list[float] = []
@@ -48,11 +55,21 @@ async def run(host: str, port: int, rides: int, concurrency: int, *, event_clock
     moment = datetime(2014, 5, 1, 8, tzinfo=UTC)
     numbers = iter(range(rides))
 
-    async def post(connection: Connection, path: str, body: object, key: str) -> dict[str, Any]:
+    # Signed beforehand: what is measured is booking, which sees each token for the first time.
+    def token_of(role: str, subject: str) -> str | None:
+        if signing_key is None:
+            return None
+        return sign(signing_key, role=role, subject=subject, lasts=timedelta(hours=1))
+
+    riders = [token_of("rider", f"r-{number}") for number in range(rides)]
+    drivers = [token_of("driver", f"d-{mark}-{index}") for index in range(concurrency)]
+
+    async def post(connection: Connection, path: str, body: object, key: str, token: str | None) -> dict[str, Any]:
         nonlocal moment
         moment += timedelta(milliseconds=20)
         begun = time.perf_counter()
-        status, answer = await connection.post(path, body, key, moment.isoformat() if event_clock else None)
+        event_time = moment.isoformat() if event_clock else None
+        status, answer = await connection.post(path, body, key, event_time, token)
         latencies.append(time.perf_counter() - begun)
         statuses[status] = statuses.get(status, 0) + 1
         return answer
@@ -64,18 +81,18 @@ async def run(host: str, port: int, rides: int, concurrency: int, *, event_clock
         connection = Connection(host, port)
         for number in numbers:
             key = f"{mark}-{number}"
-            here = place()
-            await post(connection, f"/drivers/d-{mark}-{index}/online", {"position": here}, f"{key}-on")
-            quote = await post(
-                connection, "/quotes", {"rider_id": f"r-{number}", "pickup": here, "dropoff": place()}, f"{key}-q"
-            )
-            ride = await post(connection, "/rides", {"quote_id": quote["quote_id"]}, f"{key}-r")
+            here, driver_id, by_rider = place(), f"d-{mark}-{index}", riders[number]
+            await post(connection, f"/drivers/{driver_id}/online", {"position": here}, f"{key}-on", drivers[index])
+            body = {"rider_id": f"r-{number}", "pickup": here, "dropoff": place()}
+            quote = await post(connection, "/quotes", body, f"{key}-q", by_rider)
+            ride = await post(connection, "/rides", {"quote_id": quote["quote_id"]}, f"{key}-r", by_rider)
             if ride.get("driver_id") is None:
                 continue
             base, driver = f"/rides/{ride['ride_id']}", {"driver_id": ride["driver_id"]}
-            await post(connection, f"{base}/arrived", driver, f"{key}-a")
-            await post(connection, f"{base}/start", driver, f"{key}-s")
-            await post(connection, f"{base}/complete", {**driver, "distance_m": 4_000}, f"{key}-c")
+            by_driver = drivers[int(ride["driver_id"].rpartition("-")[2])]
+            await post(connection, f"{base}/arrived", driver, f"{key}-a", by_driver)
+            await post(connection, f"{base}/start", driver, f"{key}-s", by_driver)
+            await post(connection, f"{base}/complete", {**driver, "distance_m": 4_000}, f"{key}-c", by_driver)
 
     begun = time.perf_counter()
     await asyncio.gather(*(worker(index) for index in range(concurrency)))
@@ -97,9 +114,19 @@ def main() -> None:
     parser.add_argument("--rides", type=int, default=2_000)
     parser.add_argument("--concurrency", type=int, default=100)
     parser.add_argument("--event-clock", action="store_true")
+    parser.add_argument("--signing-key", type=Path, help="signs tokens; without it none are sent")
     arguments = parser.parse_args()
+    key = None if arguments.signing_key is None else json.loads(arguments.signing_key.read_text())
     host, port = arguments.address.rsplit(":", 1)
-    found = uvloop.run(run(host, int(port), arguments.rides, arguments.concurrency, event_clock=arguments.event_clock))
+    work = run(
+        host,
+        int(port),
+        arguments.rides,
+        arguments.concurrency,
+        event_clock=arguments.event_clock,
+        signing_key=key,
+    )
+    found = uvloop.run(work)
     print(json.dumps(found))
 
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ from booking.config import Settings
 from booking.main import create_app
 from hailbus.testing import MemoryBus
 
+from tests.integration.booking.callers import By, Callers
+
 PICKUP = {"lat": 40.75, "lng": -73.98}
 DROPOFF = {"lat": 40.70, "lng": -74.00}
 FAR_AWAY = {"lat": 41.5, "lng": -74.9}
@@ -19,30 +22,45 @@ FAR_AWAY = {"lat": 41.5, "lng": -74.9}
 
 @dataclass
 class Client:
-    """Speaks to booking; keys are made up unless given."""
+    """Speaks to booking, as whoever a request is from unless `by` says so; keys are made up unless given."""
 
     http: httpx.AsyncClient
     bus: MemoryBus
+    callers: Callers
     keys: "itertools.count[int]" = field(default_factory=itertools.count)
 
     async def post(
-        self, path: str, body: object, *, key: str | None = None, at: str | None = None, expect: int | None = None
+        self,
+        path: str,
+        body: object,
+        *,
+        key: str | None = None,
+        at: str | None = None,
+        expect: int | None = None,
+        by: By | None = None,
     ) -> Any:
-        response = await self.raw(path, body, key=key, at=at)
+        response = await self.raw(path, body, key=key, at=at, by=by)
         if expect is not None:
             assert response.status_code == expect, response.text
         else:
             assert response.status_code in {200, 201}, response.text
         return response.json()
 
-    async def raw(self, path: str, body: object, *, key: str | None = None, at: str | None = None) -> httpx.Response:
-        headers = {"Idempotency-Key": key or f"made-up-{id(self)}-{next(self.keys)}"}
+    async def raw(
+        self, path: str, body: object, *, key: str | None = None, at: str | None = None, by: By | None = None
+    ) -> httpx.Response:
+        headers = {
+            "Idempotency-Key": key or f"made-up-{id(self)}-{next(self.keys)}",
+            **self.callers.header(by or self.callers.of(path, body)),
+        }
         if at is not None:
             headers["Event-Time"] = at
-        return await self.http.post(path, json=body, headers=headers)
+        response = await self.http.post(path, json=body, headers=headers)
+        self.callers.note(response.json())
+        return response
 
-    async def get(self, path: str, *, expect: int = 200) -> Any:
-        response = await self.http.get(path)
+    async def get(self, path: str, *, expect: int = 200, by: By = ("operator", "tests")) -> Any:
+        response = await self.http.get(path, headers=self.callers.header(by))
         assert response.status_code == expect, response.text
         return response.json()
 
@@ -81,18 +99,24 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-def start_booking(database_url: str, bus: MemoryBus) -> StartBooking:
+def callers(tmp_path: Path) -> Callers:
+    return Callers(tmp_path / "callers")
+
+
+@pytest.fixture
+def start_booking(database_url: str, bus: MemoryBus, callers: Callers) -> StartBooking:
     """Start booking, as often as a test likes, on the same database and bus."""
 
     @asynccontextmanager
     async def start(**settings: Any) -> AsyncIterator[Client]:
-        app = create_app(Settings(bootstrap_servers="memory:0", database_url=database_url, **settings), bus=bus)
+        given = {"bootstrap_servers": "memory:0", "database_url": database_url, "auth_keys": callers.keys, **settings}
+        app = create_app(Settings(**given), bus=bus)
         async with (
             app.router.lifespan_context(app),
             httpx.AsyncClient(
                 transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://booking"
             ) as http,
         ):
-            yield Client(http=http, bus=bus)
+            yield Client(http=http, bus=bus, callers=callers)
 
     return start

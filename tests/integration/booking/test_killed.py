@@ -17,6 +17,7 @@ from ride_events import drivers, payments, quotes, rides, timers
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from tests.integration.booking.callers import Callers
 from tests.integration.conftest import Broker, Process, eventually
 from tests.support import free_port
 
@@ -32,6 +33,7 @@ class Booking:
 
     def __init__(self, broker: Broker, database_url: str, directory: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
+        self.callers = Callers(directory / "callers")
         self.process = Process(
             "booking",
             directory,
@@ -39,6 +41,7 @@ class Booking:
                 "BOOKING_BOOTSTRAP_SERVERS": broker.bootstrap,
                 "BOOKING_DATABASE_URL": database_url,
                 "BOOKING_LISTEN": self.address,
+                "BOOKING_AUTH_KEYS": str(self.callers.keys),
             },
         )
         self.answers: dict[str, list[tuple[int, Any]]] = defaultdict(list)
@@ -57,9 +60,8 @@ class Booking:
         async with asyncio.timeout(120):
             while True:
                 try:
-                    response = await http.post(
-                        f"http://{self.address}{path}", json=body, headers={"Idempotency-Key": key}, timeout=20
-                    )
+                    headers = {"Idempotency-Key": key, **self.callers.header(self.callers.of(path, body))}
+                    response = await http.post(f"http://{self.address}{path}", json=body, headers=headers, timeout=20)
                 except httpx.TransportError:
                     await asyncio.sleep(0.05)
                     continue
@@ -67,6 +69,7 @@ class Booking:
                     await asyncio.sleep(0.05)
                     continue
                 self.answers[key].append((response.status_code, response.json()))
+                self.callers.note(response.json())
                 return response.json()
 
 
@@ -223,6 +226,7 @@ async def test_a_second_process_on_the_same_database_stops_with_a_sentence(
             "BOOKING_BOOTSTRAP_SERVERS": broker.bootstrap,
             "BOOKING_DATABASE_URL": database_url,
             "BOOKING_LISTEN": "127.0.0.1:0",
+            "BOOKING_AUTH_KEYS": str(booking.callers.keys),
         },
     )
     second.start()
@@ -237,6 +241,9 @@ async def test_a_second_process_on_the_same_database_stops_with_a_sentence(
         ({"BOOKING_CLOCK": "sundial"}, "BOOKING_CLOCK"),
         ({"BOOKING_DATABASE_URL": "mysql://x"}, "not supported"),
         ({"BOOKING_LISTEN": "127.0.0.1:{taken}"}, "set BOOKING_LISTEN to a free address"),
+        ({"BOOKING_AUTH": "on"}, "BOOKING_AUTH_KEYS is not set: name a JWKS file"),
+        ({"BOOKING_AUTH": "on", "BOOKING_AUTH_KEYS": "/nowhere.json"}, "/nowhere.json cannot be read"),
+        ({"BOOKING_LISTEN": "0.0.0.0:1"}, "BOOKING_AUTH=off is for a loopback address"),
     ],
 )
 def test_what_is_set_wrongly_stops_the_start_with_one_sentence(
@@ -252,6 +259,7 @@ def test_what_is_set_wrongly_stops_the_start_with_one_sentence(
             {
                 "BOOKING_BOOTSTRAP_SERVERS": "127.0.0.1:1",
                 "BOOKING_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path / 'b.db'}",
+                "BOOKING_AUTH": "off",
                 **{name: value.replace("{taken}", port) for name, value in environment.items()},
             },
         )

@@ -13,6 +13,7 @@ from hailbus.testing import MemoryBus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.integration.booking.callers import By, Callers
 from tests.integration.booking.conftest import DROPOFF, PICKUP, Client, StartBooking
 
 pytestmark = pytest.mark.timeout(240)
@@ -46,8 +47,6 @@ async def test_the_same_key_and_body_get_the_same_answer_another_body_does_not(b
     assert "idempotent-replay" not in first.headers
     assert again.headers["idempotent-replay"] == "true"
     check_problem(await booking.raw("/quotes", {**QUOTE, "passengers": 2}, key="k1"), 422, "idempotency-key-reused")
-    body = {"quote_id": first.json()["quote_id"]}
-    check_problem(await booking.raw("/rides", body, key="k1"), 422, "idempotency-key-reused")
 
 
 async def test_one_key_at_the_same_time_is_done_once(booking: Client) -> None:
@@ -73,13 +72,15 @@ async def test_every_refusal_has_its_code(booking: Client) -> None:
     steps = f"/rides/{ride['ride_id']}"
     check_problem(await booking.raw("/rides", {"quote_id": quote["quote_id"]}), 409, "quote-taken")
     check_problem(await booking.raw("/rides", {"quote_id": "none"}), 404, "not-found")
-    check_problem(await booking.raw(f"{steps}/arrived", {"driver_id": "other"}), 409, "not-your-ride")
+    check_problem(await booking.raw(f"{steps}/arrived", {"driver_id": "other"}), 404, "not-found")
     check_problem(await booking.raw(f"{steps}/cancel", {"by": "driver", "reason": "x"}), 422, "invalid")
     check_problem(await booking.raw("/drivers/d1/offline", {}), 409, "driver-busy")
     check_problem(await booking.raw("/drivers/none/offline", {}), 404, "not-found")
     await booking.post("/drivers/d2/online", {"position": PICKUP})
     await booking.post("/drivers/d2/offline", {})
     check_problem(await booking.raw("/drivers/d2/location", {"position": PICKUP}), 409, "driver-offline")
+    await booking.post(f"{steps}/cancel", {"by": "driver", "driver_id": "d1", "reason": "flat tyre"})
+    check_problem(await booking.raw(f"{steps}/arrived", {"driver_id": "d1"}), 409, "not-your-ride")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,12 @@ async def test_every_refusal_has_its_code(booking: Client) -> None:
 async def test_malformed_input_is_a_problem(
     booking: Client, content: bytes, headers: dict[str, str | None], status: int | None, code: str | None
 ) -> None:
-    asked: dict[str, str | None] = {"Content-Type": "application/json", "Idempotency-Key": "k", **headers}
+    asked: dict[str, str | None] = {
+        "Content-Type": "application/json",
+        "Idempotency-Key": "k",
+        **booking.callers.header(("rider", "r1")),
+        **headers,
+    }
     sent = [(name.encode(), value.encode()) for name, value in asked.items() if value is not None]
     response = await booking.http.post("/quotes", content=content, headers=sent)
     if status is None or code is None:
@@ -131,7 +137,7 @@ async def test_a_chunked_body_is_not_larger_than_the_limit(booking: Client) -> N
         for _ in range(20):
             yield b" " * 64 * 1024
 
-    headers = {"Content-Type": "application/json", "Idempotency-Key": "k"}
+    headers = {"Content-Type": "application/json", "Idempotency-Key": "k", **booking.callers.header(("rider", "r1"))}
     check_problem(await booking.http.post("/quotes", content=chunks(), headers=headers), 413, "too-large")
 
 
@@ -157,7 +163,7 @@ async def test_a_chunked_body_is_not_larger_than_the_limit(booking: Client) -> N
 async def test_wrong_paths_and_parameters_are_problems(
     booking: Client, method: str, path: str, status: int, code: str
 ) -> None:
-    response = await booking.http.request(method, path)
+    response = await booking.http.request(method, path, headers=booking.callers.header(("operator", "tests")))
     problem = check_problem(response, status, code)
     if status == 405:
         assert response.headers["allow"]
@@ -235,9 +241,18 @@ SEGMENTS = st.sampled_from(["d1", "none", "%00", "%E2%82%AC", "a%2Fb", "..", " "
 )
 
 
-async def test_whatever_comes_is_never_a_500(tmp_path: Any) -> None:
+CALLERS = st.sampled_from([("rider", "r1"), ("driver", "d1"), ("fleet", "f"), ("operator", "o")])
+
+
+async def test_whatever_comes_is_never_a_500(tmp_path: Any, callers: Callers) -> None:
     app = create_app(
-        Settings(bootstrap_servers="memory:0", database_url=f"sqlite:///{tmp_path / 'b.db'}", clock="event"),
+        Settings(
+            bootstrap_servers="memory:0",
+            database_url=f"sqlite:///{tmp_path / 'b.db'}",
+            clock="event",
+            auth_keys=callers.keys,
+            rate_burst=10_000,
+        ),
         bus=MemoryBus(),
     )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -248,8 +263,9 @@ async def test_whatever_comes_is_never_a_500(tmp_path: Any) -> None:
     ):
         loop = asyncio.get_running_loop()
 
-        async def send(path: str, body: Any, key: str, event_time: str | None) -> httpx.Response:
+        async def send(path: str, body: Any, key: str, event_time: str | None, by: By) -> httpx.Response:
             headers = [(b"Idempotency-Key", key.encode()), (b"Content-Type", b"application/json")]
+            headers.append((b"Authorization", f"Bearer {callers.token(*by)}".encode()))
             if event_time is not None:
                 headers.append(
                     (b"Event-Time", event_time.encode("utf-8", "replace").replace(b"\n", b"").replace(b"\r", b""))
@@ -258,11 +274,16 @@ async def test_whatever_comes_is_never_a_500(tmp_path: Any) -> None:
 
         @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
         @given(
-            PATHS, SEGMENTS, BODIES, st.text(max_size=10), st.none() | st.datetimes().map(lambda t: f"{t.isoformat()}Z")
+            PATHS,
+            SEGMENTS,
+            BODIES,
+            st.text(max_size=10),
+            st.none() | st.datetimes().map(lambda t: f"{t.isoformat()}Z"),
+            CALLERS,
         )
-        def attempt(path: str, segment: str, body: Any, key: str, event_time: str | None) -> None:
+        def attempt(path: str, segment: str, body: Any, key: str, event_time: str | None, by: By) -> None:
             sent = key.encode("utf-8", "replace").replace(b"\n", b"").replace(b"\r", b"").decode()
-            future = asyncio.run_coroutine_threadsafe(send(path.format(segment), body, sent, event_time), loop)
+            future = asyncio.run_coroutine_threadsafe(send(path.format(segment), body, sent, event_time, by), loop)
             response = future.result(timeout=60)
             seen.add(response.status_code)
             assert response.status_code < 500, response.text
@@ -272,6 +293,10 @@ async def test_whatever_comes_is_never_a_500(tmp_path: Any) -> None:
 
         await asyncio.to_thread(attempt)
         # After all that it still works.
-        headers = {"Idempotency-Key": "at-last", "Event-Time": "2014-05-01T08:00:00Z"}
+        headers = {
+            "Idempotency-Key": "at-last",
+            "Event-Time": "2014-05-01T08:00:00Z",
+            **callers.header(("rider", "r1")),
+        }
         assert (await http.post("/quotes", json=QUOTE, headers=headers)).status_code == 201
     assert {400, 422} <= seen

@@ -6,7 +6,10 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from time import monotonic
 from typing import Any
 
@@ -16,6 +19,7 @@ from dashboard.config import Settings
 from hailbus import BrokerUnreachableError, ConfigurationError, Context, KafkaBus, Service
 from hailbus.settings import read_settings
 from hailbus.testing import MemoryBus
+from pydantic import SecretStr
 from ride_events.rides import RideRequested
 
 from tests.integration.dashboard.city import HOT, BusOfThree, page, story
@@ -139,6 +143,38 @@ async def test_the_stream_sends_everything_once_and_then_what_changed() -> None:
         assert [ride[0] for ride in frames[0][1]["rides"]] == ["one"]
         changed = {ride[0] for _, frame in frames[1:] for ride in frame.get("rides", ())}
         assert changed - {"one"} == {"two"}  # what changed just before a page came may be told to it twice
+
+
+async def test_booking_is_asked_with_the_token_of_the_settings() -> None:
+    asked: list[str | None] = []
+
+    class Booking(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            known = asked[-1] == "Bearer operators-token"
+            body = json.dumps({"state": "completed", "seq": 5, "rider_id": "r"} if known else {}).encode()
+            self.send_response(200 if known else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Booking) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        bus, url = MemoryBus(), f"http://127.0.0.1:{server.server_port}"
+        async with story(bus) as tell:
+            await tell.ride("one", until="completed")
+            for token, expected in ((SecretStr("operators-token"), "completed"), (None, None)):
+                async with client_of(bus, booking_url=url, booking_token=token) as client:
+                    ledger = partial(get, client, "/api/ledger")
+                    await until(ledger, lambda found: found["completed"] == 1)
+                    says = (await get(client, "/api/rides/one"))["booking"]
+                    assert says.get("state") == expected
+        assert says == {"error": "booking answers 401"}
+        assert asked == ["Bearer operators-token", None]
+        server.shutdown()
 
 
 async def test_a_rides_records_are_shown_as_they_were_written() -> None:

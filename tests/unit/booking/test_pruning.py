@@ -20,6 +20,7 @@ def test_outbox_and_inbox_are_pruned_by_policy(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(Service, "prunes", prunes)
     database = f"sqlite+aiosqlite:///{tmp_path}/booking.db"
     create_app(
-        Settings.model_validate({"bootstrap_servers": "x:1", "database_url": database, "keep_d": 3}), bus=MemoryBus()
+        Settings.model_validate({"bootstrap_servers": "x:1", "database_url": database, "keep_d": 3, "auth": "off"}),
+        bus=MemoryBus(),
     )
     assert pruned == {Outbox: timedelta(days=3), Inbox: timedelta(days=3)}

@@ -10,6 +10,7 @@ from booking.domain.errors import (
     DriverBusy,
     DriverOffline,
     NoShowTooEarly,
+    NotAllowed,
     NotFound,
     NotYourRide,
     QuoteExpired,
@@ -25,6 +26,7 @@ NOW = datetime(2014, 5, 1, 8, tzinfo=UTC)
 
 def test_a_refusal_says_what_happened() -> None:
     refusals = {
+        NotAllowed("rider 'r1' may not act for rider 'r2'"): "rider 'r1' may not act for rider 'r2'",
         NotFound("ride", "r1"): "there is no ride 'r1'",
         QuoteExpired("q1", NOW): "quote q1 was good until 2014-05-01T08:00:00+00:00; ask for a new one",
         QuoteTaken("q1", "r1"): "quote q1 was accepted before, as ride r1; ask for a new one",

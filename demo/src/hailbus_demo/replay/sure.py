@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from hailbus_demo.replay.http import Answer, HttpClient, UnreachableError
+from hailbus_demo.replay.tokens import OPERATOR, By, Tokens
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 2.0
@@ -18,6 +19,10 @@ LONGEST_WAIT_S = 2.0
 
 class GaveUpError(Exception):
     """A service did not answer until the deadline; the message names it and its last words."""
+
+
+class NotAcceptedError(GaveUpError):
+    """The service does not accept our token."""
 
 
 @dataclass(slots=True)
@@ -37,13 +42,17 @@ class Traffic:
 
 
 class SureClient:
-    """Posts to one service until it answers with something below 500, or `deadline_s` has passed.
+    """Posts to one service until it answers with something below 500 but 429, or `deadline_s` has passed.
 
     Safe to repeat: each POST carries an `Idempotency-Key`, and the service answers the second with the first's answer.
+    With `tokens`, each request says whom it is from; reads are an operator's.
     """
 
-    def __init__(self, http: HttpClient, *, name: str, deadline_s: float, seed: int = 0) -> None:
+    def __init__(
+        self, http: HttpClient, *, name: str, deadline_s: float, tokens: Tokens | None = None, seed: int = 0
+    ) -> None:
         self.http = http
+        self.tokens = tokens
         self.name = name
         self.deadline_s = deadline_s
         self.traffic = Traffic()
@@ -51,16 +60,16 @@ class SureClient:
 
     async def get(self, path: str) -> Any:  # Any: JSON
         """Return the JSON of a GET that must succeed."""
-        answer = await self._until_answered("GET", path, None, {})
+        answer = await self._until_answered("GET", path, None, self._authorization(OPERATOR))
         if answer.status != 200:
             raise GaveUpError(f"{self.name} answered GET {path} with {answer.status}: {_excerpt(answer.body)}")
         return json.loads(answer.body)
 
     async def post(
-        self, path: str, body: Any, *, key: str, event_time: str | None = None
+        self, path: str, body: Any, *, key: str, event_time: str | None = None, by: By = OPERATOR
     ) -> tuple[int, Any]:  # Any: JSON
         """Post JSON; return status and JSON of the answer, which may be a refusal (400–499)."""
-        headers = {"Idempotency-Key": key}
+        headers = {"Idempotency-Key": key, **self._authorization(by)}
         if event_time is not None:
             headers["Event-Time"] = event_time
         content = json.dumps(body, separators=(",", ":")).encode()
@@ -72,6 +81,9 @@ class SureClient:
         except ValueError:
             return answer.status, {"detail": _excerpt(answer.body)}
 
+    def _authorization(self, by: By) -> dict[str, str]:
+        return {} if self.tokens is None else {"Authorization": f"Bearer {self.tokens.of(by)}"}
+
     async def _until_answered(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> Answer:
         began = time.monotonic()
         wait_s = FIRST_WAIT_S
@@ -80,7 +92,9 @@ class SureClient:
             asked = time.monotonic()
             try:
                 answer = await self.http.request(method, path, body=body, headers=headers)
-                if answer.status < 500:
+                if answer.status == 401:
+                    raise NotAcceptedError(f"{self.name} does not accept our token: {_excerpt(answer.body)}")
+                if answer.status < 500 and answer.status != 429:
                     self.traffic.latencies_ms.append((time.monotonic() - asked) * 1000)
                     return answer
                 trouble = f"status {answer.status}: {_excerpt(answer.body)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from hailbus_demo.city.plan import to_text
 from hailbus_demo.replay.sure import GaveUpError, SureClient
+from hailbus_demo.replay.tokens import FLEET
 
 LARGEST_BATCH = 500
 
@@ -41,7 +42,11 @@ class DriverUpdates:
             latest = max(update["event_time"] for update, _ in batch)
             try:
                 status, body = await self.booking.post(
-                    "/driver-updates", {"updates": [update for update, _ in batch]}, key=key, event_time=latest
+                    "/driver-updates",
+                    {"updates": [update for update, _ in batch]},
+                    key=key,
+                    event_time=latest,
+                    by=FLEET,
                 )
                 if status != 200:
                     raise GaveUpError(f"booking refused a batch of driver updates with {status}: {body}")

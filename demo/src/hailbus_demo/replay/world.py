@@ -249,6 +249,7 @@ class World:
             body,
             key=f"{self.run_id}:{plan.key}:quote{'-again' if ride.asked_again else ''}",
             event_time=to_text(at_ms),
+            by=("rider", plan.rider_id),
         )
         if status != 201:
             self._refused("quote", status, quote)
@@ -269,7 +270,11 @@ class World:
         plan = ride.plan
         key = f"{self.run_id}:{plan.key}:ride"
         status, body = await self.booking.post(
-            "/rides", {"quote_id": ride.quote_id, "simulated": plan.simulated}, key=key, event_time=to_text(at_ms)
+            "/rides",
+            {"quote_id": ride.quote_id, "simulated": plan.simulated},
+            key=key,
+            event_time=to_text(at_ms),
+            by=("rider", plan.rider_id),
         )
         if status != 201:
             self.book.quotes_left += 1
@@ -299,6 +304,7 @@ class World:
             {"by": "rider", "reason": "changed_plans"},
             key=f"{self.run_id}:{ride.plan.key}:cancel:{ride.step}",
             event_time=to_text(at_ms),
+            by=("rider", ride.plan.rider_id),
         )
         await self._answered(ride, "cancel", status, body, at_ms)
 

@@ -59,6 +59,11 @@ class DataDir:
         return self.root / "logs"
 
     @property
+    def keys(self) -> Path:
+        """The keys of this run: booking gets the public one, riders and drivers sign with the other."""
+        return self.root / "keys"
+
+    @property
     def book(self) -> Path:
         """The replay's book."""
         return self.root / "book.jsonl"
@@ -121,6 +126,7 @@ class DataDir:
             "db",
             "logs",
             "surge",
+            "keys",
             "book.jsonl",
             "book.jsonl.positions",
             "rejects.csv",

@@ -1,6 +1,7 @@
 """Booking's settings: environment variables with the prefix BOOKING_."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
@@ -21,6 +22,13 @@ class Settings(BaseSettings):
     )
     listen: str = Field(default="127.0.0.1:8001", description="HOST:PORT to serve at; port 0 takes a free one")
     clock: Literal["wall", "event"] = "wall"
+    auth: Literal["on", "off"] = Field(default="on", description="`off` only at a loopback address")
+    auth_keys: Path | None = Field(default=None, description="JWKS file of the keys that sign tokens")
+    auth_issuer: str | None = Field(default=None, min_length=1, description="the `iss` that tokens must have")
+    auth_audience: str | None = Field(default=None, min_length=1, description="the `aud` that tokens must have")
+    auth_leeway_s: int = Field(default=30, ge=0, le=300)
+    rate_per_s: float = Field(default=200.0, gt=0, le=1_000_000, allow_inf_nan=False)
+    rate_burst: int = Field(default=400, ge=1, le=1_000_000)
     quote_ttl_s: int = Field(default=120, ge=1, le=86_400)
     match_timeout_s: int = Field(default=300, ge=1, le=86_400)
     no_show_s: int = Field(default=300, ge=1, le=86_400)

@@ -1,20 +1,25 @@
 """The booking process: wires the parts, and runs them until SIGTERM."""
 
 import contextlib
+import ipaddress
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import hailbus.fastapi
+import structlog
 from fastapi import FastAPI
-from hailbus import Bus, Inbox, KafkaBus, Outbox
+from hailbus import Bus, ConfigurationError, Inbox, KafkaBus, Outbox
 from hailbus.clock import ServiceClock
 from hailbus.database import create_engine
 from hailbus.idempotency import AnswerBook
 from hailbus.process import run_process
 
+from booking.adapters.http.guard import SCHEME, Guard
 from booking.adapters.http.problems import PROBLEMS
+from booking.adapters.http.rate_limit import RateLimit
 from booking.adapters.http.routes import add_routes
+from booking.adapters.http.tokens import TokenVerifier, read_keys
 from booking.adapters.storage.reader import Reader
 from booking.adapters.storage.writer import Writer
 from booking.adapters.streams.publishing import LocationReports
@@ -22,6 +27,7 @@ from booking.adapters.streams.service import GROUP, SOURCE, build_service
 from booking.config import Settings
 
 VERSION: Final = "0.1.0"
+log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("booking")
 
 
 def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
@@ -30,8 +36,12 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     Args:
         settings: All there is to know.
         bus: In place of the cluster that the settings name, for tests.
+
+    Raises:
+        ConfigurationError: Tokens cannot be verified, and it is not allowed to do without.
     """
     clock = ServiceClock(settings.clock)
+    guard = Guard(_verifier_of(settings), RateLimit(per_s=settings.rate_per_s, burst=settings.rate_burst), clock)
     # FULL: a commit that was answered survives a power cut. The relay and the writer take turns on SQLite.
     engine = create_engine(settings.database_url.get_secret_value(), busy_timeout_ms=30_000, synchronous="FULL")
     outbox = Outbox(engine, clock.now)
@@ -78,10 +88,56 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
             await engine.dispose()
 
     app = FastAPI(title="booking", version=VERSION, lifespan=lifespan, redirect_slashes=False)
-    add_routes(app.router, writer, Reader(engine), clock)
+    add_routes(app.router, writer, Reader(engine), clock, guard)
     app.include_router(service.health(reasons, failures=failures))
     PROBLEMS.install(app)
+    if guard.is_on:
+        _declare_scheme(app)
     return app
+
+
+def _verifier_of(settings: Settings) -> TokenVerifier | None:
+    """Return what verifies tokens, None when authentication is off."""
+    if settings.auth == "off":
+        if not _is_loopback(settings.listen):
+            raise ConfigurationError(
+                f"BOOKING_AUTH=off is for a loopback address, and BOOKING_LISTEN is {settings.listen}: listen at "
+                "127.0.0.1, or give BOOKING_AUTH_KEYS"
+            )
+        log.warning("authentication_is_off", listen=settings.listen)
+        return None
+    if settings.auth_keys is None:
+        raise ConfigurationError(
+            "BOOKING_AUTH_KEYS is not set: name a JWKS file (`booking-token keys` writes one), or set BOOKING_AUTH=off "
+            "to try booking out without tokens"
+        )
+    return TokenVerifier(
+        read_keys(settings.auth_keys),
+        issuer=settings.auth_issuer,
+        audience=settings.auth_audience,
+        leeway_s=settings.auth_leeway_s,
+    )
+
+
+def _is_loopback(listen: str) -> bool:
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _declare_scheme(app: FastAPI) -> None:
+    """Add the bearer scheme to the OpenAPI document; its page gets a button to enter a token."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:  # Any: JSON
+        document = describe()
+        scheme = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
+        document["components"]["securitySchemes"] = {SCHEME: scheme}
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
 
 
 async def serve(settings: Settings) -> None:

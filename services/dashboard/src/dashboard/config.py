@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -17,6 +17,7 @@ class Settings(BaseSettings):
     booking_url: str | None = Field(
         default=None, pattern=r"^https?://", description="to compare a ride with booking's own word"
     )
+    booking_token: SecretStr | None = Field(default=None, description="an operator's token for booking")
     ledger_file: Path | None = Field(default=None, description="JSON that the demo writes")
     lake_file: Path | None = Field(default=None, description="JSON that the lake sink writes")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

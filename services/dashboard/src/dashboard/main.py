@@ -16,6 +16,7 @@ from hailbus.process import run_process
 from dashboard.adapters.files import JsonFile
 from dashboard.adapters.http.app import build_app
 from dashboard.adapters.http.hub import Hub
+from dashboard.adapters.http.rides import BookingApi
 from dashboard.adapters.nodes import Nodes
 from dashboard.adapters.watch import Watch
 from dashboard.config import Settings
@@ -51,6 +52,10 @@ def create_app(
     nodes = Nodes(bus)
     view = View(watch, nodes, ledger=JsonFile(settings.ledger_file), lake=JsonFile(settings.lake_file))
     hub = Hub(view.whole)
+    token = settings.booking_token
+    booking = None
+    if settings.booking_url is not None:
+        booking = BookingApi(settings.booking_url, token.get_secret_value() if token is not None else None)
 
     async def tick() -> None:
         while True:
@@ -78,7 +83,7 @@ def create_app(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    return build_app(watch, view, hub, booking_url=settings.booking_url, lifespan=lifespan), hub
+    return build_app(watch, view, hub, booking=booking, lifespan=lifespan), hub
 
 
 async def serve(settings: Settings) -> None:

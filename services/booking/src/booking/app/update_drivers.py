@@ -7,7 +7,7 @@ from datetime import datetime
 from booking.app.cancel_ride import CancelRide
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
 from booking.app.drivers import GoOffline, GoOnline, ReportLocation
-from booking.app.ports import Needs, Work
+from booking.app.ports import Command, Needs, Work
 from booking.domain.driver import Driver
 from booking.domain.errors import Refusal
 from booking.domain.ride import Ride
@@ -19,7 +19,7 @@ Update = GoOnline | GoOffline | ReportLocation | ReportArrival | StartRide | Com
 class UpdateDrivers:
     """Updates in order, each with its own time or that of the request."""
 
-    updates: Sequence[tuple[Update, datetime | None]]
+    updates: Sequence[tuple[Command[Driver | Ride], datetime | None]]
 
     def needs(self) -> Needs:
         """All that the updates need."""

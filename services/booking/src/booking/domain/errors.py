@@ -16,6 +16,10 @@ class NotFound(Refusal):
         super().__init__(f"there is no {kind} {key!r}")
 
 
+class NotAllowed(Refusal):
+    """The caller may not do this; the message says for whom it is."""
+
+
 class QuoteExpired(Refusal):
     """The quote was good until `expired_at`."""
 

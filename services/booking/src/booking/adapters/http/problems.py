@@ -9,6 +9,19 @@ from booking.domain import errors
 
 PROBLEMS: Final = Problems(
     {
+        "unauthenticated": ProblemKind(
+            status=401,
+            title="No valid token",
+            advice="Send the header Authorization: Bearer TOKEN; `detail` says what is wrong with the token.",
+        ),
+        "forbidden": ProblemKind(
+            status=403,
+            title="Not allowed",
+            advice="Send the token of the rider, driver, fleet or operator that this is for.",
+        ),
+        "rate-limited": ProblemKind(
+            status=429, title="Too many requests", advice="Wait as long as Retry-After says, and send it again."
+        ),
         "wrong-state": ProblemKind(
             status=409, title="Not possible in this state", advice="GET the ride; its state says what can come next."
         ),
@@ -33,6 +46,7 @@ PROBLEMS: Final = Problems(
         "quote-taken": ProblemKind(status=409, title="Quote was accepted before", advice="Ask for a new quote."),
     },
     errors={
+        errors.NotAllowed: "forbidden",
         errors.NotFound: "not-found",
         errors.WrongState: "wrong-state",
         errors.NotYourRide: "not-your-ride",

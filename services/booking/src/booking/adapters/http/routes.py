@@ -1,7 +1,8 @@
 """Routes: read the request, give the order to the writer or the question to the reader, send the answer."""
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, assert_never
+from typing import Annotated, Any, Final, Literal, TypeVar, assert_never
 from uuid import uuid4
 
 from fastapi import APIRouter, Path, Query, Request
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from booking.adapters.http import schemas
+from booking.adapters.http.guard import GUARDED, Guard, admission_of
 from booking.adapters.http.problems import PROBLEMS, documented
 from booking.adapters.storage.reader import Reader
 from booking.adapters.storage.writer import Writer
@@ -21,15 +23,22 @@ from booking.app.change_destination import ChangeDestination
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
 from booking.app.drivers import GoOffline, GoOnline, ReportLocation
 from booking.app.offer_quote import OfferQuote
+from booking.app.permissions import ByCaller, check_sees_driver, may_see
 from booking.app.ports import Command, Presented
 from booking.app.request_ride import RequestRide
 from booking.app.update_drivers import MoveClock, Update, UpdateDrivers
+from booking.domain.caller import Role
 from booking.domain.driver import Driver
-from booking.domain.errors import Refusal
+from booking.domain.errors import NotFound, Refusal
 from booking.domain.quote import Quote
 from booking.domain.ride import Ride, RideState
 
 JSON: Final = "application/json"
+RIDERS: Final = frozenset({Role.RIDER})
+DRIVERS: Final = frozenset({Role.DRIVER})
+FLEETS: Final = frozenset({Role.FLEET})
+OPERATORS: Final = frozenset({Role.OPERATOR})
+R = TypeVar("R", bound=Callable[..., Any])  # Any: a route takes what FastAPI gives it
 
 IdPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 Limit = Annotated[int, Query(ge=1, le=500)]
@@ -80,15 +89,43 @@ class Answers:
         return {"status": 200, "body": view.__pydantic_serializer__.to_python(view, mode="json")}
 
 
-def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClock) -> None:
-    """Add booking's routes.
+def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClock, guard: Guard) -> None:
+    """Add booking's routes. Each declares the roles that may call it.
 
     Args:
         api: The application's own router: an included one would be searched anew for each request.
         writer: Takes orders.
         reader: Answers questions.
         clock: Says whether event times are welcome.
+        guard: Stands before each route.
     """
+
+    def route(
+        method: str,
+        path: str,
+        callers: frozenset[Role],
+        responses: dict[int | str, dict[str, Any]],  # Any: OpenAPI
+        **declared: Any,  # Any: what FastAPI's own decorators take
+    ) -> Callable[[R], R]:
+        def add(endpoint: R) -> R:
+            api.add_api_route(
+                path,
+                endpoint,
+                methods=[method],
+                responses=documented(*GUARDED) | responses if guard.is_on else responses,
+                openapi_extra=guard.declare(callers),
+                route_class_override=guard.route_class(callers),
+                **declared,
+            )
+            return endpoint
+
+        return add
+
+    def get(path: str, *, callers: frozenset[Role], **declared: Any) -> Callable[[R], R]:  # Any: as `route`
+        return route("GET", path, callers, declared.pop("responses", {}), **declared)
+
+    def post(path: str, *, callers: frozenset[Role], **declared: Any) -> Callable[[R], R]:  # Any: as `route`
+        return route("POST", path, callers, declared.pop("responses", {}), **declared)
 
     async def order(
         request: Request,
@@ -99,17 +136,22 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         at: datetime | None,
         status: int = 200,
     ) -> Response:
-        path = request.url.path
+        path, admission = request.url.path, admission_of(request)
         content = b"" if body is None else body.__pydantic_serializer__.to_json(body)
         answer = await writer.post(
-            command, at=at, key=key, fingerprint=fingerprint(path, content), presenter=Answers(path, status)
+            ByCaller(caller=admission.caller, command=command),
+            at=at,
+            key=admission.scoped(key),
+            fingerprint=fingerprint(path, content),
+            presenter=Answers(path, status),
         )
         return reply_to(answer)
 
     # ---------------------------------------------------------------- quotes
 
-    @api.post(
+    @post(
         "/quotes",
+        callers=RIDERS,
         status_code=201,
         tags=["riders"],
         summary="Ask for a fare",
@@ -129,20 +171,25 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         )
         return await order(request, command, body, key=key, at=moment_of(event_time, clock), status=201)
 
-    @api.get(
+    @get(
         "/quotes/{quote_id}",
+        callers=RIDERS | OPERATORS,
         tags=["riders"],
         summary="Look at a quote",
         response_model=schemas.QuoteView,
         responses=documented("not-found", "invalid"),
     )
-    async def get_quote(quote_id: IdPath) -> Response:
-        return _ok(schemas.QuoteView.of(await reader.quote(quote_id)))
+    async def get_quote(request: Request, quote_id: IdPath) -> Response:
+        quote = await reader.quote(quote_id)
+        if not may_see(admission_of(request).caller, quote):
+            raise NotFound("quote", quote_id)
+        return _ok(schemas.QuoteView.of(quote))
 
     # ---------------------------------------------------------------- rides
 
-    @api.post(
+    @post(
         "/rides",
+        callers=RIDERS,
         status_code=201,
         tags=["riders"],
         summary="Accept a quote",
@@ -155,8 +202,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         command = RequestRide(ride_id=str(uuid4()), quote_id=body.quote_id, simulated=body.simulated)
         return await order(request, command, body, key=key, at=moment_of(event_time, clock), status=201)
 
-    @api.get(
+    @get(
         "/rides",
+        callers=OPERATORS,
         tags=["riders"],
         summary="List rides, the newest request first",
         response_model=schemas.RideList,
@@ -178,18 +226,23 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
             )
         )
 
-    @api.get(
+    @get(
         "/rides/{ride_id}",
+        callers=RIDERS | DRIVERS | OPERATORS,
         tags=["riders"],
         summary="Look at a ride",
         response_model=schemas.RideView,
         responses=documented("not-found", "invalid"),
     )
-    async def get_ride(ride_id: IdPath) -> Response:
-        return _ok(schemas.RideView.of(await reader.ride(ride_id)))
+    async def get_ride(request: Request, ride_id: IdPath) -> Response:
+        ride = await reader.ride(ride_id)
+        if not may_see(admission_of(request).caller, ride):
+            raise NotFound("ride", ride_id)
+        return _ok(schemas.RideView.of(ride))
 
-    @api.post(
+    @post(
         "/rides/{ride_id}/cancel",
+        callers=RIDERS | DRIVERS,
         tags=["riders"],
         summary="Cancel a ride",
         response_model=schemas.RideView,
@@ -209,8 +262,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         )
         return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
-    @api.post(
+    @post(
         "/rides/{ride_id}/destination",
+        callers=RIDERS,
         tags=["riders"],
         summary="Go elsewhere",
         response_model=schemas.RideView,
@@ -226,8 +280,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         command = ChangeDestination(ride_id=ride_id, dropoff=body.dropoff.place(), simulated=body.simulated)
         return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
-    @api.post(
+    @post(
         "/rides/{ride_id}/arrived",
+        callers=DRIVERS,
         tags=["drivers"],
         summary="Wait at the pickup",
         response_model=schemas.RideView,
@@ -239,8 +294,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         command = ReportArrival(ride_id=ride_id, driver_id=body.driver_id, simulated=body.simulated)
         return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
-    @api.post(
+    @post(
         "/rides/{ride_id}/start",
+        callers=DRIVERS,
         tags=["drivers"],
         summary="Start a ride",
         response_model=schemas.RideView,
@@ -252,8 +308,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         command = StartRide(ride_id=ride_id, driver_id=body.driver_id, simulated=body.simulated)
         return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
-    @api.post(
+    @post(
         "/rides/{ride_id}/complete",
+        callers=DRIVERS,
         tags=["drivers"],
         summary="Complete a ride",
         response_model=schemas.RideView,
@@ -272,8 +329,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
 
     # ---------------------------------------------------------------- drivers
 
-    @api.get(
+    @get(
         "/drivers",
+        callers=OPERATORS,
         tags=["drivers"],
         summary="List drivers",
         response_model=schemas.DriverList,
@@ -292,18 +350,21 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
             )
         )
 
-    @api.get(
+    @get(
         "/drivers/{driver_id}",
+        callers=DRIVERS | OPERATORS,
         tags=["drivers"],
         summary="Look at a driver",
         response_model=schemas.DriverView,
         responses=documented("not-found", "invalid"),
     )
-    async def get_driver(driver_id: IdPath) -> Response:
+    async def get_driver(request: Request, driver_id: IdPath) -> Response:
+        check_sees_driver(admission_of(request).caller, driver_id)
         return _ok(schemas.DriverView.of(await reader.driver(driver_id)))
 
-    @api.post(
+    @post(
         "/drivers/{driver_id}/online",
+        callers=DRIVERS,
         tags=["drivers"],
         summary="Be ready for rides",
         response_model=schemas.DriverView,
@@ -315,8 +376,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         command = GoOnline(driver_id=driver_id, position=body.position.place(), simulated=body.simulated)
         return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
-    @api.post(
+    @post(
         "/drivers/{driver_id}/location",
+        callers=DRIVERS,
         tags=["drivers"],
         summary="Be elsewhere",
         response_model=schemas.DriverView,
@@ -328,8 +390,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         command = ReportLocation(driver_id=driver_id, position=body.position.place())
         return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
-    @api.post(
+    @post(
         "/drivers/{driver_id}/offline",
+        callers=DRIVERS,
         tags=["drivers"],
         summary="Take no more rides",
         response_model=schemas.DriverView,
@@ -344,8 +407,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
     ) -> Response:
         return await order(request, GoOffline(driver_id=driver_id), None, key=key, at=moment_of(event_time, clock))
 
-    @api.post(
+    @post(
         "/driver-updates",
+        callers=DRIVERS | FLEETS,
         tags=["drivers"],
         summary="Many drivers' updates at once",
         response_model=schemas.UpdateResults,
@@ -355,26 +419,34 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         request: Request, body: schemas.DriverUpdates, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
         base = moment_of(event_time, clock)
-        updates: list[tuple[Update, datetime | None]] = []
+        caller = admission_of(request).caller
+        updates: list[tuple[ByCaller[Driver | Ride], datetime | None]] = []
         latest = base
         for update in body.updates:
             at = base
             if update.event_time is not None:
                 at = in_range(update.event_time, clock)
                 latest = at if latest is None else max(latest, at)
-            updates.append((_update(update), at))
+            updates.append((ByCaller(caller=caller, command=_update(update)), at))
         command = UpdateDrivers(updates=updates)
         return await order(request, command, body, key=key, at=latest)
 
     # ---------------------------------------------------------------- the clock, health, problems
 
-    @api.get("/clock", tags=["clock"], summary="What time it is", response_model=schemas.ClockView)
+    @get(
+        "/clock",
+        callers=RIDERS | DRIVERS | FLEETS | OPERATORS,
+        tags=["clock"],
+        summary="What time it is",
+        response_model=schemas.ClockView,
+    )
     async def get_clock() -> Response:
         now = clock.now() if clock.is_set else None
         return _ok(schemas.ClockView.model_construct(clock=clock.name, now=now))
 
-    @api.post(
+    @post(
         "/clock",
+        callers=OPERATORS,
         tags=["clock"],
         summary="Advance the clock",
         response_model=schemas.ClockView,

@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard.adapters.http.hub import Hub, TooManyPagesError
-from dashboard.adapters.http.rides import booking_says, ride_view
+from dashboard.adapters.http.rides import BookingApi, ride_view
 from dashboard.adapters.watch import Watch
 from dashboard.hexagons import land
 from dashboard.view import View
@@ -32,7 +32,7 @@ def build_app(
     view: View,
     hub: Hub,
     *,
-    booking_url: str | None,
+    booking: BookingApi | None,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
     """Return the application."""
@@ -60,7 +60,8 @@ def build_app(
         records = watch.city.timelines.get(ride_id)
         if not records:
             return _problem(404, "Not kept", f"the last 2,500 rides are kept, and {ride_id!r} is not among them")
-        return JSONResponse(ride_view(ride_id, records, await booking_says(booking_url, ride_id)))
+        says = None if booking is None else await booking.says(ride_id)
+        return JSONResponse(ride_view(ride_id, records, says))
 
     @app.get("/api/lag", summary="How far each consumer group is behind")
     async def lag() -> dict[str, Any]:  # Any: JSON

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from dashboard.domain.timeline import Record
 
@@ -42,16 +42,28 @@ def ride_view(ride_id: str, records: Sequence[Record], booking: Json | None) -> 
     return {"ride_id": ride_id, "events": [record_view(record) for record in records], "booking": booking}
 
 
-async def booking_says(url: str | None, ride_id: str) -> Json | None:
-    """Return booking's own view of a ride, `None` without a URL, {"error": …} when it does not answer in a second."""
-    if url is None:
-        return None
-    return await asyncio.to_thread(_fetch, f"{url.rstrip('/')}/rides/{quote(ride_id, safe='')}")
+class BookingApi:
+    """Asks booking for its own view of a ride.
+
+    Args:
+        url: Where booking is.
+        token: An operator's bearer token, None where booking wants none.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    async def says(self, ride_id: str) -> Json:
+        """Return booking's own view of a ride, {"error": …} when it does not answer in a second."""
+        url = f"{self._url}/rides/{quote(ride_id, safe='')}"
+        # The scheme is checked by the settings.
+        return await asyncio.to_thread(_fetch, Request(url, headers=self._headers))  # noqa: S310
 
 
-def _fetch(url: str) -> Json:
+def _fetch(request: Request) -> Json:
     try:
-        with urlopen(url, timeout=_PATIENCE_S) as response:  # noqa: S310 the scheme is checked by the settings
+        with urlopen(request, timeout=_PATIENCE_S) as response:  # noqa: S310 as above
             found = json.load(response)
     except HTTPError as error:
         return {"error": f"booking answers {error.code}"}
@@ -62,4 +74,4 @@ def _fetch(url: str) -> Json:
     return {name: found.get(name) for name in ("state", "seq", "driver_id", "payment", "fare")}
 
 
-__all__ = ["booking_says", "record_view", "ride_view"]
+__all__ = ["BookingApi", "record_view", "ride_view"]
