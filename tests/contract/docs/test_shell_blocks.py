@@ -38,6 +38,8 @@ STANDARD = {
 }
 KAFKA = {"kafka-topics", "kafka-console-producer", "kafka-console-consumer", "kafka-consumer-groups"}
 """What the tutorial calls; its own test runs them."""
+ADDED = {"scooter"}
+"""The service that a tutorial adds; its own test runs it."""
 
 SCRIPTS = {
     name
@@ -94,7 +96,7 @@ def problem_of(words: list[str]) -> str | None:
         return None if arguments[0] in recipes else f"just has no recipe {arguments[0]}"
     if name == "hailbus":
         return problem_of_hailbus(arguments)
-    if name in SCRIPTS | STANDARD | KAFKA or name in {"pytest", "mkdocs", "pyright", "mypy"}:
+    if name in SCRIPTS | STANDARD | KAFKA | ADDED or name in {"pytest", "mkdocs", "pyright", "mypy"}:
         return None
     return f"there is no command {name}"
 
