@@ -19,6 +19,7 @@ STANDARD = {
     ".",
     "cd",
     "chromium",
+    "cp",
     "curl",
     "docker",
     "echo",
