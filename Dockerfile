@@ -12,6 +12,7 @@ COPY services/booking/pyproject.toml services/booking/
 COPY services/surge/pyproject.toml services/surge/
 COPY services/recommender/pyproject.toml services/recommender/
 COPY services/bike/pyproject.toml services/bike/
+COPY services/payment/pyproject.toml services/payment/
 COPY services/payment-provider/pyproject.toml services/payment-provider/
 COPY services/dashboard/pyproject.toml services/dashboard/
 COPY services/logger/pyproject.toml services/logger/

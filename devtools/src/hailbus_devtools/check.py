@@ -29,6 +29,7 @@ MEMBERS = (
     "services/surge",
     "services/recommender",
     "services/bike",
+    "services/payment",
     "services/payment-provider",
     "services/dashboard",
     "services/logger",

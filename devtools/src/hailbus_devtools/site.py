@@ -28,6 +28,7 @@ PAGES = {
     "services/surge/README.md": "example/surge.md",
     "services/recommender/README.md": "example/recommender.md",
     "services/bike/README.md": "example/bike.md",
+    "services/payment/README.md": "example/payment.md",
     "services/payment-provider/README.md": "example/payment-provider.md",
     "services/dashboard/README.md": "example/dashboard.md",
     "services/logger/README.md": "example/logger.md",

@@ -176,8 +176,8 @@ async def test_an_outage_of_captures_leaves_the_rest_alone(start: Start) -> None
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({"PAYMENT_PROVIDER_DECLINE_PERCENT": "101"}, "PAYMENT_PROVIDER_DECLINE_PERCENT"),
-        ({"PAYMENT_PROVIDER_DECLINES": "1"}, "PAYMENT_PROVIDER_DECLINES"),
+        ({"PROVIDER_DECLINE_PERCENT": "101"}, "PROVIDER_DECLINE_PERCENT"),
+        ({"PROVIDER_DECLINES": "1"}, "PROVIDER_DECLINES"),
     ],
 )
 def test_a_wrong_setting_stops_the_start(tmp_path: Path, environment: dict[str, str], sentence: str) -> None:
@@ -189,8 +189,8 @@ def test_a_wrong_setting_stops_the_start(tmp_path: Path, environment: dict[str, 
 
 def test_money_that_was_answered_survives_a_kill(tmp_path: Path) -> None:
     environment = {
-        "PAYMENT_PROVIDER_DATABASE_URL": f"sqlite:///{tmp_path / 'provider.db'}",
-        "PAYMENT_PROVIDER_LISTEN": "127.0.0.1:0",
+        "PROVIDER_DATABASE_URL": f"sqlite:///{tmp_path / 'provider.db'}",
+        "PROVIDER_LISTEN": "127.0.0.1:0",
     }
     provider = Process("payment-provider", tmp_path, environment)
     provider.start()

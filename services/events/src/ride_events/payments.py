@@ -26,13 +26,30 @@ class PaymentAuthorised(PaymentEvent, type="payment.authorised", version=1):
 
 
 class PaymentCaptured(PaymentEvent, type="payment.captured", version=1):
-    """The rider was charged."""
+    """The rider was charged.
+
+    `kind` says for what: `fare`, `cancellation_fee` or `no_show_fee`; readers must expect more of them.
+    """
 
     amount: Money
+    kind: str = "fare"
 
 
 class PaymentFailed(PaymentEvent, type="payment.failed", version=1):
-    """The means of payment was refused."""
+    """The means of payment was refused, for the reason that the provider gives.
+
+    `stage` says what failed: `authorise`, `reauthorise`, `capture`, `release` or `refund`; readers must expect more of
+    them. `owed` is what the rider owes for a ride that has ended; None when nothing is owed.
+    """
+
+    amount: Money
+    reason: str
+    stage: str = "authorise"
+    owed: Money | None = None
+
+
+class PaymentReleased(PaymentEvent, type="payment.released", version=1):
+    """What was reserved and not charged is free again."""
 
     amount: Money
     reason: str

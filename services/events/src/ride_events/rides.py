@@ -85,7 +85,10 @@ class RideCompleted(RideEvent, type="ride.completed", version=1):
 
 
 class RideCancelled(RideEvent, type="ride.cancelled", version=1):
-    """The ride ended before it started. `stage` is the state it was in."""
+    """The ride ended before it started. `stage` is the state it was in.
+
+    `matched_at` is when the driver in `driver_id` took the ride; None without a driver.
+    """
 
     rider_id: str
     driver_id: str | None
@@ -93,6 +96,7 @@ class RideCancelled(RideEvent, type="ride.cancelled", version=1):
     by: Literal["rider", "driver", "system"]
     reason: str
     stage: Literal["requested", "matched", "arrived"]
+    matched_at: datetime | None = None
 
 
 class RideUnmatched(RideEvent, type="ride.unmatched", version=1):

@@ -1,4 +1,4 @@
-"""The provider's settings: environment variables with the prefix PAYMENT_PROVIDER_."""
+"""The provider's settings: environment variables with the prefix PROVIDER_."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from payment_provider.domain.faults import Faults, Outage
 class Settings(BaseSettings):
     """The provider's settings, frozen."""
 
-    model_config = SettingsConfigDict(env_prefix="PAYMENT_PROVIDER_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="PROVIDER_", frozen=True, extra="forbid")
 
     database_url: SecretStr = Field(
         default=SecretStr("sqlite+aiosqlite:///payment-provider.db"),

@@ -101,6 +101,7 @@ def end(work: Work, ride: Ride, *, by: Party, reason: str, simulated: bool | Non
             by=by,
             reason=reason,
             stage=before.stage,
+            matched_at=before.matched_at,
         ),
         aggregate=ride.ride_id,
         seq=ride.seq,

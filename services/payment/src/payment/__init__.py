@@ -1,0 +1,1 @@
+"""The money of rides: a saga over a payment provider."""

@@ -1,0 +1,1 @@
+"""HTTP, the provider and events."""

@@ -1,0 +1,1 @@
+"""What the saga does, free of the bus and of HTTP."""

@@ -1,0 +1,1 @@
+"""What a ride owes, and the next step towards it: plain Python."""
