@@ -133,6 +133,7 @@ def test_a_relay_tells_probes_which_of_broker_and_database_is_away(own_cluster: 
     finally:
         process.kill()
         process.communicate()
+        engine.dispose()
 
 
 class NotAService(BaseHTTPRequestHandler):

@@ -20,7 +20,7 @@ class Settings(BaseSettings):
         default=SecretStr("sqlite+aiosqlite:///payment.db"),
         description="sqlite+aiosqlite:///PATH or postgresql+asyncpg://USER:PASSWORD@HOST/NAME",
     )
-    listen: str = Field(default="127.0.0.1:8003", description="HOST:PORT to serve at; port 0 takes a free one")
+    listen: str = Field(default="127.0.0.1:8005", description="HOST:PORT to serve at; port 0 takes a free one")
     provider_url: str = Field(default="http://127.0.0.1:8004", description="Where the payment provider serves")
     provider_timeout_s: float = Field(default=5.0, gt=0, le=120)
     clock: Literal["wall", "event"] = "wall"
