@@ -17,6 +17,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException
 from confluent_kafka.admin import AdminClient
+from hailbus._transport.kafka_admin import KafkaAdmin
 from hailbus.cli import app
 from hailbus_broker.testing import ApiKey, ErrorCode, Fault, ThreadedBroker
 from typer.testing import CliRunner
@@ -106,6 +107,28 @@ def test_topics_are_placed_and_filtered(hailbus: Command, topic: str) -> None:
         assert hailbus("topics", "--describe", "--unavailable-partitions") == ""
     finally:
         hailbus("topics", "--delete", "--topic", placed)
+
+
+def test_a_topic_that_is_deleted_while_others_are_described_is_left_out(
+    hailbus: Command, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_lived = f"{topic}-short"
+    hailbus("topics", "--create", "--topic", short_lived)
+    configs = KafkaAdmin.configs
+
+    async def configs_after_the_deletion(admin: KafkaAdmin, kind: Any, name: str) -> Any:
+        if name == short_lived:
+            await admin.delete([short_lived])
+            deadline_s = time.monotonic() + 60
+            while await admin.describe([short_lived]):  # Apache Kafka deletes a moment later
+                assert time.monotonic() < deadline_s
+                await asyncio.sleep(0.05)
+        return await configs(admin, kind, name)
+
+    monkeypatch.setattr(KafkaAdmin, "configs", configs_after_the_deletion)
+    found = [row["topic"] for row in hailbus.rows("topics", "--describe")]
+    assert topic in found
+    assert short_lived not in found
 
 
 def until_coordinated(bootstrap: str, group: str) -> None:

@@ -149,13 +149,14 @@ async def take_money(event: OrderPlaced, ctx: Context) -> None:
 RUN_ABOVE = {
     "broker/README": [0],
     "docs/broker/in-tests": [0, 1],
+    "docs/tutorial/adding-a-service": [0, 1, 2],
     "http-services": [0],
     "quickstart": [0, 1, 2],
     "registry": [0],
     "sdk/README": [0],
     "state-machines": [0, 1],
 }
-"""Those that are programs or tests, and run as such: above, or beside the tests of the registry and of the broker."""
+"""Those that are programs or tests, and run as such: above, or beside the tests of registry, broker and docs."""
 PAGES = ("*.md", "docs/**/*.md", "*/README.md", "services/*/README.md")
 GUIDES = {
     str(path.relative_to(ROOT).with_suffix("")).removeprefix("docs/sdk/"): path

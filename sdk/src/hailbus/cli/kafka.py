@@ -70,6 +70,16 @@ def one_of(**flags: bool) -> str:
     return chosen[0]
 
 
+async def _own_settings(admin: KafkaAdmin, topic: str) -> dict[str, str | None] | None:
+    """The settings that a topic has of its own; None when it has been deleted since it was listed."""
+    try:
+        return {entry.name: entry.value for entry in await admin.configs("topic", topic) if not entry.is_default}
+    except ConfigurationError:
+        if await admin.describe([topic]):
+            raise
+        return None
+
+
 def needed(value: str | None, option: str) -> str:
     """A value that this action cannot do without."""
     if not value:
@@ -141,8 +151,8 @@ def topics(
                     if topic and topic not in found and not if_exists:
                         raise TopicMissingError(topic=topic)
                     for name, description in sorted(found.items()):
-                        settings = {e.name: e.value for e in await admin.configs("topic", name) if not e.is_default}
-                        if topics_with_overrides and not settings:
+                        settings = await _own_settings(admin, name)
+                        if settings is None or (topics_with_overrides and not settings):
                             continue
                         shown = [
                             p
