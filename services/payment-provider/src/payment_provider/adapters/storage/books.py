@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
 from hailbus.clock import EPOCH, Clock, micros
@@ -107,7 +107,7 @@ class Books:
                 currency=order.currency,
                 authorised_minor=order.amount_minor,
             )
-            await connection.execute(insert(tables.authorisations), _row(after))
+            await connection.execute(insert(tables.authorisations), asdict(after))
         else:
             before = await _authorisation(connection, order.authorisation_id, for_update=True)
             if order.currency != before.currency:
@@ -116,7 +116,7 @@ class Books:
             faults.check(order.kind, card=before.card, key=key)
             table = tables.authorisations
             await connection.execute(
-                update(table).where(table.c.authorisation_id == after.authorisation_id).values(**_row(after))
+                update(table).where(table.c.authorisation_id == after.authorisation_id).values(**asdict(after))
             )
         await connection.execute(
             insert(tables.transactions),
@@ -153,19 +153,6 @@ async def _authorisation(
     if row is None:
         raise NotFound(authorisation_id)
     return Authorisation(**row)
-
-
-def _row(authorisation: Authorisation) -> dict[str, object]:
-    return {
-        "authorisation_id": authorisation.authorisation_id,
-        "reference": authorisation.reference,
-        "card": authorisation.card,
-        "currency": authorisation.currency,
-        "authorised_minor": authorisation.authorised_minor,
-        "captured_minor": authorisation.captured_minor,
-        "released_minor": authorisation.released_minor,
-        "refunded_minor": authorisation.refunded_minor,
-    }
 
 
 def _transaction_of(row: RowMapping) -> Transaction:
