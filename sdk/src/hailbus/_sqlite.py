@@ -68,7 +68,7 @@ class SqliteConnection(aiosqlite.Connection):
         self._tx.put_nowait((None, self._close_and_stop))
 
     def _connect_in_thread(self) -> sqlite3.Connection:
-        self._opened = self._connect_raw()  # kept here: whoever connects may be cancelled before the answer comes
+        self._opened = self._connect_raw()  # kept: the caller may be cancelled before it gets the connection
         return self._opened
 
     def _close_and_stop(self) -> object:

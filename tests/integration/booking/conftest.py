@@ -22,7 +22,7 @@ FAR_AWAY = {"lat": 41.5, "lng": -74.9}
 
 @dataclass
 class Client:
-    """Speaks to booking, as whoever a request is from unless `by` says so; keys are made up unless given."""
+    """Sends requests to booking as whom they name, unless `by` is given; generates missing keys."""
 
     http: httpx.AsyncClient
     bus: MemoryBus

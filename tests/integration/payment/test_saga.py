@@ -1,4 +1,4 @@
-"""The saga with a provider that fails at each step: money moves once, each cent is told, nothing is dead-lettered."""
+"""The saga with a provider that fails at each step: money moves once, every movement is published, no dead letters."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whoever gives whatever command in whatever state: nobody touches another's ride, quote or driver."""
+"""Every command, in every state, by every caller: nobody changes another's ride, quote or driver."""
 
 from dataclasses import dataclass
 from datetime import timedelta

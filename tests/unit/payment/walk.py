@@ -38,7 +38,7 @@ class Life:
         return state_of(self.payment)
 
     def step(self) -> None:
-        """One thing happens: the provider answers, the ride goes on, or somebody asks for something."""
+        """Apply one random event: an answer of the provider, a step of the ride, a refund or a retry."""
         choices: list[type[Event]] = []
         if self.payment.step is not None:
             choices += [PaymentStepDone] * 3

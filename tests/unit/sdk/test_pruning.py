@@ -1,4 +1,4 @@
-"""A service prunes what it was told to, at intervals, and goes on when a round fails."""
+"""A service prunes its stores at intervals, and continues after a round that fails."""
 
 from __future__ import annotations
 

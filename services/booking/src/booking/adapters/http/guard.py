@@ -25,7 +25,7 @@ SCHEME: Final = "bearer"
 GUARDED: Final = ("unauthenticated", "forbidden", "rate-limited")
 """The problems of every guarded route."""
 LIMITED: Final = frozenset({Role.RIDER, Role.DRIVER})
-"""Fleets and operators act for many and are run by whoever runs booking: they are not limited."""
+"""The roles with a rate limit. Fleets and operators act for many people and are trusted, so they have none."""
 _ADMISSION: Final = "booking.admission"
 
 

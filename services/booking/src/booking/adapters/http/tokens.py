@@ -69,10 +69,10 @@ def read_keys(path: Path) -> Mapping[str, Key]:
 
 
 class TokenVerifier:
-    """Tells who the bearer of a token is.
+    """Verifies tokens and returns their bearers.
 
     A verified token is remembered by its text until it expires, so that a caller's second request costs a look into a
-    dictionary. Times are always those of the machine's clock: a token is as long good in a replay as elsewhere.
+    dictionary. Tokens expire by the machine's clock, in a replay too.
 
     Args:
         keys: By `kid`.

@@ -57,7 +57,7 @@ class Authorising(PaymentState):
 
 
 class Authorised(PaymentState):
-    """The fare is reserved; the ride goes on."""
+    """The fare is reserved; the ride has not ended."""
 
 
 class Refused(PaymentState):
