@@ -109,6 +109,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _work_ended(self, _future: asyncio.Future[Any]) -> None:
         self._work_count -= 1
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """See `asyncio.AbstractEventLoop`.
+
+        Waits until the threads have ended, however long the timeout: it counts virtual seconds, which would all pass
+        at once while a thread needs a real moment to end.
+        """
+        await super().shutdown_default_executor()
+
     @property
     def grace_s(self) -> float:
         """Real seconds to wait for threads and sockets before the clock jumps."""
