@@ -109,7 +109,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _work_ended(self, _future: asyncio.Future[Any]) -> None:
         self._work_count -= 1
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - as in asyncio
         """See `asyncio.AbstractEventLoop`.
 
         Waits until the threads have ended, however long the timeout: it counts virtual seconds, which would all pass
