@@ -154,6 +154,12 @@ def test_the_whole_check_leaves_compose_to_those_who_ask_for_it() -> None:
     assert [step.beside for step in steps(compose=True) if step.name == "compose"] == [True]
 
 
+def test_containers_go_before_the_tests_that_run_beside_them() -> None:
+    first = {step.name: str(step.command[0]) for step in steps(compose=True)}
+    assert [name for name in first if first[name] == "nice"] == ["lake set-up", "tests"]
+    assert "nice" not in {str(step.command[0]) for step in steps()}
+
+
 def test_one_step_runs_alone_and_in_the_foreground() -> None:
     for name in check.STEP_NAMES:
         (step,) = steps(only=name)
