@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.compose, pytest.mark.needs("docker engine", "docker co
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "hailbus-e2e"
 BROKERS = ("broker-1", "broker-2", "broker-3")
-DATABASES = ("booking", "surge", "recommender", "logger")
-PUBLISHED = (*BROKERS, "postgres", "booking", "bike", "recommender", "dashboard")
+DATABASES = ("booking", "payment", "provider", "surge", "recommender", "logger")
+PUBLISHED = (*BROKERS, "postgres", "booking", "payment", "payment-provider", "bike", "recommender", "dashboard")
 LED = "rides.v1"
 """Each fault strikes the broker that leads partition 0 of this topic."""
 

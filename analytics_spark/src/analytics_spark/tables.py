@@ -114,10 +114,11 @@ GOLD = {
     ),
     "payments": _gold(
         "payments",
-        "Money authorised, captured, failed and refunded",
+        "Money authorised, captured, failed, released and refunded",
         _WINDOW,
         Column("currency", "string"),
-        *_counts("authorised_minor", "captured_minor", "failed_minor", "refunded_minor", "captured_count"),
+        *_counts("authorised_minor", "captured_minor", "failed_minor", "released_minor", "refunded_minor"),
+        *_counts("captured_count"),
     ),
     "conversion": _gold(
         "conversion",

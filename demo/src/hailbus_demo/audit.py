@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from hailbus_demo.errors import RunFailedError
 from hailbus_demo.figures import Figures
 from hailbus_demo.ledger import draw
 from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount, InboxAccount
-from hailbus_demo.ledger.databases import count_due
+from hailbus_demo.ledger.databases import count_due, count_under_way
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.gather import Gatherer, Sources
 from hailbus_demo.ledger.lines.consumers import wants
@@ -40,7 +41,7 @@ class AuditPlan:
 
 
 async def catch_up(plan: AuditPlan, watch: Watch) -> tuple[dict[str, int], float]:
-    """Wait until every reader has read all and booking owes nothing, and nothing more comes for some seconds.
+    """Wait until every reader has read all, every payment has an outcome, and nothing more comes for some seconds.
 
     Returns:
         Reader → records that it is behind, and when all had caught up by the monotonic clock: the seconds that showed
@@ -50,14 +51,13 @@ async def catch_up(plan: AuditPlan, watch: Watch) -> tuple[dict[str, int], float
     best: object = None
     still_since: float | None = None
     last_ends: dict[tuple[str, int], int] = {}
-    due = 0
+    due: dict[str, int] = {}
     while True:
         looked = await watch.look()
         late = {name: n for name, n in watch.behind().items() if n}
         if looked and not late:
             due = await _due(plan)
-            if due:
-                late["booking's outbox"] = due
+            late |= due
         now = time.monotonic()
         if looked and not late and watch.ends == last_ends:
             if still_since is None:
@@ -67,7 +67,7 @@ async def catch_up(plan: AuditPlan, watch: Watch) -> tuple[dict[str, int], float
         else:
             still_since = None
         last_ends = dict(watch.ends)
-        state = (dict(watch.ends), watch.behind(), due, watch.lake.stamp)
+        state = (dict(watch.ends), watch.behind(), dict(due), watch.lake.stamp)
         if state != best:  # a reader makes progress: patience begins anew
             best, deadline = state, now + plan.deadline_s
         if now > deadline:
@@ -75,14 +75,18 @@ async def catch_up(plan: AuditPlan, watch: Watch) -> tuple[dict[str, int], float
         await asyncio.sleep(0.5)
 
 
-async def _due(plan: AuditPlan) -> int:
-    url = plan.sources.databases.get("booking")
-    if url is None:
-        return 0
-    try:
-        return await count_due(url)
-    except RunFailedError:
-        return 0  # the ledger says so
+async def _due(plan: AuditPlan) -> dict[str, int]:
+    """Return what the services have yet to do or to publish though every reader has read everything."""
+    counts: dict[str, int] = {}
+    for database, what, count in (
+        ("booking", "booking's outbox", count_due),
+        ("payment", "the payments under way", count_under_way),
+    ):
+        url = plan.sources.databases.get(database)
+        with contextlib.suppress(RunFailedError):  # the ledger says so
+            if url is not None and (due := await count(url)):
+                counts[what] = due
+    return counts
 
 
 async def draw_up(plan: AuditPlan, figures: Figures) -> Ledger:

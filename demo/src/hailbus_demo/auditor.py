@@ -235,12 +235,12 @@ async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
             continue
         if certain is None:
             began = time.monotonic()
-            line = await acknowledged.compare(sources)
+            lines = await acknowledged.compare(sources)
             if ask().broker_life != before.broker_life:
                 continue
-            certain = frozenset(() if line is None else line.findings)
-            if line is not None and certain:
-                ledger = shortened(Ledger(lines=(line,), left_out=()))
+            certain = frozenset(finding for line in lines for finding in line.findings)
+            if certain:
+                ledger = shortened(Ledger(lines=lines, left_out=()))
                 took_s = time.monotonic() - began
                 pipe.send(Round(ledger=ledger, took_s=took_s, cpu_s=time.process_time(), is_partial=True))
         if not gives_way:  # the first look is short, and what a restart lost is to be seen at once

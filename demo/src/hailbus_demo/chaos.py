@@ -11,7 +11,7 @@ from ride_events.rides import RIDES
 
 from hailbus_demo.supervise.processes import Supervisor, command
 
-VICTIMS = ("recommender", "surge", "booking", "broker", "lake")
+VICTIMS = ("recommender", "surge", "payment", "booking", "payment-provider", "broker", "lake")
 LEADER = f"leader of {RIDES.name}-0"
 CONTROLLER = "active controller"
 COORDINATOR = "coordinator of surge"

@@ -14,6 +14,7 @@ from typer._click.exceptions import ClickException, NoArgsIsHelpError  # typer e
 
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.options import (
+    Outage,
     RideOptions,
     parse_address,
     parse_duration,
@@ -161,7 +162,7 @@ def run(
         bool,
         typer.Option(
             "--chaos",
-            help="Kill broker, booking, surge, recommender and lake once each with SIGKILL; "
+            help="Kill broker, booking, payment, payment provider, surge, recommender and lake once each with SIGKILL; "
             "of several brokers the leader of rides.v1, the active controller and a group coordinator.",
         ),
     ] = False,
@@ -170,6 +171,20 @@ def run(
         typer.Option(
             "--sabotage",
             help="Do one fault at half of the run, to see the ledger find it; [bold]list[/] prints the faults.",
+            show_default=False,
+        ),
+    ] = None,
+    declines: Annotated[
+        float,
+        typer.Option(
+            "--declines", min=0, max=100, help="So many of a hundred payments are declined by the payment provider."
+        ),
+    ] = 3.0,
+    outage: Annotated[
+        Outage | None,
+        typer.Option(
+            "--outage",
+            help="Have the payment provider be away, in this way, for a third of the run.",
             show_default=False,
         ),
     ] = None,
@@ -187,6 +202,8 @@ def run(
     fault = None
     if sabotage is not None:
         fault = require_possible(sabotage, in_house=bootstrap is None, brokers=brokers, spark=not no_spark, chaos=chaos)
+    if outage is not None and (chaos or sabotage is not None):
+        raise UsageError("--outage goes neither with --chaos nor with --sabotage: leave one out")
     if brokers not in BROKER_COUNTS:
         raise UsageError(f"--brokers {brokers}: choose 1, 3 or 5, so that a majority survives the death of one")
     if bootstrap is not None:
@@ -216,6 +233,8 @@ def run(
         chaos=chaos,
         sabotage=fault,
         catch_up_s=catch_up,
+        declines_percent=declines,
+        outage=outage,
         dashboard_port=dashboard_port,
     )
     raise typer.Exit(_run_async(run_demo(options, _console())))
@@ -293,7 +312,7 @@ def ledger(
         typer.Option(
             "--database",
             help="NAME=URL of a service's database, such as booking=postgresql+asyncpg://USER:PASSWORD@HOST/NAME; "
-            "names: booking, surge, recommender, logger. Give the option once for each.",
+            "names: booking, payment, provider, surge, recommender, logger. Give the option once for each.",
         ),
     ] = None,
     lake_dir: Annotated[Path | None, typer.Option("--lake-dir", help="The lake's folder; without it no lake.")] = None,
@@ -314,6 +333,7 @@ def ledger(
     """Draw up the ledger of a system that already runs. Exit code 0: balanced; 1: something disagrees."""
     from hailbus_demo.ledger.gather import read_lake_report
     from hailbus_demo.remote import audit
+    from hailbus_demo.services import DATABASES
 
     parse_address(bootstrap.split(",")[0], option="--bootstrap")
     if book is not None and not book.is_file():
@@ -335,10 +355,8 @@ def ledger(
     databases = {}
     for entry in database or []:
         name, equals, url = entry.partition("=")
-        if not equals or name not in ("booking", "surge", "recommender", "logger"):
-            raise UsageError(
-                f"--database {name}: write it as NAME=URL with NAME one of booking, surge, recommender, logger"
-            )
+        if not equals or name not in DATABASES:
+            raise UsageError(f"--database {name}: write it as NAME=URL with NAME one of {', '.join(DATABASES)}")
         databases[name] = url
     work = audit(
         bootstrap=bootstrap,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 
 from hailbus_demo.city.plan import to_ms
@@ -11,6 +12,15 @@ from hailbus_demo.errors import UsageError
 
 DEFAULT_START = datetime(2014, 5, 2, 17, 0)  # noqa: DTZ001  # wall time, read as UTC; a Friday at five
 DEFAULT_SPEED = 30.0
+
+
+class Outage(StrEnum):
+    """How the payment provider is away: it refuses, answers nothing, or acts and loses its answers."""
+
+    REFUSE = "refuse"
+    HANG = "hang"
+    LOSE_ANSWERS = "lose_answers"
+    HANG_AFTER = "hang_after"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ from hailbus_demo.city.plan import to_datetime
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.figures import Figures, Sabotage, Timings
 from hailbus_demo.ledger.gather import Sources
-from hailbus_demo.options import RideOptions, parse_address
+from hailbus_demo.options import Outage, RideOptions, parse_address
+from hailbus_demo.outage import OutageOfProvider
 from hailbus_demo.replay.advice import RecommenderClient
 from hailbus_demo.replay.book import Book
 from hailbus_demo.replay.http import HttpClient
@@ -41,6 +42,7 @@ from hailbus_demo.sabotage.saboteur import Saboteur, Scene
 from hailbus_demo.services import (
     CONSUMERS,
     DATABASES,
+    DECLINES_PERCENT,
     TOPIC_NAMES,
     Ports,
     broker_spec,
@@ -59,6 +61,7 @@ from hailbus_demo.watch import Watch
 
 LAKE_FINISH = "finish"
 """A file of this name in the lake's folder asks the Spark job to land everything, through gold, and to end."""
+SERVICE_PORTS = 5
 SERVICE_DEADLINE_S = 120.0
 """How long a request is repeated while its service does not answer."""
 BOOK_EVERY_S = 2.0
@@ -87,6 +90,8 @@ class RunOptions:
     chaos: bool
     sabotage: Fault | None = None
     catch_up_s: float
+    declines_percent: float = DECLINES_PERCENT
+    outage: Outage | None = None
     dashboard_port: int | None = None
 
 
@@ -176,7 +181,7 @@ class _Run:
 
     async def _run(self) -> int:
         options, say = self.options, self.screen.say
-        ports = self._choose_ports()
+        ports = self.ports = self._choose_ports()
         if options.bootstrap is not None:
             await self._unless_interrupted(refuse_silence(options.bootstrap))
         self.data_dir.save(self.state)
@@ -194,7 +199,9 @@ class _Run:
         if created:
             say(f"{len(created)} topics created")
         tokens = await make_keys(self.data_dir)
-        specs = service_specs(self.data_dir, bootstrap=bootstrap, bus=bus, ports=ports)
+        specs = service_specs(
+            self.data_dir, bootstrap=bootstrap, bus=bus, ports=ports, declines_percent=options.declines_percent
+        )
         for spec in specs:
             await self.supervisor.start(spec)
         if lake_ready is not None:
@@ -202,6 +209,7 @@ class _Run:
         await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
         self.timings.services_ready = time.monotonic()
         say(f"booking's API at {ports.url('booking')}/docs, the recommender's at {ports.url('recommender')}/docs")
+        say(f"payment's at {ports.url('payment')}/docs, the payment provider's at {ports.url('payment-provider')}/docs")
         say(f"tokens for booking: booking-token sign {self.data_dir.keys / 'signing-key.json'} ROLE SUBJECT")
         say(f"services are ready; dashboard: {ports.url('dashboard')}")
         self.screen.dashboard_url = ports.url("dashboard")
@@ -314,10 +322,10 @@ class _Run:
         count = 1 if options.brokers == 1 else 2 * options.brokers
         broker = None
         if options.bootstrap is None and options.port is None:
-            broker = free_block(count + 3)
-            free = list(range(broker + count, broker + count + 3))
+            broker = free_block(count + SERVICE_PORTS)
+            free = list(range(broker + count, broker + count + SERVICE_PORTS))
         else:
-            free = free_ports(3)
+            free = free_ports(SERVICE_PORTS)
         if options.port is not None:
             broker = options.port
             for port in range(broker, broker + count):
@@ -325,7 +333,14 @@ class _Run:
         dashboard = free[0]
         if options.dashboard_port is not None:
             dashboard = require_free(options.dashboard_port, what="--dashboard-port")
-        return Ports(broker=broker, dashboard=dashboard, booking=free[1], recommender=free[2])
+        return Ports(
+            broker=broker,
+            dashboard=dashboard,
+            booking=free[1],
+            recommender=free[2],
+            payment=free[3],
+            payment_provider=free[4],
+        )
 
     async def _provision(self, bus: Bus, bootstrap: str) -> frozenset[str]:
         try:
@@ -432,7 +447,7 @@ class _Run:
                 self.screen.say(f"rejected rows are in {self.data_dir.rejects}")
         return world
 
-    def _disturber(self, scene: Scene, figures: Figures) -> Chaos | Saboteur | None:
+    def _disturber(self, scene: Scene, figures: Figures) -> Chaos | Saboteur | OutageOfProvider | None:
         """Return who disturbs the run, if it was asked for."""
         options = self.options.rides
         began = time.monotonic()
@@ -454,6 +469,10 @@ class _Run:
                 sabotage.deed = deed
 
             return Saboteur(self.options.sabotage, scene, share_done=share_done, say=self.screen.say, done=done)
+        if self.options.outage is not None:
+            return OutageOfProvider(
+                self.options.outage, self.ports.url("payment-provider"), share_done=share_done, say=self.screen.say
+            )
         if not self.options.chaos:
             return None
         brokers = BrokersByRole(scene.bootstrap, scene.supervisor) if self.options.brokers > 1 else None

@@ -27,14 +27,20 @@ AT_MOST_ONCE = frozenset({DRIVER_LOCATIONS.name})
 TOPIC_NAMES = tuple(topic.name for topic in TOPICS)
 COMPACTED = frozenset(topic.name for topic in TOPICS if "compact" in topic.cleanup_policy)
 
-DATABASES = ("booking", "surge", "recommender", "logger")
+DATABASES = ("booking", "payment", "provider", "surge", "recommender", "logger")
 """Services with a database, as `--database` names them."""
 
 CONSUMERS = (
     Consumer(
         group="booking",
         database="booking",
-        topics=("booking-timers.v1", "surge.v1"),
+        topics=("booking-timers.v1", "surge.v1", "payments.v1"),
+    ),
+    Consumer(
+        group="payment-saga",
+        database="payment",
+        topics=("rides.v1",),
+        types=frozenset({"ride.requested", "ride.repriced", "ride.completed", "ride.cancelled", "ride.unmatched"}),
     ),
     Consumer(
         group="surge",
@@ -51,6 +57,11 @@ CONSUMERS = (
 )
 """Who must apply what, once: the groups with an inbox."""
 
+DECLINES_PERCENT = 3.0
+"""How many of a hundred authorisations and captures the payment provider declines unless told otherwise."""
+RETRY_FIRST_S = 15.0
+"""How long after a declined charge payment tries it again in a run: nobody waits for an hour to see it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
@@ -60,10 +71,12 @@ class Ports:
     booking: int
     recommender: int
     dashboard: int
+    payment: int
+    payment_provider: int
 
     def url(self, name: str) -> str:
         """Return the base URL of an HTTP service."""
-        return f"http://{HOST}:{getattr(self, name)}"
+        return f"http://{HOST}:{getattr(self, name.replace('-', '_'))}"
 
 
 def broker_spec(data_dir: DataDir, port: int) -> ProcessSpec:
@@ -162,9 +175,33 @@ async def make_keys(data_dir: DataDir) -> Tokens:
     return tokens
 
 
-def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) -> list[ProcessSpec]:
-    """Return the processes of the services."""
+def service_specs(
+    data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports, declines_percent: float = DECLINES_PERCENT
+) -> list[ProcessSpec]:
+    """Return the processes of the services, and the stand-in for the payment provider."""
     event_time = "event"
+    provider = _http(
+        "payment-provider",
+        data_dir,
+        port=ports.payment_provider,
+        env={
+            "PROVIDER_DATABASE_URL": data_dir.database_url("provider"),
+            "PROVIDER_DECLINE_PERCENT": f"{declines_percent:g}",
+        },
+        prefix="PROVIDER",
+    )
+    payment = _http(
+        "payment",
+        data_dir,
+        port=ports.payment,
+        env={
+            "PAYMENT_BOOTSTRAP_SERVERS": bootstrap,
+            "PAYMENT_DATABASE_URL": data_dir.database_url("payment"),
+            "PAYMENT_PROVIDER_URL": ports.url("payment-provider"),
+            "PAYMENT_CLOCK": event_time,
+            "PAYMENT_RETRY_FIRST_S": f"{RETRY_FIRST_S:g}",
+        },
+    )
     booking = _http(
         "booking",
         data_dir,
@@ -220,7 +257,7 @@ def service_specs(data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports) 
         log=data_dir.logs / "event-logger.log",
         ready=_group_consumes(bus, "event-logger"),
     )
-    return [booking, surge, recommender, logger, dashboard]
+    return [provider, payment, booking, surge, recommender, logger, dashboard]
 
 
 def lake_spec(data_dir: DataDir, *, bootstrap: str) -> ProcessSpec:
@@ -250,7 +287,7 @@ def lake_state(lake_dir: Path) -> str:
     return str(progress["state"]) if alive else "absent"
 
 
-def _http(name: str, data_dir: DataDir, *, port: int, env: dict[str, str]) -> ProcessSpec:
+def _http(name: str, data_dir: DataDir, *, port: int, env: dict[str, str], prefix: str | None = None) -> ProcessSpec:
     async def ready() -> bool:
         client = HttpClient(f"http://{HOST}:{port}", connections=1)
         try:
@@ -260,11 +297,10 @@ def _http(name: str, data_dir: DataDir, *, port: int, env: dict[str, str]) -> Pr
         finally:
             await client.close()
 
-    prefix = name.upper()
     return ProcessSpec(
         name=name,
         argv=(command(name),),
-        env={**env, f"{prefix}_LISTEN": f"{HOST}:{port}"},
+        env={**env, f"{prefix or name.upper()}_LISTEN": f"{HOST}:{port}"},
         log=data_dir.logs / f"{name}.log",
         ready=ready,
     )

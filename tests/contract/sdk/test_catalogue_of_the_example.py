@@ -52,7 +52,7 @@ OWNERS = {
     "booking": "booking",
     "demand": "surge",
     "driver": "booking",
-    "payment": "booking",
+    "payment": "payment",
     "quote": "booking",
     "recommendation": "recommender",
     "ride": "booking",
@@ -74,10 +74,20 @@ def test_every_event_has_its_true_publisher(made: tuple[dict[str, tuple[str, str
 
 def test_every_event_has_its_true_consumers(made: tuple[dict[str, tuple[str, str]], dict[str, object]]) -> None:
     consumers = {event: found.split(", ") for event, (_, found) in made[0].items()}
-    assert all("event-logger" in found for found in consumers.values())
+    private = {event for event in consumers if event.startswith("payment.step_")} | {
+        "payment.retry_due",
+        "payment.refund_due",
+    }
+    assert {event for event, found in consumers.items() if "event-logger" not in found} == private
+    assert {found for event in private for found in consumers[event]} == {"payment-saga", "payment-steps"}
     assert {event for event, found in consumers.items() if "booking" in found} == {
         "surge.updated",
         "booking.timer_elapsed",
         "booking.ride_overdue",
+        "payment.authorised",
+        "payment.captured",
+        "payment.failed",
+        "payment.refunded",
+        "payment.released",
     }
-    assert consumers["ride.requested"] == ["dashboard", "event-logger", "recommender", "surge"]
+    assert consumers["ride.requested"] == ["dashboard", "event-logger", "payment-saga", "recommender", "surge"]

@@ -44,6 +44,8 @@ OPTIONS = [
     "--sabotage",
     "--supply",
     "--location-every",
+    "--declines",
+    "--outage",
     "--catch-up",
 ]
 
@@ -81,7 +83,7 @@ def assert_balanced(done: subprocess.CompletedProcess[str], summary: Path, *, re
     assert rides["requested"] == sum(rides[end] for end in ("completed", "cancelled", "unmatched", "in_flight"))
     assert state["accounts"]["booking"] == state["accounts"]["log"] == state["accounts"]["replay"] == rides
     groups = {group["group"]: group for group in state["groups"]}
-    assert set(groups) == {"booking", "surge", "recommender", "event-logger"}
+    assert set(groups) == {"booking", "payment-saga", "surge", "recommender", "event-logger"}
     for group in groups.values():
         assert group["applied"] <= group["seen"]
         assert group["lag_records"] == 0
@@ -113,6 +115,34 @@ def test_a_simulated_city_balances_and_a_published_file_goes_on_from_it(tmp_path
     assert "pickup outside of the city: 0, 0" in (data / "rejects.csv").read_text()
 
 
+def paid(data: Path) -> dict[str, int]:
+    """Count the payments by their states in payment's database, without the ledger's help."""
+    with closing(sqlite3.connect(data / "db" / "payment.sqlite")) as database:
+        return dict(database.execute("SELECT state, count(*) FROM hailbus_state GROUP BY state").fetchall())
+
+
+@pytest.mark.timeout(600)
+def test_declined_cards_and_an_outage_of_the_provider_leave_the_accounts_balanced(tmp_path: Path) -> None:
+    summary, data = tmp_path / "summary.json", tmp_path / "data"
+    # Slow enough that booking hears of a declined card before the rider boards.
+    quiet = ["--no-browser", "--exit-when-done", "--speed", "60", "--no-spark"]
+    options = [*quiet, "--data-dir", str(data), "--summary", str(summary)]
+    done = demo(*options, "--limit", "60", "--declines", "25", "--outage", "refuse")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    said = "the payment provider is"
+    assert 0 < done.stdout.find(f"{said} away (refuse)") < done.stdout.find(f"{said} back")
+    state = summary_of(summary)
+    assert state["balanced"] is True
+    verdicts = {line["id"]: line["verdict"] for line in state["lines"] if line["id"].startswith("money-")}
+    assert set(verdicts.values()) == {"agrees"}
+    assert len(verdicts) == 5
+    with closing(sqlite3.connect(data / "db" / "booking.sqlite")) as database:
+        reasons = dict(database.execute("SELECT reason, count(*) FROM booking_rides GROUP BY reason").fetchall())
+    assert reasons["payment_failed"] > 0
+    assert sum(paid(data).values()) == state["rides"]["requested"] > 0
+    assert paid(data).keys() <= {"Settled", "Closed", "Due"}
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_killed_processes_come_back_and_the_accounts_balance_with_the_lake(tmp_path: Path) -> None:
@@ -120,7 +150,7 @@ def test_killed_processes_come_back_and_the_accounts_balance_with_the_lake(tmp_p
     data = ["--data-dir", str(tmp_path / "data"), "--summary", str(summary)]
     done = demo(*QUIET, "--chaos", "--limit", "80", *data, within_s=800)
     state = assert_balanced(done, summary, requested=80)
-    for name in ("broker", "booking", "surge", "recommender", "lake"):
+    for name in ("broker", "booking", "payment", "payment-provider", "surge", "recommender", "lake"):
         assert f"chaos: kill -9 {name}" in done.stdout
         assert next(p for p in state["processes"] if p["name"] == name)["restarts"] >= 1
     assert state["lake_rows"] == sum(topic["records"] for topic in state["topics"])
@@ -163,6 +193,7 @@ def test_numbers_of_brokers_that_make_no_sense_are_refused(options: list[str], s
     "fault",
     [
         "lost-tail",
+        "double-payment",
         pytest.param("altered", marks=pytest.mark.slow),
         pytest.param("idle-consumer", marks=pytest.mark.slow),
     ],
@@ -283,6 +314,9 @@ def test_what_is_mistyped_is_told_in_one_sentence(tmp_path: Path) -> None:
             ("--sabotage", "lost-tale"): "--sabotage lost-tale is no fault: choose one of lost-tail, ",
             ("--sabotage", "lake-row-missing"): "--sabotage lake-row-missing needs the lake: leave out --no-spark",
             ("--sabotage", "invented", "--chaos"): "--sabotage does not go with --chaos",
+            ("--outage", "refuse", "--chaos"): "--outage goes neither with --chaos nor with --sabotage",
+            ("--outage", "away"): "Invalid value for '--outage'",
+            ("--declines", "101"): "Invalid value for '--declines'",
         }
         for arguments, sentence in wrong.items():
             done = demo("--no-spark", "--no-browser", "--data-dir", str(tmp_path / "data"), *arguments, within_s=60)

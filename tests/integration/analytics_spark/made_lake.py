@@ -281,6 +281,7 @@ def gold_of_rides(count: int) -> Mapping[str, list[Row]]:
                 "authorised_minor": 0,
                 "captured_minor": 5500 * count,
                 "failed_minor": 0,
+                "released_minor": 0,
                 "refunded_minor": 0,
                 "captured_count": 2 * count,
             }

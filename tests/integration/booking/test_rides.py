@@ -1,7 +1,6 @@
-"""Rides over HTTP, from quote to payment, on SQLite and on PostgreSQL."""
+"""Rides over HTTP, from quote to end, on SQLite and on PostgreSQL."""
 
 import asyncio
-import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -22,7 +21,7 @@ async def published(client: Client, topic: str, subject: str, types: list[str]) 
     await eventually(all_there)
 
 
-async def test_a_ride_from_quote_to_payment(start_booking: StartBooking) -> None:
+async def test_a_ride_from_quote_to_end(start_booking: StartBooking) -> None:
     async with start_booking() as booking:
         await booking.post("/drivers/d1/online", {"position": PICKUP})
         quote = await booking.quote()
@@ -43,7 +42,7 @@ async def test_a_ride_from_quote_to_payment(start_booking: StartBooking) -> None
                 "distance_m": 10_000,
             },
         )
-        assert (done["state"], done["fare"]["amount_minor"], done["payment"]) == ("completed", 2_397, "captured")
+        assert (done["state"], done["fare"]["amount_minor"], done["payment"]) == ("completed", 2_397, "pending")
         assert (await booking.get(f"/rides/{ride['ride_id']}")) == done
         free = await booking.get("/drivers/d1")
         assert (free["status"], free["position"]) == ("free", DROPOFF)
@@ -55,7 +54,6 @@ async def test_a_ride_from_quote_to_payment(start_booking: StartBooking) -> None
             ride["ride_id"],
             ["ride.requested", "ride.matched", "ride.driver_arrived", "ride.started", "ride.completed"],
         )
-        await published(booking, "payments.v1", ride["ride_id"], ["payment.authorised", "payment.captured"])
         await published(booking, "quotes.v1", quote["quote_id"], ["quote.offered", "quote.accepted"])
         await published(booking, "drivers.v1", "d1", ["driver.went_online", "driver.became_busy", "driver.became_free"])
         assert booking.types("booking-timers.v1") == []
@@ -105,7 +103,7 @@ async def test_a_driver_who_cancels_is_replaced_three_times_then_the_ride_is_unm
             ride = await booking.post(f"{steps}/cancel", {"by": "driver", "driver_id": name, "reason": "flat tyre"})
             assert (ride["state"], ride["redispatches"]) == ("matched", count)
         ride = await booking.post(f"{steps}/cancel", {"by": "driver", "driver_id": "d", "reason": "flat tyre"})
-        assert (ride["state"], ride["reason"], ride["payment"]) == ("unmatched", "redispatch_limit", "refunded")
+        assert (ride["state"], ride["reason"]) == ("unmatched", "redispatch_limit")
         assert [(await booking.get(f"/drivers/{name}"))["status"] for name in ("a", "b", "c", "d", "e")] == ["free"] * 5
         await published(
             booking,
@@ -141,11 +139,7 @@ async def test_a_rider_who_does_not_come_is_a_no_show_by_the_driver_or_by_the_cl
         # When the news came does not matter: it happened when the time was over.
         assert booking.events("rides.v1", second["ride_id"])[-1][1] == "2014-05-01T08:13:00Z"
         ended = await booking.get(f"/rides/{second['ride_id']}")
-        assert (ended["cancelled_by"], ended["ended_at"], ended["payment"]) == (
-            "system",
-            "2014-05-01T08:13:00Z",
-            "refunded",
-        )
+        assert (ended["cancelled_by"], ended["ended_at"]) == ("system", "2014-05-01T08:13:00Z")
         assert (await booking.get("/drivers/d1"))["status"] == "free"
 
 
@@ -172,7 +166,8 @@ async def test_a_driver_who_vanishes_holds_up_nobody(start_booking: StartBooking
         await booking.post("/clock", {}, at="2014-05-01T09:39:08Z")
         assert (await booking.get(steps))["state"] == "in_progress"
         await booking.post("/clock", {}, at="2014-05-01T12:00:00Z")
-        await published(booking, "payments.v1", ride["ride_id"], ["payment.authorised", "payment.captured"])
+        told = ["ride.requested", "ride.matched", "ride.redispatched", "ride.matched", "ride.driver_arrived"]
+        await published(booking, "rides.v1", ride["ride_id"], [*told, "ride.started", "ride.completed"])
         ended = await booking.get(steps)
         assert (ended["state"], ended["reason"], ended["fare"]) == ("completed", "ride_timeout", started["fare"])
         assert ended["ended_at"] == "2014-05-01T09:39:09Z"
@@ -327,33 +322,6 @@ async def test_the_quoted_fare_is_honoured_within_bounds(start_booking: StartBoo
             ride["ride_id"],
             ["ride.requested", "ride.matched", "ride.driver_arrived", "ride.started", *repriced, "ride.completed"],
         )
-        reserved = ["payment.authorised"] * (1 + len(repriced))
-        await published(booking, "payments.v1", ride["ride_id"], [*reserved, "payment.captured"])
-        amounts = [
-            json.loads(record.value)["amount"]["amount_minor"]
-            for record in booking.bus.records("payments.v1")
-            if record.key == ride["ride_id"].encode() and record.value is not None
-        ]
-        assert amounts == [2_397, *([cents - 2_397] if repriced else []), cents]
-
-
-async def test_what_a_longer_way_costs_is_reserved_and_given_back(start_booking: StartBooking) -> None:
-    async with start_booking() as booking:
-        ride = await booking.ride()
-        steps = f"/rides/{ride['ride_id']}"
-        changed = await booking.post(f"{steps}/destination", {"dropoff": FAR_AWAY})
-        await booking.post(f"{steps}/destination", {"dropoff": DROPOFF})
-        await booking.post(f"{steps}/cancel", {"by": "rider", "reason": "late"})
-        await published(
-            booking, "payments.v1", ride["ride_id"], ["payment.authorised", "payment.authorised", "payment.refunded"]
-        )
-        first, second, back = (
-            json.loads(record.value)["amount"]["amount_minor"]
-            for record in booking.bus.records("payments.v1")
-            if record.value is not None
-        )
-        assert (first, first + second) == (2_397, changed["fare"]["amount_minor"])
-        assert back == first + second
 
 
 async def test_estimates_are_learnt_from_trips_and_survive_a_restart(start_booking: StartBooking) -> None:

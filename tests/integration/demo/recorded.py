@@ -5,7 +5,7 @@ event logger's file, the riders' book, the groups' offsets. `python -m tests.int
 it anew from the data directory of a run without Spark, such as
 
     demo --limit 24 --seed 5 --cells 6 --supply 0.8 --location-every 120 --speed max --no-spark --exit-when-done \
-        --data-dir DATA_DIR
+        --declines 0 --data-dir DATA_DIR
 """
 
 from __future__ import annotations
@@ -131,12 +131,16 @@ class RecordedRun:
         return rows
 
     def outbox(self, record: LogRecord) -> None:
-        """Have booking's outbox say what the record says: booking itself was wrong, and published what it wrote."""
+        """Have an outbox say what the record says: its service was wrong, and published what it wrote.
+
+        That is payment's for a payment, else booking's.
+        """
         assert record.key is not None
         assert record.value is not None
+        database = "payment" if record.topic == "payments.v1" else "booking"
         headers = json.dumps([[name, (value or b"").decode()] for name, value in record.headers])
         changed = self.sql(
-            "booking",
+            database,
             "UPDATE hailbus_outbox SET payload = ?, headers = ?, published_partition = ?, published_offset = ? "
             "WHERE id = ?",
             *(record.value.decode(), headers, record.partition, record.offset, header(record, "ce_id")),
@@ -144,7 +148,7 @@ class RecordedRun:
         if changed:
             return
         self.sql(
-            "booking",
+            database,
             "INSERT INTO hailbus_outbox (id, aggregatetype, aggregateid, type, payload, headers, created_at, "
             "published_at, published_partition, published_offset) VALUES (?, ?, ?, ?, ?, ?, 1, ?, ?, ?)",
             *(header(record, "ce_id"), record.topic, record.key.decode(), header(record, "ce_type")),
@@ -333,7 +337,14 @@ def lake_report_of(records: Mapping[Place, list[LogRecord | None]]) -> dict[str,
         )
     names = ("bronze = log", "silver = bronze", "gold = recomputed")
     lines = [{"name": name, "verdict": "agrees", "detail": "all rows agree", "findings": []} for name in names]
-    return {"ok": True, "problems": [], "lines": lines, "partitions": partitions}
+    kinds = ("authorised", "captured", "failed", "released", "refunded")
+    money = dict.fromkeys((f"{kind}_minor" for kind in kinds), 0)
+    for (topic, _), held in records.items():
+        for record in held if topic == "payments.v1" else ():
+            if record is not None:
+                money[f"{header(record, 'ce_type').partition('.')[2]}_minor"] += data(record)["amount"]["amount_minor"]
+    gold = {"gold.payments": {"rows": 1, "recomputed": 1, "money": money}}
+    return {"ok": True, "problems": [], "lines": lines, "partitions": partitions, "gold": gold}
 
 
 def unpack(folder: Path) -> RecordedRun:

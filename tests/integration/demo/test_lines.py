@@ -17,44 +17,50 @@ from tests.integration.demo.recorded import RecordedRun, data, header, with_data
 
 FAR_MS = 10**15
 SAID = {
-    "rides-book-booking": "24 rides: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
-    "rides-book-log": "24 rides end alike: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
-    "rides-booking-log": "24 rides: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
-    "order": "277 events stand in the order of their numbers, none is missing",
+    "rides-book-booking": "24 rides: 15 completed, 0 cancelled, 9 unmatched, 0 in flight",
+    "rides-book-log": "24 rides end alike: 15 completed, 0 cancelled, 9 unmatched, 0 in flight",
+    "rides-booking-log": "24 rides: 15 completed, 0 cancelled, 9 unmatched, 0 in flight",
+    "order": "272 events stand in the order of their numbers, none is missing",
     "rides-ended": "no ride is under way",
     "riders-rides": "24 riders requested 24 rides, one at a time",
     "quotes-book-log": "26 quotes were offered at the fare that the rider was shown",
-    "money-booking-log": "24 rides: each fare reserved once, 16 charged once, the rest given back",
-    "money-book-log": "245.48 were charged for 24 rides, as quoted and told",
-    "money-rides-payments": "the money of 24 rides follows their events",
-    "drivers-rides": "24 drivers took 16 rides, one at a time",
+    "money-rides-payments": "the money of 24 rides follows their events: 227.34 were charged",
+    "money-provider-log": "49 movements, in dollars: 390.08 authorised, 227.34 captured, 162.74 released, "
+    "0.00 refunded",
+    "money-payment-log": "24 payments have the amounts that were published: 9 closed, 15 settled",
+    "money-booking-log": "24 rides: 227.34 were paid, as payment published",
+    "money-book-log": "227.34 were charged for 24 rides, as quoted and told",
+    "drivers-rides": "24 drivers took 15 rides, one at a time",
     "drivers-booking-log": "24 drivers, 0 of them with a ride",
-    "outbox-log": "all 289 published events are in the log as they were written, and no other",
-    "log-offsets": "496 records in 60 partitions, each offset once and each an event",
+    "outbox-log": "all 235 published events are in the log as they were written, and no other",
+    "outbox-payment-log": "all 49 published events are in the log as they were written, and no other",
+    "log-offsets": "503 records in 60 partitions, each offset once and each an event",
     "log-repeats": "no event is in the log twice",
-    "groups-log": "4 groups committed the end of every partition",
+    "groups-log": "5 groups committed the end of every partition",
     "dead-letters": "0 dead-letter topics are empty",
     "still": "nothing was published, committed or applied while the accounts were read",
-    "inbox-booking": "66 events, each applied once",
-    "inbox-surge": "263 events, each applied once",
+    "inbox-booking": "115 events, each applied once",
+    "inbox-payment-saga": "49 events, each applied once",
+    "inbox-surge": "266 events, each applied once",
     "inbox-recommender": "48 events, each applied once",
-    "inbox-event-logger": "496 events, each applied once",
+    "inbox-event-logger": "503 events, each applied once",
     "booking-timers": "12 timers have elapsed, and none is pending",
     "booking-multipliers": "6 cells have the multiplier that surge published last",
-    "recommender-journeys": "16 completed rides were learned once each",
-    "journal-log": "496 lines, one per event, with the bytes of the log",
-    "surge-pickups": "24 requested rides were counted in 8 slots",
+    "recommender-journeys": "15 completed rides were learned once each",
+    "journal-log": "503 lines, one per event, with the bytes of the log",
+    "surge-pickups": "24 requested rides were counted in 9 slots",
     "surge-prices": "6 cells have the price that surge holds, 0 of them above 1.0",
     "surge-demand": "54 updates state the demand that rides.v1 and quotes.v1 hold",
     "surge-repriced": "54 updates follow from the rides, quotes and drivers in the log",
-    "forecasts": "111 forecasts, each cell and horizon once, none of the busy intervals without",
+    "forecasts": "115 forecasts, each cell and horizon once, none of the busy intervals without",
     "quotes-surge": "26 quotes honour what surge published, 0 of them above 1.0",
     "advice-book-log": "7 recommendations were served as published, 0 were taken",
     "advice-recommender-log": "7 recommendations were published as they were kept",
-    "positions": "35 positions of 59 sent are in the log, none of them twice",
-    "lake-bronze": "496 records have the checksum of the ledger's own reading",
+    "positions": "43 positions of 67 sent are in the log, none of them twice",
+    "lake-bronze": "503 records have the checksum of the ledger's own reading",
     "lake-silver": "all rows agree",
     "lake-gold": "all rows agree",
+    "lake-money": "gold.payments has the provider's sums in cents: authorised 39008, captured 22734, released 16274",
 }
 """What each line says of the recorded run."""
 
@@ -78,7 +84,7 @@ async def test_lines_count_what_is_out_of_the_ordinary(run: RecordedRun) -> None
     state(run, prices={cell: [1.1, 1.1, 1.1, milliseconds(data(last)["valid_until"])]})
     accounts, _ = await under_way(run)
     assert (
-        line(accounts, "rides-book-booking").detail == "24 rides: 15 completed, 0 cancelled, 8 unmatched, 1 in flight"
+        line(accounts, "rides-book-booking").detail == "24 rides: 14 completed, 0 cancelled, 9 unmatched, 1 in flight"
     )
     assert line(accounts, "quotes-surge").detail == "26 quotes honour what surge published, 1 of them above 1.0"
     assert line(accounts, "surge-prices").detail == "6 cells have the price that surge holds, 1 of them above 1.0"
@@ -148,10 +154,10 @@ def lose_first(run: RecordedRun, topic: str) -> str:
 
 @pytest.mark.parametrize("name", ["outbox-log", "inbox-event-logger", "journal-log"])
 async def test_what_retention_deleted_is_not_missing(run: RecordedRun, name: str) -> None:
-    lose_first(run, "payments.v1")
+    lose_first(run, "rides.v1")
     accounts = await accounts_of(run)
     inbox: Any = accounts.inboxes["event-logger"]
-    last_ms = max(inbox.applied_ms) + RETENTION_MS["payments.v1"]
+    last_ms = max(inbox.applied_ms) + RETENTION_MS["rides.v1"]
     assert line(replace(accounts, read_at_ms=last_ms), name).verdict == "agrees"
     early = line(replace(accounts, read_at_ms=min(inbox.applied_ms)), name)
     # The event logger's file has no times: its inbox judges by them.
@@ -159,7 +165,7 @@ async def test_what_retention_deleted_is_not_missing(run: RecordedRun, name: str
 
 
 async def test_an_event_expires_when_its_topic_has_kept_it_to_the_millisecond(run: RecordedRun) -> None:
-    event_id = lose_first(run, "payments.v1")
+    event_id = lose_first(run, "rides.v1")
     accounts = await accounts_of(run)
     for group, name in (("event-logger", "inbox-event-logger"), ("event-logger", "outbox-log")):
         inbox: Any = accounts.inboxes[group]
@@ -168,7 +174,7 @@ async def test_an_event_expires_when_its_topic_has_kept_it_to_the_millisecond(ru
             for packed, at in zip(inbox.ids, inbox.applied_ms, strict=True)
             if packed.hex() == event_id.replace("-", "")
         )
-        over_ms = at_ms + RETENTION_MS["payments.v1"]
+        over_ms = at_ms + RETENTION_MS["rides.v1"]
         assert line(replace(accounts, read_at_ms=over_ms), name).verdict == "agrees"
         assert line(replace(accounts, read_at_ms=over_ms - 1), name).verdict == "disagrees"
     unread = replace(accounts, inboxes={}, read_at_ms=over_ms)
@@ -273,7 +279,7 @@ async def test_a_run_that_was_not_played_to_its_end_may_have_rides_under_way(run
     assert line(accounts, "rides-ended").verdict == "disagrees"
     for ended in (False, None):
         assert line(replace(accounts, ended=ended), "rides-ended").verdict == "shown"
-    # Booking charged the ride that the log has under way.
+    # The rider was charged for the ride that the log has under way.
     assert line(accounts, "money-rides-payments").verdict == "disagrees"
 
 

@@ -248,7 +248,7 @@ def test_events_are_claimed_that_the_consumer_never_saw(tmp_path: Path) -> None:
 
 
 def test_a_second_payment_waits_in_the_outbox_under_ids_of_its_own(tmp_path: Path) -> None:
-    database = make_database(tmp_path / "booking.sqlite")
+    database = make_database(tmp_path / "payment.sqlite")
     assert deeds.pay_twice(database) is None
     with closing(sqlite3.connect(database)) as connection, connection:
         for seq, kind in enumerate(("payment.authorised", "payment.captured"), 1):

@@ -41,10 +41,10 @@ def loaded(run: RecordedRun, tmp_path: Path) -> Path:
     return folder
 
 
-def edit_files(fault: str, files: LogFiles, booking: Path) -> Deed | None:
+def edit_files(fault: str, files: LogFiles, payment: Path) -> Deed | None:
     match fault:
         case "lost-tail":
-            return deeds.lose_tail(files, acknowledged=deeds.published_ids(booking, deeds.PAYMENTS))
+            return deeds.lose_tail(files, acknowledged=deeds.published_ids(payment, deeds.PAYMENTS))
         case "lost-record":
             return deeds.lose_record(files)
         case "reordered":
@@ -68,8 +68,8 @@ def edit_databases(fault: str, run: RecordedRun, bootstrap: str) -> Deed | None:
         case "lost-effect":
             return deeds.lose_effect(run.folder / "recommender.sqlite", events)
         case "double-payment":
-            deed = deeds.pay_twice(run.folder / "booking.sqlite")
-            relay(run.folder / "booking.sqlite", bootstrap)
+            deed = deeds.pay_twice(run.folder / "payment.sqlite")
+            relay(run.folder / "payment.sqlite", bootstrap)
             return deed
         case _:
             return None
@@ -80,10 +80,10 @@ def _delivered(done: list[Message], error: KafkaError | None, message: Message) 
     done.append(message)
 
 
-def relay(booking: Path, bootstrap: str) -> None:
-    """Publish what waits in the outbox for no later time, as booking's relay would."""
+def relay(database: Path, bootstrap: str) -> None:
+    """Publish what waits in the outbox for no later time, as the service's relay would."""
     producer = Producer({"bootstrap.servers": bootstrap, "partitioner": "murmur2_random"})
-    with closing(sqlite3.connect(booking)) as connection, connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         rows = connection.execute(
             "SELECT id, aggregatetype, aggregateid, payload, headers FROM hailbus_outbox "
             "WHERE published_at IS NULL AND cancelled_at IS NULL AND not_before IS NULL ORDER BY position"
@@ -108,7 +108,7 @@ def relay(booking: Path, bootstrap: str) -> None:
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name not in ELSEWHERE])
 async def test_the_ledger_finds_it(fault: str, run: RecordedRun, loaded: Path) -> None:
-    deed = edit_files(fault, LogFiles(loaded), run.folder / "booking.sqlite")
+    deed = edit_files(fault, LogFiles(loaded), run.folder / "payment.sqlite")
     with ThreadedBroker(data_dir=str(loaded)) as broker:
         if FAULTS[fault].target is not Target.LOG_FILES:
             deed = edit_databases(fault, run, broker.bootstrap)

@@ -29,7 +29,7 @@ async def test_every_ride_and_recommendation_that_the_book_lacks_is_named(run: R
         "rides-book-log": 24,
         "quotes-book-log": 26,
         "advice-book-log": 7,
-        "positions": 35,
+        "positions": 43,
     }
     assert {name: len(line(without, name).findings) for name in counts} == counts
 
@@ -50,10 +50,10 @@ async def test_every_trail_that_the_log_lost_is_named(run: RecordedRun) -> None:
         "booking-multipliers": 6,
         "order": 24 + 26 + 24,
         "surge-prices": 3,
-        "forecasts": 111,
+        "forecasts": 115,
     }
     assert {name: len(line(accounts, name).findings) for name in counts} == counts
-    assert len(line(accounts, "money-rides-payments").findings) == 24 + 16 + 8
+    assert len(line(accounts, "money-rides-payments").findings) == 49
 
 
 async def test_every_event_that_the_log_lost_is_named(run: RecordedRun) -> None:
@@ -62,31 +62,36 @@ async def test_every_event_that_the_log_lost_is_named(run: RecordedRun) -> None:
     reader.rows = {}
     replaced = len(run.all("drivers.v1")) - 24  # of each of 24 drivers the newest must be there
     counts = {
-        "outbox-log": 289 - replaced,
-        "inbox-booking": 66,
-        "inbox-surge": 263,
+        "outbox-log": 235 - replaced,
+        "outbox-payment-log": 49,
+        "inbox-booking": 115,
+        "inbox-payment-saga": 49,
+        "inbox-surge": 266,
         "inbox-recommender": 48,
-        "journal-log": 496,
+        "journal-log": 503,
     }
     assert {name: len(line(accounts, name).findings) for name in counts} == counts
 
 
 async def test_every_event_that_nobody_applied_or_wrote_is_named(run: RecordedRun) -> None:
-    for database in ("booking", "surge", "recommender", "logger"):
+    for database in ("booking", "payment", "surge", "recommender", "logger"):
         run.sql(database, "DELETE FROM hailbus_inbox")
-    run.sql("booking", "DELETE FROM hailbus_outbox")
+    for database in ("booking", "payment"):
+        run.sql(database, "DELETE FROM hailbus_outbox")
     run.sql("recommender", "DELETE FROM recommender_journey")
     run.sql("recommender", "DELETE FROM recommender_answer")
     run.write_journal([])
     accounts = await accounts_of(run)
     counts = {
-        "outbox-log": 289,
-        "inbox-booking": 66,
-        "inbox-surge": 263,
+        "outbox-log": 235,
+        "outbox-payment-log": 49,
+        "inbox-booking": 115,
+        "inbox-payment-saga": 49,
+        "inbox-surge": 266,
         "inbox-recommender": 48,
-        "inbox-event-logger": 496,
-        "journal-log": 496,
-        "recommender-journeys": 16,
+        "inbox-event-logger": 503,
+        "journal-log": 503,
+        "recommender-journeys": 15,
         "advice-recommender-log": 7,
     }
     assert {name: len(line(accounts, name).findings) for name in counts} == counts

@@ -189,6 +189,8 @@ async def test_accounts_of_different_moments_are_not_checked(
     ("path", "lines"),
     [
         ("booking.sqlite", {"rides-book-booking", "outbox-log", "order", "inbox-booking", "drivers-booking-log"}),
+        ("payment.sqlite", {"money-payment-log", "outbox-payment-log", "inbox-payment-saga"}),
+        ("provider.sqlite", {"money-provider-log", "lake-money"}),
         ("surge.sqlite", {"inbox-surge"}),
         ("recommender.sqlite", {"inbox-recommender", "recommender-journeys", "advice-recommender-log"}),
         ("logger.sqlite", {"inbox-event-logger"}),
@@ -217,7 +219,7 @@ async def test_a_log_that_cannot_be_read_is_not_balanced(run: RecordedRun, monke
     monkeypatch.setattr(kafka, "ANSWER_WITHIN_S", 0.1)
     ledger, summary = await audited(run, "127.0.0.1:1")
     read = {line.id for line in ledger.lines if line.verdict != "not_checked"}
-    assert read == {"rides-book-booking", "lake-silver", "lake-gold"}
+    assert read == {"rides-book-booking", "lake-silver", "lake-gold", "lake-money"}
     assert line_of(ledger, "outbox-log").verdict == "not_checked"
     assert (summary["balanced"], ledger.exit_code) == (False, 1)
 

@@ -141,7 +141,7 @@ def test_the_json_says_all_of_it() -> None:
             "unaccounted": 0,
             "sampled": 7,
         },
-        "gold": {"gold.demand": {"rows": 5, "recomputed": 6}},
+        "gold": {"gold.demand": {"rows": 5, "recomputed": 6, "money": {}}},
         "tables": {"bronze.events": 7},
         "allowances": ["some"],
     }

@@ -41,7 +41,6 @@ def ride(ride_id: str, cell: str, *, waited_s: int = 0, declined: tuple[str, ...
         passengers=1,
         route_m=1,
         fare_minor=1,
-        authorised_minor=1,
         multiplier=1.0,
         surge_version=None,
         requested_at=at,

@@ -13,6 +13,8 @@ from booking.domain.errors import (
     NotAllowed,
     NotFound,
     NotYourRide,
+    PaymentDue,
+    PaymentGap,
     QuoteExpired,
     QuoteTaken,
     Refusal,
@@ -31,6 +33,9 @@ def test_a_refusal_says_what_happened() -> None:
         QuoteExpired("q1", NOW): "quote q1 was good until 2014-05-01T08:00:00+00:00; ask for a new one",
         QuoteTaken("q1", "r1"): "quote q1 was accepted before, as ride r1; ask for a new one",
         RideOpen("r1", "a"): "rider r1 has ride a, which has not ended; complete or cancel it first",
+        PaymentDue("r1", "a", 1_250): "rider r1 owes 12.50 USD for ride a; pay that first, then request a ride",
+        PaymentGap("a", known_seq=1, seq=3): "event 3 of the payment of ride a follows event 1: the events between are "
+        "missing; replay this one when they have come",
         WrongState("r1", "completed", "be_matched"): "ride r1 is completed: it cannot be matched now",
         NotYourRide("r1", "d1"): "ride r1 is not with driver d1",
         NoShowTooEarly("r1", NOW): "the rider of ride r1 has until 2014-05-01T08:00:00+00:00 to come",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from booking.domain.errors import NotYourRide, WrongState
 from booking.domain.place import Place
-from booking.domain.ride import TERMINAL, TRANSITIONS, WAITING, PaymentState, Ride, RideState, Step
+from booking.domain.ride import TERMINAL, TRANSITIONS, WAITING, Ride, RideState, Step
 
 NOW = datetime(2014, 5, 1, 8, tzinfo=UTC)
 HERE = Place(lat=40.75, lng=-73.98, cell="882a100d29fffff")
@@ -25,7 +25,6 @@ def ride(state: RideState = RideState.REQUESTED) -> Ride:
         passengers=1,
         route_m=1_000,
         fare_minor=1_000,
-        authorised_minor=1_000,
         multiplier=1.0,
         surge_version=None,
         requested_at=NOW,
@@ -114,13 +113,6 @@ def test_booking_prints_the_table_that_it_works_by() -> None:
     assert {(state, step): after for state, steps in NEXT.items() for step, after in steps.items()} == TRANSITIONS
     assert {state for state, steps in NEXT.items() if not steps} == TERMINAL
     assert {RideState.REQUESTED, RideState.REDISPATCHED} == WAITING
-
-
-def test_money_goes_back_unless_the_ride_is_completed() -> None:
-    assert take(ride(), Step.CANCEL).payment is PaymentState.REFUNDED
-    assert take(ride(), Step.GIVE_UP).payment is PaymentState.REFUNDED
-    assert take(ride(RideState.IN_PROGRESS), Step.COMPLETE).payment is PaymentState.CAPTURED
-    assert take(ride(RideState.MATCHED), Step.REDISPATCH).payment is PaymentState.AUTHORISED
 
 
 def test_a_driver_who_cancels_is_remembered_and_the_next_wait_has_a_timer_of_its_own() -> None:

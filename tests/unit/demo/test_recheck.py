@@ -15,7 +15,6 @@ RIDE = {
     "rider_id": "ada",
     "driver_id": None,
     "fare": {"amount_minor": 900, "currency": "USD"},
-    "payment": "authorised",
     "multiplier": 1.0,
     "distance_m": None,
     "duration_s": None,
@@ -45,7 +44,7 @@ async def test_a_rider_learns_that_a_timer_has_ended_the_ride() -> None:
     book = Book()
     world = World(stage=Stage(speed=None, limit=1), booking=cast("SureClient", booking), book=book, run="r")
     assert await world.adopt() == 1
-    booking.rides = [{**RIDE, "state": "unmatched", "seq": 2, "payment": "refunded"}]
+    booking.rides = [{**RIDE, "state": "unmatched", "seq": 2}]
     assert book.rides["r1"].state == "requested"
     await world.recheck()
-    assert (book.rides["r1"].state, book.rides["r1"].seq, book.rides["r1"].payment) == ("unmatched", 2, "refunded")
+    assert (book.rides["r1"].state, book.rides["r1"].seq) == ("unmatched", 2)

@@ -107,7 +107,7 @@ def payments(events: Any) -> Any:
 
     *In:* `silver.payments`.
     *Out:* one row per `window_start` and `currency` with `authorised_minor, captured_minor, failed_minor,
-    refunded_minor long ≥ 0, captured_count long ≥ 0`.
+    released_minor, refunded_minor long ≥ 0, captured_count long ≥ 0`.
     """
     from pyspark.sql import functions as f
 
@@ -118,7 +118,7 @@ def payments(events: Any) -> Any:
     return (
         events.groupBy(_window("ce_time"), f.col("amount.currency").alias("currency"))
         .agg(
-            *(total(kind) for kind in ("authorised", "captured", "failed", "refunded")),
+            *(total(kind) for kind in ("authorised", "captured", "failed", "released", "refunded")),
             f.count_if(f.col("ce_type") == "payment.captured").alias("captured_count"),
         )
         .select(
@@ -127,6 +127,7 @@ def payments(events: Any) -> Any:
             "authorised_minor",
             "captured_minor",
             "failed_minor",
+            "released_minor",
             "refunded_minor",
             "captured_count",
         )

@@ -52,6 +52,7 @@ SELECT {_WINDOW} AS window_start, amount.currency AS currency,
   coalesce(sum(amount.amount_minor) FILTER (ce_type = 'payment.authorised'), 0) AS authorised_minor,
   coalesce(sum(amount.amount_minor) FILTER (ce_type = 'payment.captured'), 0) AS captured_minor,
   coalesce(sum(amount.amount_minor) FILTER (ce_type = 'payment.failed'), 0) AS failed_minor,
+  coalesce(sum(amount.amount_minor) FILTER (ce_type = 'payment.released'), 0) AS released_minor,
   coalesce(sum(amount.amount_minor) FILTER (ce_type = 'payment.refunded'), 0) AS refunded_minor,
   count(*) FILTER (ce_type = 'payment.captured') AS captured_count
 FROM silver__payments GROUP BY 1, 2
@@ -283,7 +284,14 @@ def _row_text(key: Sequence[str], row: Sequence[Any]) -> str:
 
 
 def _counts(connection: Any, kept: str, short: str) -> GoldReport:
+    columns = [row[0] for row in connection.execute(f"DESCRIBE {kept}").fetchall() if row[0].endswith("_minor")]
+    money: dict[str, int] = {}
+    if columns:
+        sums = ", ".join(f"coalesce(sum({column}), 0)" for column in columns)
+        (found,) = connection.execute(f"SELECT {sums} FROM {kept}").fetchall()  # noqa: S608 our names
+        money = {column: int(amount) for column, amount in zip(columns, found, strict=True)}
     return GoldReport(
+        money=money,
         rows=connection.execute(f"SELECT count(*) FROM {kept}").fetchall()[0][0],  # noqa: S608 our names
         recomputed=connection.execute(f"SELECT count(*) FROM recomputed_{short}").fetchall()[0][0],  # noqa: S608
     )

@@ -179,10 +179,11 @@ class SilverReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldReport:
-    """Rows of one gold table, and rows that the computation from silver gave."""
+    """Rows of one gold table, and rows that the computation from silver gave. `money` sums its amounts, in cents."""
 
     rows: int
     recomputed: int
+    money: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,6 @@ class BookRide(NamedTuple):
     rider_id: str
     driver_id: str | None
     fare_minor: int
-    payment: str
     multiplier: float
     distance_m: int | None
     duration_s: int | None
@@ -68,7 +67,7 @@ class BookAccount:
 
 
 class BookingRide(NamedTuple):
-    """A row of `booking_rides`."""
+    """A row of `booking_rides`. The last fields are what payment said of the ride's money."""
 
     state: str
     seq: int
@@ -77,8 +76,10 @@ class BookingRide(NamedTuple):
     rider_id: str
     driver_id: str | None
     fare_minor: int
-    authorised_minor: int
     payment: str
+    payment_seq: int
+    paid_minor: int
+    owed_minor: int
 
 
 class BookingQuote(NamedTuple):
@@ -139,6 +140,60 @@ class BookingAccount:
     drivers: Mapping[str, BookingDriver]
     multipliers: Mapping[str, BookingMultiplier]
     outbox: Sequence[OutboxRow]
+
+
+class Sums(NamedTuple):
+    """What was reserved, charged, freed and paid back, in minor units (cents)."""
+
+    authorised: int = 0
+    captured: int = 0
+    released: int = 0
+    refunded: int = 0
+
+    def __str__(self) -> str:
+        """Return the amounts that are not 0."""
+        said = [f"{name} {amount}" for name, amount in zip(self._fields, self, strict=True) if amount]
+        return ", ".join(said) or "nothing"
+
+
+class Payment(NamedTuple):
+    """A payment of a ride in payment's table of states. `step` is what the provider is being asked for."""
+
+    state: str
+    payment_id: str
+    rider_id: str
+    seq: int
+    sums: Sums
+    owed: int
+    step: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentAccount:
+    """Payment's database: payments by ride, and what its outbox has for payments.v1, in the order of commits."""
+
+    payments: Mapping[str, Payment]
+    outbox: Sequence[OutboxRow]
+
+
+class Movement(NamedTuple):
+    """A movement of money by the provider's list. `kind` is `authorise`, `capture`, `release` or `refund`."""
+
+    number: int
+    authorisation_id: str
+    reference: str
+    kind: str
+    amount: int
+    currency: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderAccount:
+    """The payment provider's database: its list of movements, and authorisation → reference and sums."""
+
+    movements: Sequence[Movement]
+    authorisations: Mapping[str, tuple[str, Sums]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -262,6 +317,8 @@ class Accounts:
     log: LogAccount | Unread
     book: BookAccount | Unread | None = None
     booking: BookingAccount | Unread | None = None
+    payment: PaymentAccount | Unread | None = None
+    provider: ProviderAccount | Unread | None = None
     inboxes: Mapping[str, InboxAccount | Unread | None] = field(default_factory=dict)
     consumers: Sequence[Consumer] = ()
     groups: GroupsAccount | Unread | None = None

@@ -27,9 +27,14 @@ from hailbus_demo.ledger.accounts import (
     InboxAccount,
     JournalAccount,
     Journey,
+    Movement,
     OutboxRow,
     OutboxState,
+    Payment,
+    PaymentAccount,
+    ProviderAccount,
     RecommenderAccount,
+    Sums,
 )
 from hailbus_demo.ledger.log import COMPACTED, content_hash, pack_id, value_hash
 
@@ -53,8 +58,8 @@ async def read_booking(url: str) -> BookingAccount:
             rides={
                 row[0]: BookingRide(*row[1:])
                 async for row in reader.rows(
-                    "SELECT ride_id, state, seq, timer_seq, quote_id, rider_id, driver_id, fare_minor, "
-                    "authorised_minor, payment FROM booking_rides"
+                    "SELECT ride_id, state, seq, timer_seq, quote_id, rider_id, driver_id, fare_minor, payment, "
+                    "payment_seq, paid_minor, owed_minor FROM booking_rides"
                 )
             },
             quotes={
@@ -77,9 +82,92 @@ async def read_booking(url: str) -> BookingAccount:
         await reader.close()
 
 
-_OUTBOX = (
+_OUTBOX_COLUMNS = (
     "SELECT id, aggregatetype, type, aggregateid, payload, headers, published_at, cancelled_at, failed_at, not_before, "
-    "published_partition, published_offset FROM hailbus_outbox ORDER BY position"
+    "published_partition, published_offset FROM hailbus_outbox "
+)
+_OUTBOX = _OUTBOX_COLUMNS + "ORDER BY position"
+_PAID = _OUTBOX_COLUMNS + "WHERE aggregatetype = 'payments.v1' ORDER BY position"
+_SAGA = "SELECT instance, state, data FROM hailbus_state WHERE machine = 'saga'"
+
+
+async def read_payment(url: str) -> PaymentAccount:
+    """Read the payments and the outbox of payment's database. Its requests to the provider are its own affair.
+
+    Raises:
+        RunFailedError: The database cannot be read.
+    """
+    reader = _Database(url)
+    try:
+        payments = {row[0]: _payment(row[1], json.loads(row[2])["payment"]) async for row in reader.rows(_SAGA)}
+        now_us = _wall_us()
+        outbox = [_outbox_row(row, now_us, is_dated=True) async for row in reader.rows(_PAID)]
+    finally:
+        await reader.close()
+    return PaymentAccount(payments=payments, outbox=outbox)
+
+
+def _payment(state: str, data: Mapping[str, Any]) -> Payment:
+    ending, step = data["ending"], data["step"]
+    return Payment(
+        state=state,
+        payment_id=data["payment_id"],
+        rider_id=data["rider_id"],
+        seq=data["seq"],
+        sums=Sums(*(data[f"{name}_minor"] for name in Sums._fields)),
+        owed=0 if ending is None or data["refused"] is None else max(ending["due_minor"] - data["captured_minor"], 0),
+        step=None if step is None else step["kind"],
+    )
+
+
+async def read_provider(url: str) -> ProviderAccount:
+    """Read the payment provider's books.
+
+    Raises:
+        RunFailedError: The database cannot be read.
+    """
+    reader = _Database(url)
+    try:
+        movements = [
+            Movement(*row)
+            async for row in reader.rows(
+                "SELECT transaction_id, authorisation_id, reference, kind, amount_minor, currency, key "
+                "FROM provider_transactions ORDER BY transaction_id"
+            )
+        ]
+        authorisations = {
+            row[0]: (row[1], Sums(*row[2:]))
+            async for row in reader.rows(
+                "SELECT authorisation_id, reference, authorised_minor, captured_minor, released_minor, refunded_minor "
+                "FROM provider_authorisations"
+            )
+        }
+    finally:
+        await reader.close()
+    return ProviderAccount(movements=movements, authorisations=authorisations)
+
+
+async def count_under_way(url: str) -> int:
+    """Return how many payments wait for the provider, and how many events payment has yet to publish.
+
+    Raises:
+        RunFailedError: The database cannot be read.
+    """
+    reader = _Database(url)
+    try:
+        count = sum([int(row[0]) async for row in reader.rows(_UNDER_WAY)])
+        return count + sum([int(row[0]) async for row in reader.rows(_DUE, {"now": _wall_us()})])
+    finally:
+        await reader.close()
+
+
+_UNDER_WAY = (
+    "SELECT count(*) FROM hailbus_state WHERE machine = 'saga' "
+    "AND state IN ('Authorising', 'Capturing', 'Releasing', 'Refunding')"
+)
+_DUE = (
+    "SELECT count(*) FROM hailbus_outbox WHERE published_at IS NULL AND cancelled_at IS NULL "
+    "AND failed_at IS NULL AND (not_before IS NULL OR not_before <= :now)"
 )
 
 
@@ -116,13 +204,9 @@ async def count_due(url: str) -> int:
     """
     reader = _Database(url)
     try:
-        statement = (
-            "SELECT count(*) FROM hailbus_outbox WHERE published_at IS NULL AND cancelled_at IS NULL "
-            "AND failed_at IS NULL AND (not_before IS NULL OR not_before <= :now)"
-        )
         event_us = await _event_clock_us(reader)
         now_us = _wall_us() if event_us is None else event_us
-        return sum([int(row[0]) async for row in reader.rows(statement, {"now": now_us})])
+        return sum([int(row[0]) async for row in reader.rows(_DUE, {"now": now_us})])
     finally:
         await reader.close()
 

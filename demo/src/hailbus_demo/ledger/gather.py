@@ -23,7 +23,14 @@ from hailbus_demo.ledger.accounts import (
     LakeAccount,
     LettersAccount,
 )
-from hailbus_demo.ledger.databases import read_booking, read_inbox, read_journal, read_recommender
+from hailbus_demo.ledger.databases import (
+    read_booking,
+    read_inbox,
+    read_journal,
+    read_payment,
+    read_provider,
+    read_recommender,
+)
 from hailbus_demo.ledger.kafka import KafkaLog
 from hailbus_demo.ledger.lines.pricing import changelogs, closed_until_ms, expected_close_ms
 from hailbus_demo.ledger.log import TOPIC_NAMES, LogAccount, LogReader
@@ -41,8 +48,8 @@ class Sources:
 
     Attributes:
         bootstrap: The cluster.
-        databases: Service (booking, surge, recommender, logger) → SQLAlchemy URL; one that is not named is not part of
-            this run, and neither are the lines that need it.
+        databases: Service (booking, payment, provider, surge, recommender, logger) → SQLAlchemy URL; one that is not
+            named is not part of this run, and neither are the lines that need it.
         consumers: The groups.
         book: Returns the riders' book, `None` where nobody kept one.
         journal: The event logger's file, `None` where it is out of reach.
@@ -89,6 +96,9 @@ class Gatherer:
         before = await self._moment()
         databases = sources.databases
         booking = await _read(databases, "booking", read_booking)
+        # The provider first: what payment has published of its movements by then, the log has, too.
+        provider = await _read(databases, "provider", read_provider)
+        payment = await _read(databases, "payment", read_payment)
         recommender = await _read(databases, "recommender", read_recommender)
         inboxes: dict[str, InboxAccount | Unread | None] = {}
         for consumer in sources.consumers:
@@ -113,6 +123,8 @@ class Gatherer:
             log=log,
             book=book,
             booking=booking,
+            payment=payment,
+            provider=provider,
             inboxes=inboxes,
             consumers=sources.consumers,
             groups=groups,

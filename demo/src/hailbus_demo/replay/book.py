@@ -99,7 +99,6 @@ class Book:
             rider_id=str(body["rider_id"]),
             driver_id=body["driver_id"],
             fare_minor=int(body["fare"]["amount_minor"]),
-            payment=str(body["payment"]),
             multiplier=float(body["multiplier"]),
             distance_m=body["distance_m"],
             duration_s=body["duration_s"],

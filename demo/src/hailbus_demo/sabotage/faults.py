@@ -34,7 +34,7 @@ FAULTS = {
             name="lost-tail",
             target=Target.LOG_FILES,
             does="removes acknowledged records from the end of a partition of payments.v1",
-            line="outbox-log",
+            line="outbox-payment-log",
         ),
         Fault(
             name="lost-record",
@@ -58,7 +58,7 @@ FAULTS = {
             name="altered",
             target=Target.LOG_FILES,
             does="changes the amount of a payment in the log",
-            line="money-booking-log",
+            line="money-provider-log",
         ),
         Fault(
             name="double-apply",
@@ -81,8 +81,8 @@ FAULTS = {
         Fault(
             name="double-payment",
             target=Target.DATABASE,
-            does="charges a rider twice, under a payment id of its own, through booking's outbox",
-            line="money-booking-log",
+            does="publishes a second charge of a ride, under a payment id of its own, through payment's outbox",
+            line="money-provider-log",
         ),
         Fault(
             name="lake-row-missing",

@@ -127,12 +127,13 @@ class Saboteur:
         scene = self.scene
         match self.fault.name:
             case "lost-tail":
-                # A power cut takes the log's reader as well: it comes back with a position behind the log's end.
+                # A power cut takes the log's readers as well: they come back with a position behind the log's end.
                 return await self._edit_log(
                     lambda files: deeds.lose_tail(
-                        files, acknowledged=deeds.published_ids(scene.database("booking"), deeds.PAYMENTS)
+                        files, acknowledged=deeds.published_ids(scene.database("payment"), deeds.PAYMENTS)
                     ),
                     LOGGER,
+                    "booking",
                 )
             case "lost-record":
                 return await self._edit_log(deeds.lose_record)
@@ -151,7 +152,7 @@ class Saboteur:
             case "idle-consumer":
                 return await self._while_stopped(self._claim, LOGGER)
             case "double-payment":
-                return await asyncio.to_thread(deeds.pay_twice, scene.database("booking"))
+                return await asyncio.to_thread(deeds.pay_twice, scene.database("payment"))
             case "lake-row-missing":
                 assert scene.lake_dir is not None, "without a lake the fault is refused"
                 return await asyncio.to_thread(deeds.delete_lake_row, scene.lake_dir)
@@ -161,7 +162,7 @@ class Saboteur:
     async def _edit_log(self, edit: Callable[[LogFiles], Deed | None], *readers: str) -> Deed | None:
         scene = self.scene
         assert scene.log_files is not None, "on another cluster the fault is refused"
-        paid = await asyncio.to_thread(deeds.published_count, scene.database("booking"), "payment.captured")
+        paid = await asyncio.to_thread(deeds.published_count, scene.database("payment"), "payment.captured")
         if paid < ENOUGH_PAYMENTS and not self.hurry.is_set():
             return None
         files = LogFiles(scene.log_files)

@@ -1,4 +1,4 @@
-"""What was paid for rides. Owner: booking."""
+"""What was paid for rides. Owner: payment."""
 
 from datetime import timedelta
 

@@ -5,58 +5,12 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from hailbus_demo.ledger.log import LogRecord
 from hailbus_demo.ledger.model import Finding
 
 from tests.integration.demo.faults.declared import NEW_ID, Faults, at, everywhere, last_of, ride_in
 from tests.integration.demo.recorded import RecordedRun, data, header, with_data, with_header
 
 FAULTS: Final = Faults()
-
-
-@FAULTS.declare("booking", "a payment is captured a second time under an id of its own", "money-booking-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    made = run.append(with_header(with_data(paid, seq=3), "ce_id", NEW_ID))
-    run.outbox(made)
-    return at(made, f"ride {ride_id}: payment.captured a second time")
-
-
-@FAULTS.declare("booking", "a rider is charged another fare than the ride's", "money-rides-payments")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    everywhere(run, with_data(paid, amount={"amount_minor": 191_900, "currency": "USD"}))
-    return at(paid, f"ride {ride_id}: payment.captured of 191900, its ride.completed says")
-
-
-@FAULTS.declare("booking", "a rider is charged more than was told, everywhere in booking", "money-book-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    fare = {"amount_minor": 191_900, "currency": "USD"}
-    everywhere(run, with_data(paid, amount=fare))
-    everywhere(run, with_data(run.find("ride.completed", ride_id=ride_id), fare=fare))
-    run.sql("booking", "UPDATE booking_rides SET fare_minor = 191900 WHERE ride_id = ?", ride_id)
-    return at(paid, f"ride {ride_id}: charged 191900 by the log")
-
-
-@FAULTS.declare("booking", "the money of a ride without a driver is not given back", "money-booking-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, refund = ride_in(run, "unmatched")
-    held = run.records[refund.topic, refund.partition]
-    last = held[-1]
-    assert last is not None
-    # The refund never was: another rider's event is where it would have been.
-    run.sql("booking", "DELETE FROM hailbus_outbox WHERE id = ?", header(refund, "ce_id"))
-    run.put(last._replace(offset=refund.offset))
-    run.drop_tail((refund.topic, refund.partition))
-    return Finding(what=f"ride {ride_id} is unmatched: payment.refunded of", topic="payments.v1", id=ride_id)
-
-
-@FAULTS.declare("booking", "a refund of another amount than was reserved", "money-rides-payments")
-def _(run: RecordedRun) -> Finding:
-    ride_id, refund = ride_in(run, "unmatched")
-    everywhere(run, with_data(refund, amount={"amount_minor": 5, "currency": "USD"}))
-    return at(refund, f"ride {ride_id}: 5 given back of")
 
 
 @FAULTS.declare("booking", "a driver has two rides at once", "drivers-rides")
@@ -129,13 +83,6 @@ def _(run: RecordedRun) -> Finding:
     ride_id, seq = data(done)["ride_id"], data(done)["seq"]
     run.sql("booking", "UPDATE booking_rides SET seq = seq + 1 WHERE ride_id = ?", ride_id)
     return at(done, f"ride {ride_id}: booking's database has {seq + 1} events, the log ends with {seq}")
-
-
-@FAULTS.declare("booking's database", "a payment is in another state than its ride", "money-booking-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, _ = ride_in(run, "completed")
-    run.sql("booking", "UPDATE booking_rides SET payment = 'authorised' WHERE ride_id = ?", ride_id)
-    return Finding(what=f"ride {ride_id} is completed and its payment 'authorised'", id=ride_id)
 
 
 @FAULTS.declare("booking's database", "a driver is busy with a ride that has ended", "drivers-booking-log")
@@ -212,123 +159,6 @@ def _(run: RecordedRun) -> Finding:
     statement = "UPDATE hailbus_outbox SET published_at = NULL, cancelled_at = 1 WHERE id = ?"
     run.sql("booking", statement, header(ride, "ce_id"))
     return at(ride, "ride.matched is cancelled by booking's outbox and in the log all the same")
-
-
-def _given_back(run: RecordedRun, ride_id: str, paid: LogRecord) -> LogRecord:
-    """Have booking give back the money of a ride that it charged; return the record."""
-    told = data(paid)
-    fields = {name: told[name] for name in ("rider_id", "payment_id", "amount")}
-    made = with_data(run.find("payment.refunded"), ride_id=ride_id, seq=3, **fields)._replace(key=ride_id.encode())
-    made = with_header(with_header(made, "ce_subject", ride_id), "ce_id", NEW_ID)
-    made = run.append(made._replace(partition=paid.partition))
-    run.outbox(made)
-    return made
-
-
-@FAULTS.declare("booking", "a ride that was charged is given its money back, too", "money-booking-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    made = _given_back(run, ride_id, paid)
-    return at(made, f"ride {ride_id} is completed: payment.refunded must not be")
-
-
-@FAULTS.declare("booking", "a ride that was charged is given its money back by the log", "money-rides-payments")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    made = _given_back(run, ride_id, paid)
-    return at(made, f"ride {ride_id} is completed and was given money back")
-
-
-@FAULTS.declare("booking", "money is taken for a ride that was never requested", "money-rides-payments")
-def _(run: RecordedRun) -> Finding:
-    paid = run.find("payment.captured")
-    made = with_header(with_data(paid, ride_id=NEW_ID)._replace(key=NEW_ID.encode()), "ce_id", NEW_ID)
-    made = run.append(with_header(made, "ce_subject", NEW_ID))
-    run.outbox(made)
-    return at(made, f"ride {NEW_ID}: payment.captured, and nothing in rides.v1 for it")
-
-
-@FAULTS.declare("booking", "money is taken for a ride that booking does not know", "money-booking-log")
-def _(run: RecordedRun) -> Finding:
-    paid = run.find("payment.captured")
-    made = with_header(with_data(paid, ride_id=NEW_ID)._replace(key=NEW_ID.encode()), "ce_id", NEW_ID)
-    made = run.append(with_header(made, "ce_subject", NEW_ID))
-    run.outbox(made)
-    return at(made, f"money of ride {NEW_ID}, which is not in booking's database")
-
-
-@FAULTS.declare("booking", "a payment is captured under another id than it was authorised", "money-booking-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    everywhere(run, with_data(paid, payment_id="another"))
-    return at(paid, f"ride {ride_id} has 2 payments")
-
-
-@FAULTS.declare("booking", "a payment is taken from another rider", "money-booking-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    everywhere(run, with_data(paid, rider_id="another"))
-    return at(paid, f"ride {ride_id}: the money is another's by the log")
-
-
-@FAULTS.declare("booking", "a payment is captured of another amount than booking stores", "money-booking-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    said = data(paid)["amount"]["amount_minor"]
-    everywhere(run, with_data(paid, amount={"amount_minor": said + 1, "currency": "USD"}))
-    return at(paid, f"ride {ride_id}: payment.captured of {said + 1} by the log, {said} by booking's database")
-
-
-@FAULTS.declare("booking", "another amount is reserved than the rider was quoted", "money-book-log")
-def _(run: RecordedRun) -> Finding:
-    reserved = run.find("payment.authorised")
-    told = data(reserved)
-    said = told["amount"]["amount_minor"]
-    everywhere(run, with_data(reserved, amount={"amount_minor": said + 1, "currency": "USD"}))
-    return at(reserved, f"ride {told['ride_id']}: payment.authorised of {said + 1} by the log, quoted {said}")
-
-
-@FAULTS.declare("booking", "a ride ends at another price than it had, and is charged it", "money-rides-payments")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    completed = run.find("ride.completed", ride_id=ride_id)
-    before = data(completed)["fare"]["amount_minor"]
-    fare = {"amount_minor": before - 1, "currency": "USD"}
-    everywhere(run, with_data(paid, amount=fare))
-    everywhere(run, with_data(completed, fare=fare))
-    return at(completed, f"ride {ride_id} cost {before - 1} at the end, {before} before")
-
-
-@FAULTS.declare("booking", "more is reserved than the ride ever cost", "money-rides-payments")
-def _(run: RecordedRun) -> Finding:
-    ride_id, _ = ride_in(run, "completed")
-    reserved = run.find("payment.authorised", ride_id=ride_id)
-    said = data(reserved)["amount"]["amount_minor"]
-    made = run.append(with_header(with_data(reserved, seq=3), "ce_id", NEW_ID))
-    run.outbox(made)
-    return at(made, f"ride {ride_id}: {2 * said} reserved, its highest fare was {said}")
-
-
-@FAULTS.declare("the log", "the charge that a rider was told of is missing", "money-book-log")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    run.take_out(paid)
-    what = f"the rider was told that ride {ride_id} is completed; payment.captured is not in the log"
-    return Finding(what=what, topic="payments.v1", id=ride_id)
-
-
-@FAULTS.declare("the log", "the refund of a ride without a driver is missing", "money-rides-payments")
-def _(run: RecordedRun) -> Finding:
-    ride_id, refund = ride_in(run, "unmatched")
-    run.take_out(refund)
-    return at(run.find("ride.unmatched", ride_id=ride_id), f"ride {ride_id} is unmatched and nothing was given back")
-
-
-@FAULTS.declare("the log", "the charge of a completed ride is missing", "money-rides-payments")
-def _(run: RecordedRun) -> Finding:
-    ride_id, paid = ride_in(run, "completed")
-    run.take_out(paid)
-    return at(run.find("ride.completed", ride_id=ride_id), f"ride {ride_id}: ride.completed without payment.captured")
 
 
 @FAULTS.declare("the log", "a ride is matched a second time instead of started", "order")

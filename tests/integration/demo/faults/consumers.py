@@ -14,6 +14,7 @@ FAULTS: Final = Faults()
 
 _INBOXES: Final = {
     "booking": ("booking", "booking.timer_elapsed"),
+    "payment-saga": ("payment", "ride.requested"),
     "surge": ("surge", "ride.requested"),
     "recommender": ("recommender", "ride.completed"),
     "event-logger": ("logger", "ride.matched"),
@@ -68,10 +69,10 @@ def _declare_inboxes() -> None:
             run: RecordedRun, group: str = group, database: str = database, kind: str = kind
         ) -> Finding:
             # The event logger subscribes to every topic.
-            event = run.find("payment.captured")
+            event = run.find("recommendation.served")
             values = (group, header(event, "ce_id"), event.topic, event.partition, event.offset)
             run.sql(database, "INSERT INTO hailbus_inbox VALUES (?, '/booking', ?, ?, ?, ?, 1, 1)", *values)
-            return at(event, f"{group} applied payment.captured, which it does not subscribe to")
+            return at(event, f"{group} applied recommendation.served, which it does not subscribe to")
 
         place = f"the inbox of {group}"
         FAULTS.declare(place, "an event was not applied", f"inbox-{group}")(lost)

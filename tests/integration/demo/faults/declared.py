@@ -62,9 +62,9 @@ def at(record: Any, what: str) -> Finding:
 
 
 def ride_in(run: RecordedRun, state: str) -> tuple[str, Any]:
-    """Return a ride of booking's in a state: its id and its payment's captured or refunded record."""
+    """Return a ride of booking's in a state: its id and its payment's captured or released record."""
     ride_id = run.ask("booking", "SELECT ride_id FROM booking_rides WHERE state = ? ORDER BY ride_id", state)[0][0]
-    kind = "payment.captured" if state == "completed" else "payment.refunded"
+    kind = "payment.captured" if state == "completed" else "payment.released"
     return ride_id, run.find(kind, ride_id=ride_id)
 
 
@@ -75,7 +75,7 @@ def last_of(run: RecordedRun, topic: str) -> Any:
 def everywhere(run: RecordedRun, record: Any) -> None:
     """Change a record in the log, the outbox, the event logger's file and the lake: its producer was wrong."""
     run.put(record)
-    if header(record, "ce_source") == "/booking" and record.topic != "driver-locations.v1":
+    if header(record, "ce_source") in ("/booking", "/payment") and record.topic != "driver-locations.v1":
         run.outbox(record)
     lines = []
     for line in run.journal_lines():

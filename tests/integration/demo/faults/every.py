@@ -9,12 +9,13 @@ from typing import Final
 
 from hailbus_demo.ledger.lines import LINES
 
-from tests.integration.demo.faults import book, booking, consumers, lake, log, recommender, surge
+from tests.integration.demo.faults import book, booking, consumers, lake, log, money, recommender, surge
 from tests.integration.demo.faults.declared import Fault
 
 _DECLARED: Final = (
     *log.FAULTS,
     *booking.FAULTS,
+    *money.FAULTS,
     *consumers.FAULTS,
     *surge.FAULTS,
     *recommender.FAULTS,

@@ -51,6 +51,15 @@ def _(run: RecordedRun) -> Finding:
     return _told(run, 2)
 
 
+@FAULTS.declare("the lake", "a charge is missing from the sums of all payments", "lake-money")
+def _(run: RecordedRun) -> Finding:
+    money = run.lake["gold"]["gold.payments"]["money"]
+    captured = money["captured_minor"]
+    money["captured_minor"] -= 1
+    what = f"{captured - 1} cents were captured by gold.payments, {captured} by the payment provider's books"
+    return Finding(what=what, topic="payments.v1")
+
+
 @FAULTS.declare("the lake", "silver disagrees without saying where", "lake-silver")
 def _(run: RecordedRun) -> Finding:
     run.lake["lines"][1] |= {"verdict": "disagrees", "detail": "one row is altered"}

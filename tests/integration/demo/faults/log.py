@@ -14,6 +14,13 @@ FAULTS: Final = Faults()
 
 @FAULTS.declare("the log", "the acknowledged tail of a partition is lost", "outbox-log")
 def _(run: RecordedRun) -> Finding:
+    last = last_of(run, "rides.v1")
+    run.drop_tail((last.topic, last.partition))
+    return at(last, f"{header(last, 'ce_type')} was acknowledged at or beyond the log's end {last.offset}")
+
+
+@FAULTS.declare("the log", "the acknowledged tail of the payments is lost", "outbox-payment-log")
+def _(run: RecordedRun) -> Finding:
     last = last_of(run, "payments.v1")
     run.drop_tail((last.topic, last.partition))
     return at(last, f"{header(last, 'ce_type')} was acknowledged at or beyond the log's end {last.offset}")
@@ -121,9 +128,16 @@ def _(run: RecordedRun) -> Finding:
 
 @FAULTS.declare("the log", "a fare is altered", "outbox-log")
 def _(run: RecordedRun) -> Finding:
+    ride = run.find("ride.completed")
+    run.put(with_data(ride, fare={"amount_minor": 1, "currency": "USD"}))
+    return at(ride, "ride.completed is not in the log as booking's outbox wrote it")
+
+
+@FAULTS.declare("the log", "a charge is altered", "outbox-payment-log")
+def _(run: RecordedRun) -> Finding:
     paid = run.find("payment.captured")
     run.put(with_data(paid, amount={"amount_minor": 1, "currency": "USD"}))
-    return at(paid, "payment.captured is not in the log as booking's outbox wrote it")
+    return at(paid, "payment.captured is not in the log as payment's outbox wrote it")
 
 
 @FAULTS.declare("the log", "a header is altered", "outbox-log")
@@ -182,7 +196,7 @@ def _(run: RecordedRun) -> Finding:
 
 @FAULTS.declare("the log", "an acknowledged event is in another partition", "outbox-log")
 def _(run: RecordedRun) -> Finding:
-    last = last_of(run, "payments.v1")
+    last = last_of(run, "rides.v1")
     run.drop_tail((last.topic, last.partition))
     other = next(part for name, part in sorted(run.records) if name == last.topic and part != last.partition)
     moved = run.append(last._replace(partition=other))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hailbus_demo.ledger.accounts import Accounts, LakeAccount
+from hailbus_demo.ledger.accounts import Accounts, LakeAccount, ProviderAccount, Sums
+from hailbus_demo.ledger.lines.money import PROVIDER, moved_by
 from hailbus_demo.ledger.lines.registry import LineSpec
 from hailbus_demo.ledger.log import TOPIC_NAMES, LogAccount
 from hailbus_demo.ledger.model import Findings, Judgement
@@ -107,6 +108,24 @@ def _compare(found: Findings, log: LogAccount, report: Mapping[str, Any]) -> int
     return records
 
 
+def _money(accounts: Accounts) -> Judgement:
+    """Compare what the lake sums up of all payments with what the provider moved."""
+    lake, provider = accounts.lake, accounts.provider
+    assert isinstance(lake, LakeAccount)
+    assert isinstance(provider, ProviderAccount)
+    found = Findings()
+    try:
+        said = lake.report["gold"]["gold.payments"]["money"]
+        totals = {kind: int(said[f"{kind}_minor"]) for kind in Sums._fields}
+    except (KeyError, TypeError, ValueError) as error:
+        return _unreadable(error)
+    moved = moved_by(provider)
+    for kind, amount in moved._asdict().items():
+        if totals[kind] != amount:
+            found.add(f"{totals[kind]} cents were {kind} by gold.payments, {amount} by {PROVIDER}", topic="payments.v1")
+    return found.judge(f"gold.payments has the provider's sums in cents: {moved}")
+
+
 LINES: Final = (
     LineSpec(
         id="lake-bronze",
@@ -128,5 +147,12 @@ LINES: Final = (
         between=("silver", "gold, recomputed"),
         needs=("lake",),
         judge=_line(GOLD),
+    ),
+    LineSpec(
+        id="lake-money",
+        name="the lake has the money that the provider moved, to the cent",
+        between=("gold.payments", PROVIDER),
+        needs=("lake", "provider"),
+        judge=_money,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ride_events import TOPICS
@@ -15,6 +15,7 @@ from hailbus_demo.ledger.accounts import (
     JournalAccount,
     LettersAccount,
     OutboxRow,
+    PaymentAccount,
 )
 from hailbus_demo.ledger.lines.registry import LineSpec
 from hailbus_demo.ledger.lines.rides import LOG
@@ -22,12 +23,15 @@ from hailbus_demo.ledger.log import COMPACTED, POSITIONS, LogAccount, PackedId
 from hailbus_demo.ledger.model import Findings, Judgement, Partition
 
 OUTBOX: Final = "booking's outbox"
+PAYMENT_OUTBOX: Final = "payment's outbox"
 SOURCE: Final = "/booking"
+PAYMENT_SOURCE: Final = "/payment"
 RETENTION_MS: Final[Mapping[str, int]] = {
     topic.name: round(topic.retention.total_seconds() * 1000) for topic in TOPICS if topic.retention is not None
 }
 PRODUCERS: Final[Mapping[str, str]] = {
     "/booking": "booking",
+    "/payment": "payment",
     "/surge": "surge",
     "/recommender": "recommender",
     "/driver-app": "the driver apps",
@@ -36,28 +40,39 @@ PRODUCERS: Final[Mapping[str, str]] = {
 
 
 def _outbox(accounts: Accounts) -> Judgement:
-    log, booking = accounts.log, accounts.booking
+    assert isinstance(accounts.booking, BookingAccount)
+    return _published_by(accounts, accounts.booking.outbox, OUTBOX, SOURCE)
+
+
+def _payment_outbox(accounts: Accounts) -> Judgement:
+    assert isinstance(accounts.payment, PaymentAccount)
+    return _published_by(accounts, accounts.payment.outbox, PAYMENT_OUTBOX, PAYMENT_SOURCE)
+
+
+def _published_by(accounts: Accounts, outbox: Sequence[OutboxRow], name: str, source: str) -> Judgement:
+    """Compare a service's outbox with the log, both ways."""
+    log = accounts.log
     assert isinstance(log, LogAccount)
-    assert isinstance(booking, BookingAccount)
     reader, found = log.reader, Findings()
     waiting = sent = 0
     said: set[PackedId] = set()
-    keyed = _newest_published(booking)
+    keyed = _newest_published(outbox)
     applied = _applied_ms(accounts, log)
-    for row in booking.outbox:
+    for row in outbox:
         said.add(row.packed_id)
         if row.state == "published":
             sent += 1
             known_ms = applied.get(row.packed_id) if row.published_ms is None else row.published_ms
-            _published(found, log, row, keyed, is_expired=_is_expired(row.topic, known_ms, accounts.read_at_ms))
+            is_expired = _is_expired(row.topic, known_ms, accounts.read_at_ms)
+            _published(found, log, row, keyed, name=name, is_expired=is_expired)
             continue
         if row.packed_id in reader.rows:
             # Published and not marked yet is a moment of the relay; cancelled or refused, it must not be there.
             if row.state in ("cancelled", "failed", "waiting"):
-                what = f"{row.type} is {row.state} by {OUTBOX} and in {LOG} all the same"
+                what = f"{row.type} is {row.state} by {name} and in {LOG} all the same"
                 found.extend([reader.finding(what, reader.rows[row.packed_id])])
             elif row.state == "due":
-                found.add(f"{row.type} is in {LOG} and due by {OUTBOX}", topic=row.topic, id=row.id)
+                found.add(f"{row.type} is in {LOG} and due by {name}", topic=row.topic, id=row.id)
         elif row.state == "due":
             found.add(f"{row.type} is due and not published", topic=row.topic, id=row.id)
         elif row.state == "failed":
@@ -65,16 +80,16 @@ def _outbox(accounts: Accounts) -> Judgement:
         elif row.state == "waiting":
             waiting += 1
     for packed, number in reader.rows.items():
-        if packed not in said and reader.source_of(number) == SOURCE and reader.place_of(number).topic != POSITIONS:
-            found.extend([reader.finding(f"{reader.type_of(number)} is in {LOG} and not in {OUTBOX}", number)])
+        if packed not in said and reader.source_of(number) == source and reader.place_of(number).topic != POSITIONS:
+            found.extend([reader.finding(f"{reader.type_of(number)} is in {LOG} and not in {name}", number)])
     later = f"; {waiting:,} wait for their time" if waiting else ""
     return found.judge(f"all {sent:,} published events are in the log as they were written, and no other{later}")
 
 
-def _newest_published(booking: BookingAccount) -> dict[tuple[str, int, str], int]:
+def _newest_published(outbox: Sequence[OutboxRow]) -> dict[tuple[str, int, str], int]:
     """Return topic, partition and key → the highest offset that the outbox published for it."""
     newest: dict[tuple[str, int, str], int] = {}
-    for row in booking.outbox:
+    for row in outbox:
         if row.topic in COMPACTED and row.partition is not None and row.offset is not None and row.key is not None:
             place = (row.topic, row.partition, row.key)
             newest[place] = max(row.offset, newest.get(place, -1))
@@ -100,7 +115,13 @@ def _is_expired(topic: str, known_ms: int | None, read_at_ms: int) -> bool:
 
 
 def _published(
-    found: Findings, log: LogAccount, row: OutboxRow, newest: Mapping[tuple[str, int, str], int], *, is_expired: bool
+    found: Findings,
+    log: LogAccount,
+    row: OutboxRow,
+    newest: Mapping[tuple[str, int, str], int],
+    *,
+    name: str,
+    is_expired: bool,
 ) -> None:
     reader = log.reader
     number = reader.rows.get(row.packed_id)
@@ -117,14 +138,14 @@ def _published(
         elif row.topic in COMPACTED and row.key is not None:
             if newest[row.topic, place[1], row.key] > offset and reader.newer_of_key(place, row.key.encode(), offset):
                 return  # a newer record of the same key replaced it
-            what = f"{row.type} is the newest of key {row.key} by {OUTBOX} and is not in {LOG}"
+            what = f"{row.type} is the newest of key {row.key} by {name} and is not in {LOG}"
         else:
             what = f"{row.type} was acknowledged and is not in {LOG}"
         found.add(what, topic=row.topic, partition=row.partition, offset=row.offset, id=row.id)
         return
     at = reader.place_of(number)
     if reader.content_of(number) != row.content:
-        found.extend([reader.finding(f"{row.type} is not in {LOG} as {OUTBOX} wrote it", number)])
+        found.extend([reader.finding(f"{row.type} is not in {LOG} as {name} wrote it", number)])
     elif at.topic != row.topic or at.partition != row.partition:
         what = f"{row.type} was acknowledged in {row.topic}-{row.partition} and is in {at.topic}-{at.partition}"
         found.extend([reader.finding(what, number)])
@@ -291,6 +312,13 @@ LINES: Final = (
         between=(OUTBOX, LOG),
         needs=("booking", "log"),
         judge=_outbox,
+    ),
+    LineSpec(
+        id="outbox-payment-log",
+        name="what payment published is in the log, and nothing else",
+        between=(PAYMENT_OUTBOX, LOG),
+        needs=("payment", "log"),
+        judge=_payment_outbox,
     ),
     LineSpec(
         id="log-offsets",

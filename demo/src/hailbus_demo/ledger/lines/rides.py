@@ -94,9 +94,9 @@ def _book_booking(accounts: Accounts) -> Judgement:
         _compare(
             found,
             ride_id,
-            (told.state, told.seq, told.fare_minor, told.payment, told.rider_id, told.quote_id),
-            (stored.state, stored.seq, stored.fare_minor, stored.payment, stored.rider_id, stored.quote_id),
-            ("state", "seq", "fare", "payment", "rider", "quote"),
+            (told.state, told.seq, told.fare_minor, told.rider_id, told.quote_id),
+            (stored.state, stored.seq, stored.fare_minor, stored.rider_id, stored.quote_id),
+            ("state", "seq", "fare", "rider", "quote"),
             (BOOK, BOOKING),
         )
     return found.judge(f"{len(book.rides):,} rides: {count_states(ride.state for ride in book.rides.values())}")
@@ -194,7 +194,9 @@ def ride_order(log: LogReader, booking: BookingAccount) -> Judgement:
             found.add(f"{what} {key} has {last_seqs[key]} events by {BOOKING}, none is in {LOG}", id=key)
     for ride_id, steps in log.payments.items():
         count += len(steps)
-        _in_order(found, log, f"payment of ride {ride_id}", steps, None, compacted=False)
+        stored = booking.rides.get(ride_id)
+        heard = None if stored is None else stored.payment_seq
+        _in_order(found, log, f"payment of ride {ride_id}", steps, heard, compacted=False)
     for ride_id, steps in log.rides.items():
         state = "none"
         for step in sorted(steps, key=lambda step: step.seq):

@@ -96,7 +96,7 @@ def claim_unapplied(
 
 
 def pay_twice(database: Path) -> Deed | None:
-    """Have booking publish a second payment of a ride: authorised and captured, under ids of their own."""
+    """Have payment publish a second payment of a ride: authorised and captured, under ids of their own."""
     with _open(database) as connection:
         found = connection.execute(
             "SELECT aggregateid FROM hailbus_outbox WHERE type = 'payment.captured' AND published_at IS NOT NULL "

@@ -18,7 +18,7 @@ def lose_tail(files: LogFiles, *, acknowledged: set[str], least: int = LOST_RECO
 
     Args:
         files: Of the stopped broker.
-        acknowledged: Ids of events that booking knows to be published; the others it would publish again.
+        acknowledged: Ids of events that payment knows to be published; the others it would publish again.
         least: How many acknowledged records have to go.
     """
     for partition in _fullest(files, PAYMENTS):

@@ -85,7 +85,7 @@ def redispatch(work: Work, ride: Ride, driver_id: str, *, reason: str, simulated
 
 
 def end(work: Work, ride: Ride, *, by: Party, reason: str, simulated: bool | None = None) -> Ride:
-    """End a ride before its start, give the money back and free its driver."""
+    """End a ride before its start and free its driver."""
     before = ride
     driver = work.driver(before.driver_id) if before.driver_id else None
     ride = ride.cancel(by=by, reason=reason, at=work.now)
@@ -108,7 +108,6 @@ def end(work: Work, ride: Ride, *, by: Party, reason: str, simulated: bool | Non
         at=ride.updated_at,
         story=ride.quote_id,
     )
-    story.tell_refunded(work, ride, reason)
     if before.waiting:
         work.cancel_timer("match_timeout", ride.ride_id)
     _cancel_timer_of(work, ride.ride_id, before.state)
@@ -126,7 +125,7 @@ def _cancel_timer_of(work: Work, ride_id: str, stage: RideState) -> None:
 
 
 def tell_unmatched(work: Work, ride: Ride, reason: Literal["timeout", "redispatch_limit"]) -> None:
-    """Tell that no driver was found, and that the money goes back."""
+    """Tell that no driver was found."""
     work.record(
         RideUnmatched(
             ride_id=ride.ride_id,
@@ -141,4 +140,3 @@ def tell_unmatched(work: Work, ride: Ride, reason: Literal["timeout", "redispatc
         at=ride.updated_at,
         story=ride.quote_id,
     )
-    story.tell_refunded(work, ride, reason)

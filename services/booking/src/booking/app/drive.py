@@ -105,7 +105,7 @@ class CompleteRide:
         return Needs(rides=(self.ride_id,), drivers=(self.driver_id,))
 
     def decide(self, work: Work) -> Ride:
-        """Charge the fare and free the driver, or raise as `StartRide`.
+        """End the ride and free the driver, or raise as `StartRide`.
 
         The fare is the one that the rider was shown, unless the ride took much longer than it was priced for.
         """
@@ -172,7 +172,6 @@ def _complete(work: Work, ride: Ride, *, distance_m: int, simulated: bool | None
         at=ride.updated_at,
         story=ride.quote_id,
     )
-    story.tell_captured(work, ride)
     return ride
 
 

@@ -98,6 +98,10 @@ class Work(Protocol):
         """Return the id of the rider's ride that has not ended, `None` without one."""
         ...
 
+    def debt(self, rider_id: str) -> tuple[str, int] | None:
+        """Return a ride for which the rider owes money and how much, `None` if the rider owes nothing."""
+        ...
+
     def put_quote(self, quote: Quote) -> None:
         """Keep a new or changed quote."""
         ...

@@ -20,7 +20,7 @@ def reprice(
     reason: Literal["destination_changed", "took_longer"],
     simulated: bool | None,
 ) -> Ride:
-    """Give the ride another fare, and reserve what is missing for it. May raise `WrongState`."""
+    """Give the ride another fare. May raise `WrongState`."""
     after = ride.reprice(dropoff=dropoff, route_m=route_m, fare_minor=fare_minor, at=work.now)
     work.put_ride(after)
     work.record(
@@ -38,6 +38,4 @@ def reprice(
         at=after.updated_at,
         story=after.quote_id,
     )
-    if (rise_minor := after.authorised_minor - ride.authorised_minor) > 0:
-        story.tell_authorised(work, after, rise_minor)
     return after

@@ -8,7 +8,7 @@ from ride_events.rides import RideRequested
 from booking.app import story
 from booking.app.dispatch import seek_driver
 from booking.app.ports import Needs, Work
-from booking.domain.errors import RideOpen
+from booking.domain.errors import PaymentDue, RideOpen
 from booking.domain.ride import Ride
 
 
@@ -25,10 +25,12 @@ class RequestRide:
         return Needs(quotes=(self.quote_id,))
 
     def decide(self, work: Work) -> Ride:
-        """Request the ride, or raise `NotFound`, `QuoteTaken`, `QuoteExpired` or `RideOpen`."""
+        """Request the ride, or raise `NotFound`, `QuoteTaken`, `QuoteExpired`, `RideOpen` or `PaymentDue`."""
         quote = work.quote(self.quote_id).accept(self.ride_id, at=work.now)
         if (open_ride := work.open_ride(quote.rider_id)) is not None:
             raise RideOpen(quote.rider_id, open_ride)
+        if (debt := work.debt(quote.rider_id)) is not None:
+            raise PaymentDue(quote.rider_id, *debt)
         work.put_quote(quote)
         work.cancel_timer("quote_expiry", quote.quote_id)
         at = max(work.now, quote.offered_at)
@@ -55,7 +57,6 @@ class RequestRide:
             passengers=quote.passengers,
             route_m=quote.distance_m,
             fare_minor=quote.fare_minor,
-            authorised_minor=quote.fare_minor,
             multiplier=quote.multiplier,
             surge_version=quote.surge_version,
             requested_at=at,
@@ -84,5 +85,4 @@ class RequestRide:
             at=at,
             story=ride.quote_id,
         )
-        story.tell_authorised(work, ride, ride.authorised_minor)
         return seek_driver(work, ride)

@@ -1,12 +1,9 @@
 """The events that tell of a ride and its driver: used by several use cases, written once."""
 
 import uuid
-from collections.abc import Callable
-from functools import partial
 
 from ride_events import LatLng, Money
 from ride_events.drivers import DriverBecameBusy, DriverBecameFree
-from ride_events.payments import PaymentAuthorised, PaymentCaptured, PaymentEvent, PaymentRefunded
 from ride_events.rides import RideMatched
 
 from booking.app.ports import Work
@@ -37,33 +34,6 @@ def money(amount_minor: int) -> Money:
 def marked(said: bool | None, *things: Ride | Driver | None) -> bool:
     """Return whether a fact is simulated: as the caller says, else when anything that takes part is."""
     return said if said is not None else any(thing.simulated for thing in things if thing is not None)
-
-
-def tell_authorised(work: Work, ride: Ride, amount_minor: int) -> None:
-    """Tell that an amount is reserved: the quoted fare first, later what the fare rose by."""
-    _tell_payment(work, ride, partial(PaymentAuthorised, amount=money(amount_minor)))
-
-
-def tell_captured(work: Work, ride: Ride) -> None:
-    """Tell that the rider was charged the final fare."""
-    _tell_payment(work, ride, partial(PaymentCaptured, amount=money(ride.fare_minor)))
-
-
-def tell_refunded(work: Work, ride: Ride, reason: str) -> None:
-    """Tell that what was reserved went back."""
-    _tell_payment(work, ride, partial(PaymentRefunded, amount=money(ride.authorised_minor), reason=reason))
-
-
-def _tell_payment(work: Work, ride: Ride, told: Callable[..., PaymentEvent]) -> None:
-    payment_id = derived_id("payment", ride.ride_id)
-    event = told(
-        ride_id=ride.ride_id,
-        payment_id=payment_id,
-        rider_id=ride.rider_id,
-        seq=ride.payment_seq,
-        simulated=ride.simulated,
-    )
-    work.record(event, aggregate=payment_id, seq=event.seq, at=ride.updated_at, story=ride.quote_id)
 
 
 def tell_matched(work: Work, ride: Ride, driver: Driver) -> None:

@@ -68,6 +68,27 @@ class OpenRides:
         return self._by_rider.get(rider_id)
 
 
+class Debts:
+    """Who owes money for which rides. Bounded by the rides that are not paid."""
+
+    def __init__(self) -> None:
+        self._by_rider: dict[str, dict[str, int]] = {}
+
+    def put(self, ride: Ride) -> None:
+        """Note what is owed for a ride."""
+        if ride.payment.owed_minor:
+            self._by_rider.setdefault(ride.rider_id, {})[ride.ride_id] = ride.payment.owed_minor
+        elif (rides := self._by_rider.get(ride.rider_id)) is not None:
+            rides.pop(ride.ride_id, None)
+            if not rides:
+                del self._by_rider[ride.rider_id]
+
+    def of(self, rider_id: str) -> tuple[str, int] | None:
+        """Return the first ride that the rider has not paid, and what is owed for it."""
+        rides = self._by_rider.get(rider_id)
+        return min(rides.items()) if rides else None
+
+
 class World:
     """The things at hand, the changes since the last flush, and a journal to undo the command at work.
 
@@ -84,6 +105,7 @@ class World:
         self._free: CellIndex[Driver] = CellIndex()
         self._waiting: CellIndex[Ride] = CellIndex()
         self._open = OpenRides()
+        self._debts = Debts()
         self._changes = Changes()
         self._journal: list[tuple[dict[str, Any], str, object]] = []  # Any: dictionaries of several kinds
         self._marks = (0, 0)
@@ -231,6 +253,10 @@ class World:
         """Return the id of the rider's ride that has not ended, `None` without one."""
         return self._open.of(rider_id)
 
+    def debt(self, rider_id: str) -> tuple[str, int] | None:
+        """Return a ride for which the rider owes money and how much, `None` if the rider owes nothing."""
+        return self._debts.of(rider_id)
+
     def put_quote(self, quote: Quote) -> None:
         """Keep a new or changed quote."""
         self._set(self._quotes, quote.quote_id, quote)
@@ -323,6 +349,8 @@ class World:
 
     def _index_ride(self, ride_id: str) -> None:
         ride = self._rides.get(ride_id)
+        if ride is not None:
+            self._debts.put(ride)  # a ride that was never requested owes nothing
         if ride is not None and ride.state not in TERMINAL:
             self._open.put(ride)
         else:

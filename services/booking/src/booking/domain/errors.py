@@ -47,6 +47,31 @@ class RideOpen(Refusal):
         super().__init__(f"rider {rider_id} has ride {ride_id}, which has not ended; complete or cancel it first")
 
 
+class PaymentDue(Refusal):
+    """The rider owes money for a ride that has ended."""
+
+    def __init__(self, rider_id: str, ride_id: str, owed_minor: int) -> None:
+        self.rider_id = rider_id
+        self.ride_id = ride_id
+        self.owed_minor = owed_minor
+        super().__init__(
+            f"rider {rider_id} owes {owed_minor / 100:.2f} USD for ride {ride_id}; pay that first, then request a ride"
+        )
+
+
+class PaymentGap(Refusal):
+    """An event of a payment is missing: the one that came does not follow the last one that is known."""
+
+    def __init__(self, ride_id: str, *, known_seq: int, seq: int) -> None:
+        self.ride_id = ride_id
+        self.known_seq = known_seq
+        self.seq = seq
+        super().__init__(
+            f"event {seq} of the payment of ride {ride_id} follows event {known_seq}: the events between are missing; "
+            "replay this one when they have come"
+        )
+
+
 class WrongState(Refusal):
     """The ride's state does not allow the step."""
 

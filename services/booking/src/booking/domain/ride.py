@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from booking.domain.errors import NotYourRide, WrongState
+from booking.domain.payment import NOTHING_HEARD, RidePayment
 from booking.domain.place import Place
 
 
@@ -71,14 +72,6 @@ Stage = Literal["requested", "matched", "arrived"]
 Party = Literal["rider", "driver", "system"]
 
 
-class PaymentState(StrEnum):
-    """Where the money of a ride is."""
-
-    AUTHORISED = "authorised"
-    CAPTURED = "captured"
-    REFUNDED = "refunded"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ride:
     """One ride.
@@ -88,8 +81,8 @@ class Ride:
         timer_seq: The seq at which the ride entered the present state: the timer of that state carries the same.
         route_m: The way by street that the fare is for, as booking estimates it.
         declined: The drivers that took the ride and cancelled.
-        authorised_minor: What is reserved; `fare_minor` is what the ride costs as things stand.
-        payment_seq: Counts the payment's events so far.
+        fare_minor: What the ride costs as things stand.
+        payment: What payment said of the ride's money. It is no step of the ride: `seq` does not count it.
         distance_m: What the driver's odometer said at the end. It decides no price.
         duration_s: From start to end, by booking's clock.
     """
@@ -102,7 +95,6 @@ class Ride:
     passengers: int
     route_m: int
     fare_minor: int
-    authorised_minor: int
     multiplier: float
     surge_version: int | None
     requested_at: datetime
@@ -111,8 +103,7 @@ class Ride:
     state: RideState = RideState.REQUESTED
     seq: int = 1
     timer_seq: int = 1
-    payment: PaymentState = PaymentState.AUTHORISED
-    payment_seq: int = 1
+    payment: RidePayment = NOTHING_HEARD
     driver_id: str | None = None
     eta_s: int | None = None
     declined: tuple[str, ...] = ()
@@ -179,7 +170,7 @@ class Ride:
         return 0 if self.started_at is None else int((max(at, self.updated_at) - self.started_at).total_seconds())
 
     def complete(self, *, distance_m: int, at: datetime, reason: str | None = None) -> "Ride":
-        """The rider has reached the destination, and is charged the fare; `reason` says why booking ended the ride."""
+        """The rider has reached the destination and owes the fare; `reason` says why booking ended the ride."""
         return self._take(
             Step.COMPLETE,
             at,
@@ -187,13 +178,11 @@ class Ride:
             duration_s=self.driven_s(at=at),
             ended_at=_NOW,
             reason=reason,
-            payment=PaymentState.CAPTURED,
-            payment_seq=self.payment_seq + 1,
         )
 
     def cancel(self, *, by: Party, reason: str, at: datetime) -> "Ride":
-        """The ride ends before its start, and the money goes back."""
-        return self._take(Step.CANCEL, at, cancelled_by=by, reason=reason, ended_at=_NOW, **self._refund())
+        """The ride ends before its start."""
+        return self._take(Step.CANCEL, at, cancelled_by=by, reason=reason, ended_at=_NOW)
 
     def redispatch(self, *, at: datetime) -> "Ride":
         """The driver cancelled: look for another one, never the same."""
@@ -209,24 +198,12 @@ class Ride:
         )
 
     def give_up(self, *, reason: Literal["timeout", "redispatch_limit"], at: datetime) -> "Ride":
-        """No driver was found, and the money goes back."""
-        return self._take(Step.GIVE_UP, at, driver_id=None, reason=reason, ended_at=_NOW, **self._refund())
-
-    def _refund(self) -> dict[str, Any]:  # Any: as `_take`
-        return {"payment": PaymentState.REFUNDED, "payment_seq": self.payment_seq + 1}
+        """No driver was found."""
+        return self._take(Step.GIVE_UP, at, driver_id=None, reason=reason, ended_at=_NOW)
 
     def reprice(self, *, dropoff: Place, route_m: int, fare_minor: int, at: datetime) -> "Ride":
-        """The ride goes elsewhere or took much longer. What the fare is above the amount reserved is reserved, too."""
-        raised = fare_minor > self.authorised_minor
-        return self._take(
-            Step.REPRICE,
-            at,
-            dropoff=dropoff,
-            route_m=route_m,
-            fare_minor=fare_minor,
-            authorised_minor=max(self.authorised_minor, fare_minor),
-            payment_seq=self.payment_seq + raised,
-        )
+        """The ride goes elsewhere or took much longer."""
+        return self._take(Step.REPRICE, at, dropoff=dropoff, route_m=route_m, fare_minor=fare_minor)
 
 
 _NOW: Final = object()

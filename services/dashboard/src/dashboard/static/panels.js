@@ -362,6 +362,13 @@ export function showLake(state) {
   );
 }
 
+/** What booking says of a ride's money: its payment's state, and what was paid and is owed. */
+function money({ payment, paid, owed }) {
+  const amount = ({ amount_minor: minor, currency }) => `${(minor / 100).toFixed(2)} ${currency}`;
+  const parts = [paid?.amount_minor ? `${amount(paid)} paid` : "", owed?.amount_minor ? `${amount(owed)} owed` : ""].filter(Boolean);
+  return payment ? ` · payment ${payment}${parts.length ? `: ${parts.join(", ")}` : ""}` : "";
+}
+
 export function showTimeline(found, state) {
   const events = found.events;
   const request = events.find((event) => event.type === "ride.requested")?.payload;
@@ -372,7 +379,7 @@ export function showTimeline(found, state) {
   if (last) about.push(` · by the log: ${last.type.replace("ride.", "")} (event ${last.payload?.seq})`);
   const { booking } = found;
   if (booking?.error) about.push(` · ${booking.error}`);
-  else if (booking) about.push(` · booking says: ${booking.state} (event ${booking.seq})${booking.seq === last?.payload?.seq ? " ✓" : ""}`);
+  else if (booking) about.push(` · booking says: ${booking.state} (event ${booking.seq})${booking.seq === last?.payload?.seq ? " ✓" : ""}${money(booking)}`);
   const line = element("p", {}, ...about);
   if (line.textContent !== $("ride-about").textContent) $("ride-about").replaceChildren(...line.childNodes);
   // Only what is new is added, so that nothing moves under a pointer.

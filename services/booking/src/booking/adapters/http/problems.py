@@ -42,6 +42,12 @@ PROBLEMS: Final = Problems(
             title="Rider has a ride already",
             advice="Wait until the ride in `detail` has ended, or cancel it; the quote stays good until it expires.",
         ),
+        "payment-due": ProblemKind(
+            status=402,
+            title="Rider owes money",
+            advice="Put the rider's card right and have payment charge it again: POST /payments/{ride_id}/retry, with "
+            "the ride in `detail`. Then request the new ride with a new Idempotency-Key.",
+        ),
         "quote-expired": ProblemKind(status=409, title="Quote has expired", advice="Ask for a new quote."),
         "quote-taken": ProblemKind(status=409, title="Quote was accepted before", advice="Ask for a new quote."),
     },
@@ -54,6 +60,7 @@ PROBLEMS: Final = Problems(
         errors.DriverBusy: "driver-busy",
         errors.DriverOffline: "driver-offline",
         errors.RideOpen: "ride-open",
+        errors.PaymentDue: "payment-due",
         errors.QuoteExpired: "quote-expired",
         errors.QuoteTaken: "quote-taken",
         UnavailableError: "unavailable",

@@ -194,7 +194,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         tags=["riders"],
         summary="Accept a quote",
         response_model=schemas.RideView,
-        responses=documented(*_POSTED, "not-found", "quote-expired", "quote-taken", "ride-open"),
+        responses=documented(*_POSTED, "not-found", "quote-expired", "quote-taken", "ride-open", "payment-due"),
     )
     async def request_ride(
         request: Request, body: schemas.NewRide, key: IdempotencyKey, event_time: EventTime = None

@@ -239,7 +239,11 @@ class RideView(BaseModel):
     duration_s: int | None
     cancelled_by: Literal["rider", "driver", "system"] | None
     reason: str | None
-    payment: Literal["authorised", "captured", "refunded"]
+    payment: Literal["pending", "authorised", "declined", "captured", "due", "released", "refunded"] = Field(
+        description="What payment said of the ride's money last; it comes some time after the ride's own change."
+    )
+    paid: Money = Field(description="What the rider was charged, less what was paid back.")
+    owed: Money = Field(description="What the rider owes. Until it is paid, the rider cannot request another ride.")
     simulated: bool
 
     @classmethod
@@ -271,7 +275,9 @@ class RideView(BaseModel):
             duration_s=ride.duration_s,
             cancelled_by=ride.cancelled_by,
             reason=ride.reason,
-            payment=ride.payment.value,
+            payment=ride.payment.state.value,
+            paid=Money.model_construct(amount_minor=ride.payment.paid_minor),
+            owed=Money.model_construct(amount_minor=ride.payment.owed_minor),
             simulated=ride.simulated,
         )
 

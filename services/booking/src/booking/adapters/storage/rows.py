@@ -7,9 +7,10 @@ from sqlalchemy import RowMapping
 
 from booking.app.ports import Multiplier
 from booking.domain.driver import Driver, DriverStatus
+from booking.domain.payment import PaymentState, RidePayment
 from booking.domain.place import Place
 from booking.domain.quote import Quote, QuoteState
-from booking.domain.ride import PaymentState, Ride, RideState
+from booking.domain.ride import Ride, RideState
 from booking.domain.roads import Roads
 
 Row = RowMapping | Mapping[str, Any]  # Any: a row's columns have many types
@@ -81,11 +82,12 @@ def ride_row(ride: Ride) -> dict[str, object]:
         "passengers": ride.passengers,
         "route_m": ride.route_m,
         "fare_minor": ride.fare_minor,
-        "authorised_minor": ride.authorised_minor,
         "multiplier": ride.multiplier,
         "surge_version": ride.surge_version,
-        "payment": ride.payment.value,
-        "payment_seq": ride.payment_seq,
+        "payment": ride.payment.state.value,
+        "payment_seq": ride.payment.seq,
+        "paid_minor": ride.payment.paid_minor,
+        "owed_minor": ride.payment.owed_minor,
         "driver_id": ride.driver_id,
         "eta_s": ride.eta_s,
         "declined": " ".join(ride.declined),
@@ -117,11 +119,14 @@ def ride_of(row: Row) -> Ride:
         passengers=row["passengers"],
         route_m=row["route_m"],
         fare_minor=row["fare_minor"],
-        authorised_minor=row["authorised_minor"],
         multiplier=row["multiplier"],
         surge_version=row["surge_version"],
-        payment=PaymentState(row["payment"]),
-        payment_seq=row["payment_seq"],
+        payment=RidePayment(
+            state=PaymentState(row["payment"]),
+            seq=row["payment_seq"],
+            paid_minor=row["paid_minor"],
+            owed_minor=row["owed_minor"],
+        ),
         driver_id=row["driver_id"],
         eta_s=row["eta_s"],
         declined=tuple(row["declined"].split()),

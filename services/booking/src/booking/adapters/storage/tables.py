@@ -87,11 +87,12 @@ rides = Table(
     Column("passengers", SmallInteger, nullable=False),
     Column("route_m", BigInteger, nullable=False),
     Column("fare_minor", BigInteger, nullable=False),
-    Column("authorised_minor", BigInteger, nullable=False),
     Column("multiplier", Float(53), nullable=False),
     Column("surge_version", BigInteger),
     Column("payment", String(16), nullable=False),
     Column("payment_seq", Integer, nullable=False),
+    Column("paid_minor", BigInteger, nullable=False),
+    Column("owed_minor", BigInteger, nullable=False),
     Column("driver_id", _ID),
     Column("eta_s", BigInteger),
     # Driver ids hold no space, and at most four drivers decline a ride.

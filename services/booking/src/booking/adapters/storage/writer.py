@@ -18,7 +18,7 @@ from hailbus import ClockNotSetError, Event, Inbox, KeyReusedError, Outbox, Outb
 from hailbus.clock import Clock, ServiceClock, utc_now
 from hailbus.codec import envelope_for
 from hailbus.idempotency import Answer, AnswerBook, StoredAnswer
-from sqlalchemy import Table, bindparam, select
+from sqlalchemy import Table, bindparam, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -195,7 +195,7 @@ class Writer:
     async def consume(
         self, contexts: Sequence[Any], commands: Sequence[tuple[str, Command[object], datetime | None]]
     ) -> dict[str, str]:
-        """Apply consumed events once: each command with the id of its event and its time.
+        """Apply consumed events once: each command with the id of its event and its time, None for now.
 
         Returns:
             The ids of events that cannot be applied, each with the reason. They leave no trace; the others are applied.
@@ -340,9 +340,13 @@ class Writer:
             if event_id not in left:
                 continue
             left.discard(event_id)  # an event that comes twice in a batch is applied once
-            self._world.begin(at or wall)
+            self._world.begin(at or (self._clock.now() if self._clock.is_set else wall))
             try:
                 command.decide(self._world)
+            except Refusal as refusal:
+                self._world.undo()
+                log.warning("event_refused", event_id=event_id, command=type(command).__name__, reason=str(refusal))
+                broken[event_id] = str(refusal)
             except Exception as error:
                 self._world.undo()
                 log.exception("event_broke", event_id=event_id, command=type(command).__name__)
@@ -427,8 +431,8 @@ class Writer:
                 for row in (await connection.execute(online)).mappings():
                     world.learn(rows.driver_of(row))
                 ended = sorted(state.value for state in TERMINAL)
-                under_way = select(tables.rides).where(tables.rides.c.state.not_in(ended))
-                for row in (await connection.execute(under_way)).mappings():
+                wanted = or_(tables.rides.c.state.not_in(ended), tables.rides.c.owed_minor > 0)
+                for row in (await connection.execute(select(tables.rides).where(wanted))).mappings():
                     world.learn(rows.ride_of(row))
                 if self._clock.name == "event":
                     now = await connection.scalar(select(tables.clock.c.now).where(tables.clock.c.name == "event"))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, assert_never
 
 from hailbus import (
     AtLeastOnce,
@@ -20,18 +20,28 @@ from hailbus import (
     Verdict,
 )
 from hailbus.clock import Clock
-from ride_events import CATALOGUE, drivers, payments, quotes, rides, timers
+from ride_events import CATALOGUE, Money, drivers, quotes, rides, timers
 from ride_events.drivers import DriverLocationReported
+from ride_events.payments import (
+    PaymentAuthorised,
+    PaymentCaptured,
+    PaymentFailed,
+    PaymentRefunded,
+    PaymentReleased,
+)
 from ride_events.pricing import SurgeUpdated
 from ride_events.timers import RideOverdue, TimerElapsed
 
 from booking.adapters.storage.writer import UnavailableError, Writer
+from booking.app.apply_payment import ApplyPayment
 from booking.app.apply_surge import ApplySurge
 from booking.app.elapse import Elapse
 from booking.app.ports import OVERDUE_IN, Command, Multiplier, TimerKind
 from booking.domain.fare import MULTIPLIER_RANGE
+from booking.domain.payment import PaymentNews
 
-Consumed = SurgeUpdated | TimerElapsed | RideOverdue
+PaymentFact = PaymentAuthorised | PaymentCaptured | PaymentFailed | PaymentReleased | PaymentRefunded
+Consumed = SurgeUpdated | TimerElapsed | RideOverdue | PaymentFact
 GROUP = "booking"
 SOURCE = "/booking"
 # While the database is away, wait for it: nothing is wrong with the event.
@@ -40,6 +50,8 @@ PATIENTLY = AtLeastOnce(
 )
 FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MOMENT = datetime(2100, 1, 1, tzinfo=UTC)
+CURRENCY: Final = "USD"
+"""Of all fares. Money in another one is no payment of a ride of booking's."""
 _OVERDUE_BY: Final[Mapping[str, TimerKind]] = {state: kind for kind, state in OVERDUE_IN.items()}
 _SUBJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z", re.ASCII)
 
@@ -49,7 +61,7 @@ def build_service(
 ) -> tuple[Service, Publisher[DriverLocationReported]]:
     """Return the service and the publisher of positions; the facts go out through the outbox."""
     service = Service(GROUP, source=SOURCE, bus=bus, catalogue=CATALOGUE, clock=clock)
-    service.publishes(Catalogue.of(quotes, rides, drivers, payments, timers))
+    service.publishes(Catalogue.of(quotes, rides, drivers, timers))
     positions: Publisher[DriverLocationReported] = service.publishes(DriverLocationReported)
 
     @service.on_batch(Consumed, delivery=PATIENTLY, max_items=500, max_wait=timedelta(milliseconds=20))
@@ -63,8 +75,7 @@ def build_service(
                 good.append(item)
         broken = await writer().consume(
             [item.ctx for item in good],
-            # A timer's event time is when it was due: the transition happens then, not when the news came.
-            [(item.ctx.envelope.id, _command(item.event), item.ctx.envelope.time) for item in good],
+            [(item.ctx.envelope.id, _command(item.event), _moment(item)) for item in good],
         )
         if broken:
             ids = [item.ctx.envelope.id for item in batch.items]
@@ -102,7 +113,27 @@ def fault_of(item: Delivery[Consumed]) -> str | None:
                 return f"no ride is overdue in state {overdue.state[:80]!r}"
             if overdue.due_at.tzinfo is None:
                 return "due_at has no zone"
+        case PaymentAuthorised() | PaymentCaptured() | PaymentFailed() | PaymentReleased() | PaymentRefunded() as fact:
+            return _fault_of_payment(fact)
     return None
+
+
+def _fault_of_payment(fact: PaymentFact) -> str | None:
+    if not _SUBJECT.match(fact.ride_id):
+        return f"ride_id {fact.ride_id[:80]!r} is no ride's id"
+    if not 0 < fact.seq < 2**31:
+        return f"seq {fact.seq} is no number of an event"
+    for amount in (fact.amount, fact.owed if isinstance(fact, PaymentFailed) else None):
+        if amount is not None and (amount.currency != CURRENCY or amount.amount_minor >= 2**53):
+            return f"{amount.amount_minor} {amount.currency} is no amount of {CURRENCY}"
+    return None
+
+
+def _moment(item: Delivery[Consumed]) -> datetime | None:
+    """Return when an event's consequences happen, None for the moment at which booking hears of it."""
+    # A timer's event time is when it was due: the transition happens then. A card that was declined for a ride of a
+    # minute ago changes the ride now.
+    return item.ctx.envelope.time if isinstance(item.event, SurgeUpdated | TimerElapsed | RideOverdue) else None
 
 
 def _command(event: Consumed) -> Command[object]:
@@ -121,3 +152,30 @@ def _command(event: Consumed) -> Command[object]:
         case RideOverdue():
             kind = _OVERDUE_BY[event.state]
             return Elapse(kind=kind, subject_id=event.ride_id, seq=event.seq, due_at=event.due_at)
+        case PaymentAuthorised() | PaymentCaptured() | PaymentFailed() | PaymentReleased() | PaymentRefunded():
+            return ApplyPayment(ride_id=event.ride_id, news=_news(event))
+        case _:
+            assert_never(event)
+
+
+def _news(fact: PaymentFact) -> PaymentNews:
+    amount_minor = fact.amount.amount_minor
+    match fact:
+        case PaymentAuthorised():
+            return PaymentNews(kind="authorised", seq=fact.seq, amount_minor=amount_minor)
+        case PaymentCaptured():
+            return PaymentNews(kind="captured", seq=fact.seq, amount_minor=amount_minor)
+        case PaymentFailed():
+            return PaymentNews(
+                kind="failed", seq=fact.seq, amount_minor=amount_minor, stage=fact.stage, owed_minor=_minor(fact.owed)
+            )
+        case PaymentReleased():
+            return PaymentNews(kind="released", seq=fact.seq, amount_minor=amount_minor)
+        case PaymentRefunded():
+            return PaymentNews(kind="refunded", seq=fact.seq, amount_minor=amount_minor)
+        case _:
+            assert_never(fact)
+
+
+def _minor(amount: Money | None) -> int | None:
+    return None if amount is None else amount.amount_minor

@@ -71,7 +71,7 @@ def _fetch(request: Request) -> Json:
         return {"error": f"booking does not answer: {getattr(error, 'reason', error)}"}
     if not isinstance(found, dict):
         return {"error": "booking answers with something else than a ride"}
-    return {name: found.get(name) for name in ("state", "seq", "driver_id", "payment", "fare")}
+    return {name: found.get(name) for name in ("state", "seq", "driver_id", "payment", "fare", "paid", "owed")}
 
 
 __all__ = ["BookingApi", "record_view", "ride_view"]

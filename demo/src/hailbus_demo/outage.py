@@ -1,0 +1,78 @@
+"""The payment provider is away for a part of the run: rides continue, payments come late, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Final
+
+from hailbus_demo.errors import RunFailedError
+from hailbus_demo.options import Outage
+from hailbus_demo.replay.http import HttpClient, UnreachableError
+
+BEGINS: Final = 0.25
+ENDS: Final = 0.6
+"""Shares of the run at which the outage begins and ends."""
+PAUSE_S: Final = 20.0
+"""How long each part takes where the run's length is not known."""
+LOOK_EVERY_S: Final = 0.25
+HANG_S: Final = 8.0
+"""Longer than payment waits for an answer."""
+
+
+class OutageOfProvider:
+    """Switches the outage on and off by the provider's own API.
+
+    Args:
+        outage: How the provider is away.
+        url: The provider's.
+        share_done: Returns how much of the run is over, 0 to 1, or None where it has no end.
+        say: Told of both moments.
+    """
+
+    def __init__(
+        self, outage: Outage, url: str, *, share_done: Callable[[], float | None], say: Callable[[str], None]
+    ) -> None:
+        self.outage = outage
+        self.url = url
+        self.share_done = share_done
+        self.say = say
+        self.hurry = asyncio.Event()
+        """Set when the rides are over: the provider must be back."""
+
+    async def run(self) -> None:
+        """Wait, switch the outage on, wait, and switch it off."""
+        await self._until(BEGINS)
+        await self._set(self.outage.value)
+        self.say(f"outage: the payment provider is away ({self.outage.value})")
+        await self._until(ENDS)
+        await self._set("none")
+        self.say("outage: the payment provider is back")
+
+    async def _until(self, share: float) -> None:
+        waited_s = 0.0
+        while not self.hurry.is_set():
+            done = self.share_done()
+            if (done is not None and done >= share) or (done is None and waited_s >= PAUSE_S):
+                return
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self.hurry.wait()
+            except TimeoutError:
+                waited_s += LOOK_EVERY_S
+
+    async def _set(self, outage: str) -> None:
+        client = HttpClient(self.url, connections=1)
+        body = json.dumps({"outage": outage, "hang_s": HANG_S}).encode()
+        try:
+            answer = await client.request("POST", "/admin/faults", body=body, within_s=30.0)
+        except UnreachableError as error:
+            raise RunFailedError(f"the payment provider at {self.url} does not answer: {error}") from error
+        finally:
+            await client.close()
+        if answer.status != 200:
+            raise RunFailedError(f"the payment provider refused the outage with {answer.status}: {answer.body!r}")
+
+
+__all__ = ["OutageOfProvider"]
