@@ -122,9 +122,11 @@ def system(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
     running = System(engine, secrets)
     running.compose("down", "--volumes", "--remove-orphans")
     running.compose("build", "--quiet")
-    running.compose("up", "--wait", "--wait-timeout", "600")
-    yield running
-    running.compose("down", "--volumes", "--remove-orphans", "--timeout", "2")
+    try:
+        running.compose("up", "--wait", "--wait-timeout", "600")
+        yield running
+    finally:
+        running.compose("down", "--volumes", "--remove-orphans", "--timeout", "2")
 
 
 def test_every_container_is_confined_healthy_and_published_on_loopback_only(system: System) -> None:
