@@ -131,7 +131,7 @@ def system(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
 
 def test_every_container_is_confined_healthy_and_published_on_loopback_only(system: System) -> None:
     containers = system.engine.containers.list(all=True, filters={"label": f"com.docker.compose.project={PROJECT}"})
-    assert len(containers) == 14
+    assert len(containers) == 16
     passwords = [line.split(":")[2].split("@")[0] for line in secrets_of(system)]
     for container in containers:
         service = container.labels["com.docker.compose.service"]
