@@ -302,6 +302,34 @@ async def test_booking_and_the_log_may_be_ahead_of_what_a_rider_was_told_of_a_ri
         assert line(changed, "rides-book-log").verdict == verdict
 
 
+async def test_a_declined_card_may_end_a_ride_after_its_rider_looked_for_the_last_time(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    book, booking, reader = book_of(accounts), booking_of(accounts), log_of(accounts).reader
+    ride_id = data(run.find("ride.unmatched"))["ride_id"]
+    told, stored = book.rides[ride_id], booking.rides[ride_id]
+    rides = {**book.rides, ride_id: told._replace(state="matched", seq=told.seq - 1)}
+    *earlier, last = sorted(reader.rides[ride_id], key=lambda step: step.seq)
+    asked = reader.payments[ride_id][0]
+    for reason, payment, ended, by_booking, by_log in (
+        ("payment_failed", "payment.failed", False, "agrees", "agrees"),
+        ("payment_failed", "payment.failed", True, "disagrees", "disagrees"),
+        ("payment_failed", "payment.authorised", False, "agrees", "disagrees"),
+        ("no_show", "payment.failed", False, "disagrees", "disagrees"),
+    ):
+        reader.rides[ride_id] = [*earlier, last._replace(type="ride.cancelled", data={**last.data, "reason": reason})]
+        reader.payments[ride_id] = [asked._replace(type=payment)]
+        changed = replace(
+            accounts,
+            book=replace(book, rides=rides),
+            booking=replace(
+                booking, rides={**booking.rides, ride_id: stored._replace(state="cancelled", reason=reason)}
+            ),
+            ended=ended,
+        )
+        assert line(changed, "rides-book-booking").verdict == by_booking, (reason, payment, ended)
+        assert line(changed, "rides-book-log").verdict == by_log, (reason, payment, ended)
+
+
 async def test_a_ride_under_way_is_open_for_sharing_for_a_quarter_of_an_hour(run: RecordedRun) -> None:
     accounts, ride_id = await under_way(run)
     recommender = accounts.recommender

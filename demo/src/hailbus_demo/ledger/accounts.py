@@ -67,9 +67,14 @@ class BookAccount:
 
 
 class BookingRide(NamedTuple):
-    """A row of `booking_rides`. The last fields are what payment said of the ride's money."""
+    """A row of `booking_rides`. The last fields are what payment said of the ride's money.
+
+    Attributes:
+        reason: Why the ride ended otherwise than planned.
+    """
 
     state: str
+    reason: str | None
     seq: int
     timer_seq: int
     quote_id: str

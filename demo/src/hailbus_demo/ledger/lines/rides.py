@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount
+from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount, BookRide
 from hailbus_demo.ledger.lines.registry import LineSpec
 from hailbus_demo.ledger.log import LogAccount, LogReader, Step
 from hailbus_demo.ledger.model import Findings, Judgement
@@ -71,6 +71,14 @@ def count_states(states: Iterator[str]) -> str:
     return ", ".join(f"{counted.get(name, 0):,} {name}" for name in order)
 
 
+def _ended_unseen(accounts: Accounts, told: BookRide, *, seq: int, reason: object) -> bool:
+    """Whether a ride ended after its rider looked for the last time, because the card was declined.
+
+    Nothing else ends a ride without riders or drivers once nobody plays them, since event time stands still.
+    """
+    return not accounts.ended and told.state not in ENDED and seq > told.seq and reason == "payment_failed"
+
+
 def _book_booking(accounts: Accounts) -> Judgement:
     book, booking = accounts.book, accounts.booking
     assert isinstance(book, BookAccount)
@@ -90,6 +98,8 @@ def _book_booking(accounts: Accounts) -> Judgement:
                 found.add(
                     f"the rider was told event {told.seq} of ride {ride_id}, booking has {stored.seq}", id=ride_id
                 )
+            continue
+        if stored.state == "cancelled" and _ended_unseen(accounts, told, seq=stored.seq, reason=stored.reason):
             continue
         _compare(
             found,
@@ -167,6 +177,9 @@ def _book_log(accounts: Accounts) -> Judgement:
             if last.seq < told.seq:
                 what = f"the rider was told event {told.seq} of ride {ride_id}, {LOG} ends with {last.seq}"
                 found.extend([log.reader.finding(what, last.row)])
+            continue
+        is_declined = any(step.type == "payment.failed" for step in log.reader.payments.get(ride_id, []))
+        if is_declined and _ended_unseen(accounts, told, seq=last.seq, reason=last.data.get("reason")):
             continue
         if (told.state, told.seq) != (state, last.seq):
             what = (
