@@ -53,6 +53,7 @@ class System:
         self.ports = {name: free_port() for name in PUBLISHED}
         variables = {f"HAILBUS_{name.upper().replace('-', '_')}_PORT": str(port) for name, port in self.ports.items()}
         variables |= {"HAILBUS_SECRETS": str(secrets), "HAILBUS_SPEED": "30", "HAILBUS_RIDES_PER_MINUTE": "3"}
+        variables["HAILBUS_PAYMENT_RETRY_S"] = "86400"  # a declined card is not charged again while the audit reads
         self.environment = os.environ | variables
 
     def compose(self, *arguments: str, codes: frozenset[int] = frozenset({0})) -> str:
