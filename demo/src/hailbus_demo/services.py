@@ -61,6 +61,8 @@ DECLINES_PERCENT = 3.0
 """How many of a hundred authorisations and captures the payment provider declines unless told otherwise."""
 RETRY_FIRST_S = 15.0
 """How long after a declined charge payment tries it again in a run: nobody waits for an hour to see it."""
+RETRY_LIMIT = 2
+"""How often: after 15 s and 30 s more. The audit waits for both; what is declined then is owed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,7 @@ def service_specs(
             "PAYMENT_PROVIDER_URL": ports.url("payment-provider"),
             "PAYMENT_CLOCK": event_time,
             "PAYMENT_RETRY_FIRST_S": f"{RETRY_FIRST_S:g}",
+            "PAYMENT_RETRY_LIMIT": str(RETRY_LIMIT),
         },
     )
     booking = _http(

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.ledger import gather
-from hailbus_demo.ledger.databases import count_due, read_booking, read_inbox
+from hailbus_demo.ledger.databases import count_due, count_under_way, read_booking, read_inbox
 from hailbus_demo.ledger.gather import read_lake_report
 from hailbus_demo.ledger.log import milliseconds
 
@@ -39,6 +40,26 @@ async def test_what_booking_owes_is_counted_by_its_clock(run: RecordedRun) -> No
     assert await count_due(url) == 3
     run.sql("booking", "UPDATE hailbus_outbox SET not_before = ? WHERE id = ?", FAR_MS * 1_000, ids[2])
     assert await count_due(url) == 2
+
+
+async def test_a_card_that_is_charged_again_soon_is_a_payment_under_way(run: RecordedRun) -> None:
+    url = run.urls()["payment"]
+    assert await count_under_way(url) == 0
+    ids = [row[0] for row in run.ask("payment", "SELECT id FROM hailbus_outbox ORDER BY position LIMIT 3")]
+    now_us = time.time_ns() // 1_000
+    for event_id, wait_s in zip(ids, (0, 20, 3_600), strict=True):
+        not_before = now_us + wait_s * 1_000_000
+        run.sql(
+            "payment",
+            "UPDATE hailbus_outbox SET published_at = NULL, not_before = ? WHERE id = ?",
+            not_before,
+            event_id,
+        )
+    assert await count_under_way(url) == 2
+    run.sql(
+        "payment", "UPDATE hailbus_state SET state = 'Capturing' WHERE rowid = (SELECT min(rowid) FROM hailbus_state)"
+    )
+    assert await count_under_way(url) == 3
 
 
 async def test_a_waiting_timer_is_told_of(run: RecordedRun) -> None:

@@ -150,17 +150,20 @@ async def read_provider(url: str) -> ProviderAccount:
 async def count_under_way(url: str) -> int:
     """Return how many payments wait for the provider, and how many events payment has yet to publish.
 
+    A declined card that is charged again soon is one of them: it would be while the accounts are read.
+
     Raises:
         RunFailedError: The database cannot be read.
     """
     reader = _Database(url)
     try:
         count = sum([int(row[0]) async for row in reader.rows(_UNDER_WAY)])
-        return count + sum([int(row[0]) async for row in reader.rows(_DUE, {"now": _wall_us()})])
+        return count + sum([int(row[0]) async for row in reader.rows(_DUE, {"now": _wall_us() + SOON_US})])
     finally:
         await reader.close()
 
 
+SOON_US = 30_000_000
 _UNDER_WAY = (
     "SELECT count(*) FROM hailbus_state WHERE machine = 'saga' "
     "AND state IN ('Authorising', 'Capturing', 'Releasing', 'Refunding')"
