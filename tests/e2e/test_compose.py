@@ -32,7 +32,7 @@ BROKERS = ("broker-1", "broker-2", "broker-3")
 DATABASES = ("booking", "payment", "provider", "surge", "recommender", "logger")
 PUBLISHED = (*BROKERS, "postgres", "booking", "payment", "payment-provider", "bike", "recommender", "dashboard")
 PAYING = ("payment-saga", "booking")
-"""The groups whose work goes on for a while after the last ride: the lake is to have that, too."""
+"""These groups still publish or apply payments after the last ride. The lake must contain those, too."""
 LED = "rides.v1"
 """Each fault strikes the broker that leads partition 0 of this topic."""
 

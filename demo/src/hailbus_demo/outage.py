@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hailbus_demo.errors import RunFailedError
+from hailbus_demo.moment import wait_for_share
 from hailbus_demo.options import Outage
 from hailbus_demo.replay.http import HttpClient, UnreachableError
 
@@ -51,16 +52,9 @@ class OutageOfProvider:
         self.say("outage: the payment provider is back")
 
     async def _until(self, share: float) -> None:
-        waited_s = 0.0
-        while not self.hurry.is_set():
-            done = self.share_done()
-            if (done is not None and done >= share) or (done is None and waited_s >= PAUSE_S):
-                return
-            try:
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await self.hurry.wait()
-            except TimeoutError:
-                waited_s += LOOK_EVERY_S
+        await wait_for_share(
+            share, share_done=self.share_done, hurry=self.hurry, pause_s=PAUSE_S, look_every_s=LOOK_EVERY_S
+        )
 
     async def _set(self, outage: str) -> None:
         client = HttpClient(self.url, connections=1)

@@ -164,6 +164,7 @@ async def count_under_way(url: str) -> int:
 
 
 SOON_US = 30_000_000
+"""As long as a run's payment waits at most before it charges a declined card again."""
 _UNDER_WAY = (
     "SELECT count(*) FROM hailbus_state WHERE machine = 'saga' "
     "AND state IN ('Authorising', 'Capturing', 'Releasing', 'Refunding')"

@@ -11,6 +11,7 @@ from pathlib import Path
 from hailbus import Bus, record_reader
 
 from hailbus_demo.errors import RunFailedError
+from hailbus_demo.moment import wait_for_share
 from hailbus_demo.sabotage import deeds
 from hailbus_demo.sabotage.deeds import Deed, RideEvent
 from hailbus_demo.sabotage.faults import Fault
@@ -92,7 +93,9 @@ class Saboteur:
         Raises:
             RunFailedError: Nothing was found that the fault could be done to.
         """
-        await self._moment()
+        await wait_for_share(
+            SHARE, share_done=self.share_done, hurry=self.hurry, pause_s=PAUSE_S, look_every_s=LOOK_EVERY_S
+        )
         loop = asyncio.get_running_loop()
         gives_up_at: float | None = None
         patience_s = LAKE_GIVES_UP_AFTER_S if self.fault.name == "lake-row-missing" else GIVES_UP_AFTER_S
@@ -110,18 +113,6 @@ class Saboteur:
                         "larger --limit or --duration"
                     )
             await asyncio.sleep(LOOK_EVERY_S)
-
-    async def _moment(self) -> None:
-        waited_s = 0.0
-        while not self.hurry.is_set():
-            done = self.share_done()
-            if (done is not None and done >= SHARE) or (done is None and waited_s >= PAUSE_S):
-                return
-            try:
-                async with asyncio.timeout(LOOK_EVERY_S):
-                    await self.hurry.wait()
-            except TimeoutError:
-                waited_s += LOOK_EVERY_S
 
     async def _act(self) -> Deed | None:
         scene = self.scene

@@ -180,8 +180,7 @@ def _rides_payments(accounts: Accounts) -> Judgement:
 
 def _judge_who(found: Findings, reader: LogReader, ride_id: str, request: Step, payments: Sequence[Step]) -> None:
     """Judge whose money it is, and whether the ride has one payment."""
-    if len({step.data["payment_id"] for step in payments}) > 1:
-        ids = len({step.data["payment_id"] for step in payments})
+    if (ids := len({step.data["payment_id"] for step in payments})) > 1:
         found.extend([reader.finding(f"ride {ride_id} has {ids} payments", payments[-1].row)])
     for step in payments:
         if step.data["rider_id"] != request.data["rider_id"]:
