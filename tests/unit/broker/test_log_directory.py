@@ -6,7 +6,17 @@ import random
 from uuid import UUID
 
 import pytest
-from hailbus_broker.log import Isolation, LogConfig, LogDirectory, MetaProperties, TopicPartition, log_directory
+from hailbus_broker.log import (
+    Isolation,
+    LogConfig,
+    LogDirectory,
+    MetaProperties,
+    TopicPartition,
+    decode_uuid,
+    draw_uuid,
+    encode_uuid,
+    log_directory,
+)
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
 from hailbus_broker.testing.simulation import SimulatedCrashError
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
@@ -202,3 +212,11 @@ def test_a_partition_that_is_deleted_within_a_checkpoint_is_not_in_it(monkeypatc
         data = disk.read_bytes(f"data/{name}")
         assert data is not None
         assert [line.rsplit(" ", 1)[0] for line in data.decode().splitlines()[2:]] == ["rides 1", "rides 2"]
+
+
+def test_no_drawn_id_begins_with_a_dash() -> None:
+    rng = random.Random(3)
+    texts = [encode_uuid(draw_uuid(rng)) for _ in range(2_000)]
+    assert len(set(texts)) == len(texts)
+    assert [text for text in texts if text.startswith("-")] == []
+    assert {decode_uuid(text).version for text in texts} == {4}

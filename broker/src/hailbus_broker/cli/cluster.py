@@ -16,10 +16,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
-from uuid import UUID
 
 from hailbus_broker import config
-from hailbus_broker.log import LogDirectory, MetaProperties, StorageError, encode_uuid
+from hailbus_broker.log import LogDirectory, MetaProperties, StorageError, draw_uuid, encode_uuid
 from hailbus_broker.log.log_directory import META_PROPERTIES, read_meta
 from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.errors import StartError
@@ -178,9 +177,9 @@ def _format(plans: Sequence[_Plan]) -> None:
             f"if its data are lost and a majority of the nodes has theirs, run `hailbus-broker format --data-dir "
             f"{lost.data_dir} --cluster-id {cluster_id} --set node.id={lost.node_id}`"
         )
-    cluster_id = encode_uuid(UUID(bytes=rng.randbytes(16), version=4))
+    cluster_id = encode_uuid(draw_uuid(rng))
     for plan in missing:
-        directory_id = UUID(bytes=rng.randbytes(16), version=4)
+        directory_id = draw_uuid(rng)
         meta = MetaProperties(cluster_id=cluster_id, node_id=plan.node_id, directory_id=directory_id)
         try:
             LogDirectory.open(disk, str(plan.data_dir), new_meta=meta)

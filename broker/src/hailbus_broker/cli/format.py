@@ -11,7 +11,7 @@ from hailbus_broker import config
 from hailbus_broker.cluster.metadata.snapshot import SnapshotId, encode_snapshot
 from hailbus_broker.cluster.raft import control_records
 from hailbus_broker.cluster.raft.voters import DYNAMIC_VOTERS, Endpoint, ReplicaKey, Voter, VoterSet
-from hailbus_broker.log import LogDirectory, MetaProperties, StorageError, decode_uuid, encode_uuid
+from hailbus_broker.log import LogDirectory, MetaProperties, StorageError, decode_uuid, draw_uuid, encode_uuid
 from hailbus_broker.log.log_directory import META_PROPERTIES, METADATA_LOG
 from hailbus_broker.runtime.addresses import parse_names, parse_voters
 from hailbus_broker.runtime.clock import SystemClock
@@ -63,11 +63,11 @@ def format_directory(
         )
     rng = random.SystemRandom()
     if cluster_id is None:
-        cluster_id = encode_uuid(UUID(bytes=rng.randbytes(16), version=4))
+        cluster_id = encode_uuid(draw_uuid(rng))
     elif not _is_uuid(cluster_id):
         raise StartError(f"--cluster-id {cluster_id} is not 22 characters of base64; without it a new one is made")
     node_id = node_id_of(options)
-    directory_id = UUID(bytes=rng.randbytes(16), version=4)
+    directory_id = draw_uuid(rng)
     voters = None
     if is_alone or initial_controllers is not None:
         own = _own_endpoints(options, "--standalone" if is_alone else "--initial-controllers")

@@ -21,8 +21,6 @@ from hailbus_broker.log.log_directory import (
     MetaProperties,
     PendingCheckpoint,
     TopicPartition,
-    decode_uuid,
-    encode_uuid,
 )
 from hailbus_broker.log.lookup import DiskReadNeededError, Lookup
 from hailbus_broker.log.partition_log import PartitionLog
@@ -39,6 +37,7 @@ from hailbus_broker.log.results import (
 from hailbus_broker.log.retention import PendingRemoval
 from hailbus_broker.log.sync import PendingSync
 from hailbus_broker.log.tail_cache import TailCache
+from hailbus_broker.log.uuids import decode_uuid, draw_uuid, encode_uuid
 
 __all__ = [
     "AbortedTransaction",
@@ -76,5 +75,6 @@ __all__ = [
     "TransactionCoordinatorFencedError",
     "UnexpectedAppendOffsetError",
     "decode_uuid",
+    "draw_uuid",
     "encode_uuid",
 ]

@@ -9,7 +9,6 @@ the node is stopped in order.
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,6 +18,7 @@ from hailbus_broker.log.boots import Boots
 from hailbus_broker.log.errors import InvalidCheckpointError, StorageError
 from hailbus_broker.log.partition_log import PartitionLog
 from hailbus_broker.log.tail_cache import TailCache
+from hailbus_broker.log.uuids import decode_uuid, encode_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -70,20 +70,6 @@ class MetaProperties:
     cluster_id: str
     node_id: int
     directory_id: UUID
-
-
-def encode_uuid(value: UUID) -> str:
-    """Kafka's text form of a UUID: 22 characters of URL-safe base64."""
-    return urlsafe_b64encode(value.bytes).decode().rstrip("=")
-
-
-def decode_uuid(text: str) -> UUID:
-    """The UUID of Kafka's text form.
-
-    Raises:
-        ValueError: It is not one.
-    """
-    return UUID(bytes=urlsafe_b64decode(text + "=" * (-len(text) % 4)))
 
 
 class PendingCheckpoint:

@@ -14,6 +14,7 @@ from hailbus_broker.log import (
     PartitionLog,
     StorageError,
     TopicPartition,
+    draw_uuid,
     encode_uuid,
 )
 from hailbus_broker.log.log_directory import LOG_STARTS, META_PROPERTIES, METADATA_LOG, NO_BROKER_EPOCH
@@ -71,9 +72,9 @@ class DataDirectory:
         self.names: Final = threading.Lock()
         """Held while a partition's directory is renamed, and while another thread renames files in one."""
         new = MetaProperties(
-            cluster_id=encode_uuid(UUID(bytes=rng.randbytes(16), version=4)),
+            cluster_id=encode_uuid(draw_uuid(rng)),
             node_id=node_id,
-            directory_id=UUID(bytes=rng.randbytes(16), version=4),
+            directory_id=draw_uuid(rng),
         )
         try:
             self.logs: Final = LogDirectory.open(self.disk, self.path, new_meta=new, tail_cache=tail_cache)

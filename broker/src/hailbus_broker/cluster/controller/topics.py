@@ -15,6 +15,7 @@ from hailbus_broker.cluster.metadata.names import (
     ResourceType,
 )
 from hailbus_broker.cluster.options import check_topic_configs
+from hailbus_broker.log import draw_uuid
 from hailbus_broker.protocol.definitions.config_record import ConfigRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.remove_topic_record import RemoveTopicRecord
@@ -229,12 +230,8 @@ class TopicDecisions(ControllerState):
 
     def _new_topic_id(self) -> Uuid:
         while True:
-            raw = bytearray(self._rng.randbytes(16))
-            raw[6] = raw[6] & 0x0F | 0x40
-            raw[8] = raw[8] & 0x3F | 0x80
-            topic_id = bytes(raw)
-            # Some tools take an id that begins with a dash for an option.
-            if topic_id not in self.image.topics_by_id and topic_id[0] >> 2 != 62:
+            topic_id = draw_uuid(self._rng).bytes
+            if topic_id not in self.image.topics_by_id:
                 return topic_id
 
     def _check_assignments(

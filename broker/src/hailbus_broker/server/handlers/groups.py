@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final, TypedDict
-from uuid import UUID
 
 from hailbus_broker.cluster.features import GROUP_VERSION
-from hailbus_broker.log import encode_uuid
+from hailbus_broker.log import draw_uuid, encode_uuid
 from hailbus_broker.protocol.definitions.join_group_response import JoinGroupResponse
 from hailbus_broker.protocol.definitions.leave_group_request import MemberIdentity
 from hailbus_broker.protocol.definitions.leave_group_response import LeaveGroupResponse
@@ -134,7 +133,7 @@ def consumer_group_heartbeat(dispatcher: Dispatcher, request: Request, message: 
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION)
     member_id = message.member_id
     if not member_id and request.version == 0 and message.member_epoch == 0:
-        member_id = encode_uuid(UUID(bytes=dispatcher.node.rng.randbytes(16), version=4))
+        member_id = encode_uuid(draw_uuid(dispatcher.node.rng))
     times = _times(dispatcher)
     _run(
         dispatcher,

@@ -7,10 +7,9 @@ import re
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from uuid import UUID
 
 from hailbus_broker.cluster.options import BrokerConfig
-from hailbus_broker.log import LogDirectory, MetaProperties
+from hailbus_broker.log import LogDirectory, MetaProperties, draw_uuid
 from hailbus_broker.runtime.controller_node import ControllerNode
 from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.node import Node
@@ -93,7 +92,7 @@ class SimulatedNode:
 
     def format(self, cluster_id: str = CLUSTER_ID) -> None:
         """Make its data directory, with an id of its own."""
-        directory_id = UUID(bytes=self._ids.randbytes(16), version=4)
+        directory_id = draw_uuid(self._ids)
         meta = MetaProperties(cluster_id=cluster_id, node_id=self.node_id, directory_id=directory_id)
         LogDirectory.open(self.disk, _DATA, new_meta=meta)
 
