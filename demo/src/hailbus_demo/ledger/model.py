@@ -159,5 +159,10 @@ class Findings:
                 self.kept.append(finding)
 
     def judge(self, agreement: str) -> Judgement:
-        """Return the judgement of a line with these findings."""
-        return Judgement(agreement=agreement, findings=tuple(self.kept))
+        """Return the judgement of a line with these findings, sorted: a log is not read in the same order twice."""
+        return Judgement(agreement=agreement, findings=tuple(sorted(self.kept, key=_order)))
+
+
+def _order(finding: Finding) -> tuple[Any, ...]:
+    place = (finding.topic or "", finding.partition or 0, finding.offset or 0)
+    return (*place, finding.id or "", finding.what)
