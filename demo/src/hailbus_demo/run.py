@@ -33,7 +33,7 @@ from hailbus_demo.replay.http import HttpClient
 from hailbus_demo.replay.locations import LocationFeed, driver_apps
 from hailbus_demo.replay.stage import Stage
 from hailbus_demo.replay.sure import GaveUpError, SureClient
-from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every
+from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every, silent_after_s
 from hailbus_demo.ride_files.reader import describe
 from hailbus_demo.rides import RideSource
 from hailbus_demo.sabotage.deeds import Deed
@@ -200,7 +200,12 @@ class _Run:
             say(f"{len(created)} topics created")
         tokens = await make_keys(self.data_dir)
         specs = service_specs(
-            self.data_dir, bootstrap=bootstrap, bus=bus, ports=ports, declines_percent=options.declines_percent
+            self.data_dir,
+            bootstrap=bootstrap,
+            bus=bus,
+            ports=ports,
+            silent_after_s=silent_after_s(options.rides.speed, options.rides.location_every_s),
+            declines_percent=options.declines_percent,
         )
         for spec in specs:
             await self.supervisor.start(spec)

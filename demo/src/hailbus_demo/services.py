@@ -178,9 +178,24 @@ async def make_keys(data_dir: DataDir) -> Tokens:
 
 
 def service_specs(
-    data_dir: DataDir, *, bootstrap: str, bus: Bus, ports: Ports, declines_percent: float = DECLINES_PERCENT
+    data_dir: DataDir,
+    *,
+    bootstrap: str,
+    bus: Bus,
+    ports: Ports,
+    silent_after_s: int,
+    declines_percent: float = DECLINES_PERCENT,
 ) -> list[ProcessSpec]:
-    """Return the processes of the services, and the stand-in for the payment provider."""
+    """Return the processes of the services, and the stand-in for the payment provider.
+
+    Args:
+        data_dir: Where databases, logs and keys are.
+        bootstrap: The cluster, as `HOST:PORT`.
+        bus: The same cluster.
+        ports: Where the services listen.
+        silent_after_s: Event time after which booking matches a driver no more who has reported nothing.
+        declines_percent: How many of a hundred charges the provider declines.
+    """
     event_time = "event"
     provider = _http(
         "payment-provider",
@@ -214,6 +229,7 @@ def service_specs(
             "BOOKING_DATABASE_URL": data_dir.database_url("booking"),
             "BOOKING_CLOCK": event_time,
             "BOOKING_AUTH_KEYS": str((data_dir.keys / "keys.json").absolute()),
+            "BOOKING_SILENT_AFTER_S": str(silent_after_s),
         },
     )
     recommender = _http(

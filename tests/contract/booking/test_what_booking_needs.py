@@ -1,9 +1,10 @@
 """What booking reads of other services' events."""
 
-from booking.adapters.streams.service import _command, fault_of
+from booking.adapters.streams.service import _command, fault_of, fault_of_position, position_of
 from hailbus import Context, Delivery
 from hailbus.testing import MemoryBus
 from hailbus.testing.plugin import NeedsRecorder
+from ride_events.drivers import DriverLocationReported
 from ride_events.payments import (
     PaymentAuthorised,
     PaymentCaptured,
@@ -39,3 +40,12 @@ async def test_payments(bus: MemoryBus, needs: NeedsRecorder) -> None:
         watched = needs("booking", event)
         assert fault_of(Delivery(watched, Context(record))) is None
         assert _command(watched) is not None
+
+
+async def test_positions(bus: MemoryBus, needs: NeedsRecorder) -> None:
+    event = example(DriverLocationReported)
+    async with bus.run() as t:
+        (record,) = await t.given(event)
+    watched = needs("booking", event)
+    assert fault_of_position(Delivery(watched, Context(record))) is None
+    assert position_of(watched).driver_id == event.driver_id

@@ -127,6 +127,7 @@ async def test_a_rider_who_does_not_come_is_a_no_show_by_the_driver_or_by_the_cl
         assert "until 2014-05-01T08:06:00+00:00" in refused.json()["detail"]
         ended = await booking.post(cancel, no_show, at="2014-05-01T08:06:00Z")
         assert (ended["state"], ended["cancelled_by"], ended["reason"]) == ("cancelled", "driver", "no_show")
+        await booking.post("/drivers/d1/location", {"position": PICKUP}, at="2014-05-01T08:06:50Z")
         second = await booking.ride(at="2014-05-01T08:07:00Z")
         await booking.post(f"/rides/{second['ride_id']}/arrived", {"driver_id": "d1"}, at="2014-05-01T08:08:00Z")
         await booking.post("/clock", {}, at="2014-05-01T08:30:00Z")

@@ -10,7 +10,7 @@ from booking.app.apply_payment import ApplyPayment
 from booking.app.cancel_ride import CancelRide
 from booking.app.change_destination import ChangeDestination
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
-from booking.app.drivers import GoOffline, GoOnline, ReportLocation
+from booking.app.drivers import GoOffline, GoOnline, HearPosition, ReportLocation
 from booking.app.elapse import Elapse
 from booking.app.offer_quote import OfferQuote
 from booking.app.policy import Policy
@@ -83,6 +83,7 @@ MOVES = st.lists(
                 "online",
                 "offline",
                 "move",
+                "hear",
                 "book",
                 "book",
                 "quote",
@@ -153,6 +154,8 @@ def command_of(move: Move, number: int, stored: Stored, quotes: list[str], rides
             return GoOffline(driver_id=driver_id)
         case "move":
             return ReportLocation(driver_id=driver_id, position=place)
+        case "hear":
+            return HearPosition(driver_id=driver_id, position=place)
         case "quote":
             return OfferQuote(quote_id=f"quote-{number}", rider_id=f"r{which}", pickup=place, dropoff=PLACES[0])
         case "book":
@@ -257,6 +260,7 @@ def test_books_agree_whatever_happens(moves: list[Move]) -> None:
                 assert isinstance(result, Ride)
                 theirs = [one.ride_id for one in stored.rides.values() if one.rider_id == result.rider_id]
                 assert not any(owed.get(ride_id) for ride_id in theirs)
+            check_matches(world, stored)
             if luck_of(move) == 2:
                 continue  # the next command sees it before it is stored
         changes = world.take_changes()
@@ -267,6 +271,16 @@ def test_books_agree_whatever_happens(moves: list[Move]) -> None:
     stored.flush(world.take_changes())
     check_books(stored)
     target(float(max((ride.seq for ride in stored.rides.values()), default=0)), label="events of a ride")
+
+
+def check_matches(world: World, stored: Stored) -> None:
+    """Whoever got a ride by the last command was heard of shortly before."""
+    for driver_id in DRIVERS:
+        driver, before = world.driver(driver_id), stored.drivers.get(driver_id)
+        if driver is not None and driver.ride_id is not None and (before is None or before.ride_id != driver.ride_id):
+            matched_at = world.ride(driver.ride_id).matched_at
+            assert matched_at is not None
+            assert matched_at - driver.heard_at <= Policy().silent_after
 
 
 def check_payment(command: ApplyPayment, world: World, owed: dict[str, int]) -> None:
@@ -306,12 +320,16 @@ def check_books(stored: Stored) -> None:
         assert len(timers) == (ride.state not in TERMINAL) or ride.state in TERMINAL
     riders = [ride.rider_id for ride in stored.rides.values() if ride.state not in TERMINAL]
     assert len(set(riders)) == len(riders)
-    # Nobody waits beside a free driver.
+    # Nobody waits beside a free driver, unless that driver was silent when both were last looked at.
     for ride in stored.rides.values():
         for driver in stored.drivers.values():
             if ride.waiting and driver.status is DriverStatus.FREE and driver.driver_id not in ride.declined:
                 assert driver.position is not None
-                assert h3.grid_distance(ride.pickup.cell, driver.position.cell) > Policy().match_rings
+                met_at = max(ride.updated_at, driver.updated_at)
+                assert (
+                    h3.grid_distance(ride.pickup.cell, driver.position.cell) > Policy().match_rings
+                    or met_at - driver.heard_at > Policy().silent_after
+                )
     for driver in stored.drivers.values():
         assert seqs[f"driver/{driver.driver_id}"] == list(range(1, driver.seq + 1))
         if driver.status is DriverStatus.BUSY:

@@ -20,6 +20,7 @@ def driver(status: DriverStatus) -> Driver:
         position=None if status is DriverStatus.OFFLINE else HERE,
         seq=4,
         updated_at=NOW,
+        heard_at=NOW,
         simulated=False,
         ride_id="ride" if status is DriverStatus.BUSY else None,
     )
@@ -65,3 +66,23 @@ def test_a_driver_never_goes_back_in_time() -> None:
     assert driver(DriverStatus.FREE).take("ride", at=earlier).updated_at == NOW
     assert driver(DriverStatus.BUSY).release(None, at=earlier).updated_at == NOW
     assert driver(DriverStatus.FREE).go_offline(at=earlier).updated_at == NOW
+
+
+def test_only_what_the_driver_does_is_a_sign_of_life() -> None:
+    free, busy = driver(DriverStatus.FREE), driver(DriverStatus.BUSY)
+    assert free.move(THERE, at=LATER).heard_at == LATER
+    assert free.go_online(THERE, at=LATER).heard_at == LATER
+    assert driver(DriverStatus.OFFLINE).go_online(THERE, at=LATER).heard_at == LATER
+    assert busy.hear(at=LATER).heard_at == LATER
+    assert free.take("ride", at=LATER).heard_at == NOW, "a rider asked"
+    assert busy.release(None, at=LATER).heard_at == NOW, "perhaps a rider cancelled, or a timer elapsed"
+
+
+def test_an_earlier_sign_of_life_changes_nothing() -> None:
+    known = driver(DriverStatus.BUSY)
+    assert known.hear(at=NOW) is known
+    assert known.hear(at=NOW - timedelta(seconds=1)) is known
+    heard = known.hear(at=LATER)
+    assert heard.updated_at == NOW, "the position is as old as before"
+    assert heard.move(THERE, at=NOW).heard_at == LATER
+    assert driver(DriverStatus.OFFLINE).hear(at=LATER).go_online(HERE, at=NOW).heard_at == LATER

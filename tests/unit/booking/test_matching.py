@@ -26,6 +26,7 @@ def driver(driver_id: str, cell: str) -> Driver:
         position=place(cell),
         seq=1,
         updated_at=NOW,
+        heard_at=NOW,
         simulated=True,
     )
 
@@ -66,7 +67,7 @@ def test_the_nearest_ring_wins_then_the_distance_then_the_id(crowd: int) -> None
     ring_1 = sorted(h3.grid_ring(CENTRE, 1))
     ring_2 = sorted(h3.grid_ring(CENTRE, 2))
     index = free(driver("b", ring_2[0]), driver("c", ring_1[0]), driver("a", ring_1[0]), crowd=crowd)
-    found = nearest_driver(index, place(CENTRE), rings=3, allowed=lambda _: True)
+    found = nearest_driver(index, place(CENTRE), rings=3, heard_since=NOW, allowed=lambda _: True)
     assert found is not None
     assert found.driver_id == "a"
 
@@ -74,9 +75,11 @@ def test_the_nearest_ring_wins_then_the_distance_then_the_id(crowd: int) -> None
 @pytest.mark.parametrize("crowd", [0, 200])
 def test_nobody_beyond_the_rings_and_nobody_who_is_not_allowed(crowd: int) -> None:
     index = free(driver("a", min(h3.grid_ring(CENTRE, 3))), crowd=crowd)
-    assert nearest_driver(index, place(CENTRE), rings=2, allowed=lambda _: True) is None
-    assert nearest_driver(index, place(CENTRE), rings=3, allowed=lambda one: one.driver_id != "a") is None
-    assert nearest_driver(index, place(CENTRE), rings=3, allowed=lambda _: True) is not None
+    assert nearest_driver(index, place(CENTRE), rings=2, heard_since=NOW, allowed=lambda _: True) is None
+    assert (
+        nearest_driver(index, place(CENTRE), rings=3, heard_since=NOW, allowed=lambda one: one.driver_id != "a") is None
+    )
+    assert nearest_driver(index, place(CENTRE), rings=3, heard_since=NOW, allowed=lambda _: True) is not None
 
 
 def test_a_free_driver_takes_who_waits_longest_in_the_nearest_ring() -> None:
@@ -84,7 +87,7 @@ def test_a_free_driver_takes_who_waits_longest_in_the_nearest_ring() -> None:
     near = min(h3.grid_ring(CENTRE, 1))
     for one in (ride("new", near), ride("old", near, waited_s=60), ride("far", CENTRE, waited_s=0)):
         index.put(one.ride_id, one.pickup.cell, one)
-    found = nearest_waiting(index, driver("d", near), rings=4)
+    found = nearest_waiting(index, driver("d", near), rings=4, heard_since=NOW)
     assert found is not None
     assert found.ride_id == "old"
 
@@ -92,8 +95,8 @@ def test_a_free_driver_takes_who_waits_longest_in_the_nearest_ring() -> None:
 def test_a_driver_does_not_get_a_ride_again_that_it_left() -> None:
     index: CellIndex[Ride] = CellIndex()
     index.put("left", CENTRE, ride("left", CENTRE, declined=("d",)))
-    assert nearest_waiting(index, driver("d", CENTRE), rings=4) is None
-    assert nearest_waiting(index, driver("e", CENTRE), rings=4) is not None
+    assert nearest_waiting(index, driver("d", CENTRE), rings=4, heard_since=NOW) is None
+    assert nearest_waiting(index, driver("e", CENTRE), rings=4, heard_since=NOW) is not None
 
 
 def test_an_index_forgets_what_moved_away() -> None:
@@ -129,13 +132,13 @@ def test_a_cell_that_cannot_be_measured_to_is_not_near() -> None:
     with pytest.raises(h3.H3BaseException):
         h3.grid_distance(CENTRE, pentagon)
     index = free(driver("beyond", pentagon))
-    assert nearest_driver(index, place(CENTRE), rings=3, allowed=lambda _: True) is None
+    assert nearest_driver(index, place(CENTRE), rings=3, heard_since=NOW, allowed=lambda _: True) is None
 
 
 def test_who_comes_first_is_decided_by_the_id_when_the_distance_is_the_same() -> None:
     for ids in (("a", "b"), ("b", "a")):
         found = nearest_driver(
-            free(*(driver(one, CENTRE) for one in ids)), place(CENTRE), rings=0, allowed=lambda _: True
+            free(*(driver(one, CENTRE) for one in ids)), place(CENTRE), rings=0, heard_since=NOW, allowed=lambda _: True
         )
         assert found is not None
         assert found.driver_id == "a"
@@ -144,4 +147,20 @@ def test_who_comes_first_is_decided_by_the_id_when_the_distance_is_the_same() ->
 def test_a_driver_without_a_position_gets_no_ride() -> None:
     index: CellIndex[Ride] = CellIndex()
     index.put("waiting", CENTRE, ride("waiting", CENTRE))
-    assert nearest_waiting(index, replace(driver("d", CENTRE), position=None), rings=4) is None
+    assert nearest_waiting(index, replace(driver("d", CENTRE), position=None), rings=4, heard_since=NOW) is None
+
+
+def test_a_driver_who_was_not_heard_of_since_then_is_passed_over() -> None:
+    silent, near = driver("silent", CENTRE), min(h3.grid_ring(CENTRE, 1))
+    index = free(replace(silent, heard_at=NOW - timedelta(microseconds=1)), driver("heard", near))
+    found = nearest_driver(index, place(CENTRE), rings=2, heard_since=NOW, allowed=lambda _: True)
+    assert found is not None
+    assert found.driver_id == "heard"
+
+
+def test_a_driver_who_was_not_heard_of_since_then_gets_no_waiting_ride() -> None:
+    index: CellIndex[Ride] = CellIndex()
+    index.put("waiting", CENTRE, ride("waiting", CENTRE))
+    silent = replace(driver("d", CENTRE), heard_at=NOW - timedelta(microseconds=1))
+    assert nearest_waiting(index, silent, rings=4, heard_since=NOW) is None
+    assert nearest_waiting(index, silent, rings=4, heard_since=silent.heard_at) is not None

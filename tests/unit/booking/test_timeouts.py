@@ -7,7 +7,7 @@ import pytest
 from booking.adapters.streams.service import _command
 from booking.app.cancel_ride import CancelRide
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
-from booking.app.drivers import GoOnline
+from booking.app.drivers import GoOnline, ReportLocation
 from booking.app.elapse import Elapse
 from booking.app.offer_quote import OfferQuote
 from booking.app.policy import Policy
@@ -111,7 +111,10 @@ def test_a_ride_whose_drivers_never_arrive_ends_with_the_limit(city: City) -> No
     for driver_id in ("d1", "d2", "d3", "d4"):
         city.do(GoOnline(driver_id=driver_id, position=HERE))
     city.ride()
-    while "pickup_timeout:a" in city.timers:
+    while (timer := city.timers.get("pickup_timeout:a")) is not None:
+        assert isinstance(timer, RideOverdue)
+        for driver_id in ("d1", "d2", "d3", "d4"):
+            city.do(ReportLocation(driver_id=driver_id, position=HERE), (timer.due_at - START).total_seconds())
         assert city.elapse("pickup_timeout:a")
     ride = city.world.ride("a")
     assert (ride.state, ride.reason) == (RideState.UNMATCHED, "redispatch_limit")

@@ -7,6 +7,7 @@ carries a key made of the run, the ride and the step, so that a repeated one aft
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ FAST_LOCATIONS_MS = 25_000
 SLOW_LOCATIONS_MS = 4_000
 FAST_FROM = 5.0
 """Speed from which positions are reported less often and only by free drivers."""
+LATE_AT_MOST_S = 10.0
+"""How long, by the machine's clock, a position may take to booking before its driver counts as silent."""
+SHORTEST_SILENCE_S = 30
+LONGEST_SILENCE_S = 604_800
+"""Booking's limit, and what a replay as fast as possible takes: how far positions lag in event time has no bound."""
 
 
 class Locations(Protocol):
@@ -559,6 +565,14 @@ def report_every(speed: float | None, asked_s: float | None) -> tuple[int, bool]
     fast = speed is None or speed > FAST_FROM
     every_ms = FAST_LOCATIONS_MS if fast else SLOW_LOCATIONS_MS
     return (every_ms if asked_s is None else max(1000, round(asked_s * 1000))), not fast
+
+
+def silent_after_s(speed: float | None, asked_s: float | None) -> int:
+    """Return the event time after which booking may take a driver for silent: one report and its way to booking."""
+    if speed is None:
+        return LONGEST_SILENCE_S
+    every_ms, _ = report_every(speed, asked_s)
+    return min(max(SHORTEST_SILENCE_S, math.ceil(every_ms / 1000 + LATE_AT_MOST_S * speed)), LONGEST_SILENCE_S)
 
 
 def _plan_of(body: Any) -> RidePlan:

@@ -34,6 +34,7 @@ class Settings(BaseSettings):
     no_show_s: int = Field(default=300, ge=1, le=86_400)
     pickup_grace_s: int = Field(default=600, ge=1, le=86_400)
     ride_grace_s: int = Field(default=14_400, ge=1, le=86_400)
+    silent_after_s: int = Field(default=30, ge=1, le=604_800, description="drivers not heard of get no ride")
     match_rings: int = Field(default=8, ge=0, le=30)
     max_redispatches: int = Field(default=3, ge=0, le=3)
     idempotency_keep_h: int = Field(default=24, ge=1, le=24 * 30)
@@ -48,6 +49,7 @@ class Settings(BaseSettings):
             no_show_after=timedelta(seconds=self.no_show_s),
             pickup_grace=timedelta(seconds=self.pickup_grace_s),
             ride_grace=timedelta(seconds=self.ride_grace_s),
+            silent_after=timedelta(seconds=self.silent_after_s),
             match_rings=self.match_rings,
             max_redispatches=self.max_redispatches,
         )

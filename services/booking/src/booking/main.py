@@ -47,7 +47,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     outbox = Outbox(engine, clock.now)
     inbox = Inbox(engine, GROUP)
     service, positions = build_service(
-        bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers), clock.now, lambda: writer
+        bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers), clock, lambda: writer
     )
     reports = LocationReports(positions)
     writer = Writer(

@@ -6,7 +6,7 @@ from typing import Literal
 from ride_events.rides import RideCancelled, RideRedispatched, RideUnmatched
 
 from booking.app import story
-from booking.app.dispatch import release_driver, seek_driver
+from booking.app.dispatch import hear_driver, release_driver, seek_driver
 from booking.app.ports import Needs, Work
 from booking.domain.errors import NoShowTooEarly, NotYourRide
 from booking.domain.ride import Party, Ride, RideState
@@ -37,6 +37,7 @@ class CancelRide:
         if self.driver_id is None:
             raise NotYourRide(self.ride_id, "")
         ride = ride.by_driver(self.driver_id)
+        hear_driver(work, self.driver_id)
         if self.reason == NO_SHOW and ride.state is RideState.ARRIVED:
             assert ride.arrived_at is not None
             waits_until = ride.arrived_at + work.policy.no_show_after

@@ -9,6 +9,13 @@ from booking.domain.place import Place
 from booking.domain.ride import Ride
 
 
+def hear_driver(work: Work, driver_id: str) -> None:
+    """Note that the driver of a ride has just done something: the driver is not silent."""
+    driver = work.driver(driver_id)
+    if driver is not None and (heard := driver.hear(at=work.now)) is not driver:
+        work.put_driver(heard)
+
+
 def seek_driver(work: Work, ride: Ride) -> Ride:
     """Match a waiting ride with the nearest free driver, or let it wait until the match timeout."""
     driver = work.nearest_driver(ride.pickup, allowed=lambda candidate: candidate.driver_id not in ride.declined)

@@ -7,7 +7,7 @@ from typing import Final
 from ride_events.rides import RideCompleted, RideDriverArrived, RideStarted
 
 from booking.app import story
-from booking.app.dispatch import release_driver
+from booking.app.dispatch import hear_driver, release_driver
 from booking.app.ports import Needs, Work
 from booking.app.pricing import reprice
 from booking.domain.ride import Ride
@@ -32,6 +32,7 @@ class ReportArrival:
         """Take the step, or raise `NotFound`, `NotYourRide` or `WrongState`."""
         ride = work.ride(self.ride_id).by_driver(self.driver_id).arrive(at=work.now)
         work.put_ride(ride)
+        hear_driver(work, self.driver_id)
         work.cancel_timer("pickup_timeout", ride.ride_id)
         work.record(
             RideDriverArrived(
@@ -64,13 +65,14 @@ class StartRide:
     simulated: bool | None = None
 
     def needs(self) -> Needs:
-        """The ride."""
-        return Needs(rides=(self.ride_id,))
+        """The ride and its driver."""
+        return Needs(rides=(self.ride_id,), drivers=(self.driver_id,))
 
     def decide(self, work: Work) -> Ride:
         """Take the step, or raise `NotFound`, `NotYourRide` or `WrongState`."""
         ride = work.ride(self.ride_id).by_driver(self.driver_id).start(at=work.now)
         work.put_ride(ride)
+        hear_driver(work, self.driver_id)
         work.cancel_timer("no_show", ride.ride_id)
         due_at = ride.updated_at + timedelta(seconds=work.roads.drive_s(ride.route_m)) + work.policy.ride_grace
         work.set_timer("ride_timeout", ride.ride_id, ride.seq, due_at, simulated=ride.simulated)
@@ -110,6 +112,7 @@ class CompleteRide:
         The fare is the one that the rider was shown, unless the ride took much longer than it was priced for.
         """
         ride = work.ride(self.ride_id).by_driver(self.driver_id)
+        hear_driver(work, self.driver_id)
         if (fare_minor := _fare_due(work, ride)) != ride.fare_minor:
             ride = reprice(
                 work,

@@ -37,6 +37,7 @@ class GoOnline:
                 position=None,
                 seq=0,
                 updated_at=work.now,
+                heard_at=work.now,
                 simulated=self.simulated,
             )
         ).go_online(self.position, at=work.now)
@@ -76,6 +77,25 @@ class ReportLocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HearPosition:
+    """A driver app has published a position by itself, so booking publishes nothing."""
+
+    driver_id: str
+    position: Place
+
+    def needs(self) -> Needs:
+        """Nothing: drivers who are online are always at hand, and the others have no position."""
+        return Needs()
+
+    def decide(self, work: Work) -> bool:
+        """Move the driver; return False for a driver who is not online, and for an old position."""
+        driver = work.driver(self.driver_id)
+        if driver is None or driver.status is DriverStatus.OFFLINE:
+            return False
+        return _moved(work, driver, self.position) is not driver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GoOffline:
     """A driver takes no more rides."""
 
@@ -104,13 +124,10 @@ class GoOffline:
 
 def move(work: Work, driver: Driver, position: Place) -> Driver:
     """Move an online driver, tell of it, and let a free one take a waiting ride nearby. An old position is ignored."""
-    moved = driver.move(position, at=work.now)
+    moved = _moved(work, driver, position)
     if moved is driver:
         return driver
     driver = moved
-    work.put_driver(driver)
-    if driver.status is DriverStatus.FREE:
-        driver = seek_ride(work, driver)
     work.report(
         DriverLocationReported(
             driver_id=driver.driver_id,
@@ -123,3 +140,11 @@ def move(work: Work, driver: Driver, position: Place) -> Driver:
         at=work.now,
     )
     return driver
+
+
+def _moved(work: Work, driver: Driver, position: Place) -> Driver:
+    moved = driver.move(position, at=work.now)
+    if moved is driver:
+        return driver
+    work.put_driver(moved)
+    return seek_ride(work, moved) if moved.status is DriverStatus.FREE else moved

@@ -115,11 +115,11 @@ class Work(Protocol):
         ...
 
     def nearest_driver(self, pickup: Place, *, allowed: Callable[[Driver], bool]) -> Driver | None:
-        """Return the nearest allowed free driver within the policy's rings."""
+        """Return the nearest allowed free driver within the policy's rings; silent drivers are left out."""
         ...
 
     def nearest_waiting(self, driver: Driver) -> Ride | None:
-        """Return the waiting ride that a free driver should take."""
+        """Return the waiting ride that a free driver should take, `None` for a silent driver."""
         ...
 
     def multiplier(self, cell: str) -> Multiplier | None:

@@ -275,12 +275,23 @@ class World:
         self._index_driver(driver.driver_id)
 
     def nearest_driver(self, pickup: Place, *, allowed: Callable[[Driver], bool]) -> Driver | None:
-        """Return the nearest allowed free driver within the policy's rings."""
-        return nearest_driver(self._free, pickup, rings=self._policy.match_rings, allowed=allowed)
+        """Return the nearest allowed free driver within the policy's rings; silent drivers are left out."""
+        return nearest_driver(
+            self._free,
+            pickup,
+            rings=self._policy.match_rings,
+            heard_since=self.now - self._policy.silent_after,
+            allowed=allowed,
+        )
 
     def nearest_waiting(self, driver: Driver) -> Ride | None:
-        """Return the waiting ride that a free driver should take."""
-        return nearest_waiting(self._waiting, driver, rings=self._policy.match_rings)
+        """Return the waiting ride that a free driver should take, `None` for a silent driver."""
+        return nearest_waiting(
+            self._waiting,
+            driver,
+            rings=self._policy.match_rings,
+            heard_since=self.now - self._policy.silent_after,
+        )
 
     def multiplier(self, cell: str) -> Multiplier | None:
         """Return what surge said of a cell last."""

@@ -18,13 +18,18 @@ class DriverStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """One driver. `seq` counts the driver's events from 1; positions are no such events."""
+    """One driver. `seq` counts the driver's events from 1; positions are no such events.
+
+    `heard_at` is when the driver did or reported something last. What booking or a rider does to the driver changes
+    `updated_at` alone.
+    """
 
     driver_id: str
     status: DriverStatus
     position: Place | None
     seq: int
     updated_at: datetime
+    heard_at: datetime
     simulated: bool
     ride_id: str | None = None
 
@@ -38,7 +43,12 @@ class Driver:
             position=position,
             seq=self.seq + 1,
             updated_at=max(at, self.updated_at),
+            heard_at=max(at, self.heard_at),
         )
+
+    def hear(self, *, at: datetime) -> "Driver":
+        """Have given a sign of life; the driver itself when a later one is known."""
+        return self if at <= self.heard_at else replace(self, heard_at=at)
 
     def move(self, position: Place, *, at: datetime) -> "Driver":
         """Be elsewhere; the driver itself when something newer is known: reports may overtake each other.
@@ -50,7 +60,7 @@ class Driver:
             raise DriverOffline(self.driver_id)
         if at < self.updated_at:
             return self
-        return replace(self, position=position, updated_at=at)
+        return replace(self, position=position, updated_at=at, heard_at=max(at, self.heard_at))
 
     def take(self, ride_id: str, *, at: datetime) -> "Driver":
         """Take a ride."""

@@ -1,6 +1,7 @@
 """Who is near: free drivers and waiting riders by H3 cell, looked up ring by ring."""
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import lru_cache
 from typing import Generic, TypeVar
 
@@ -77,23 +78,29 @@ def _grid_distance(a: str, b: str) -> int | None:
 
 
 def nearest_driver(
-    free: CellIndex[Driver], pickup: Place, *, rings: int, allowed: Callable[[Driver], bool]
+    free: CellIndex[Driver], pickup: Place, *, rings: int, heard_since: datetime, allowed: Callable[[Driver], bool]
 ) -> Driver | None:
-    """Return the nearest allowed free driver: by ring, then by distance, then by id, so that a replay decides alike."""
+    """Return the nearest allowed free driver who was heard of since a moment.
+
+    The order is by ring, then by distance, then by id, so that a replay decides alike.
+    """
     for found in free.rings(pickup.cell, rings):
         candidates = [
             (great_circle_m(driver.position, pickup), driver.driver_id, driver)
             for driver in found
-            if driver.position is not None and allowed(driver)
+            if driver.position is not None and driver.heard_at >= heard_since and allowed(driver)
         ]
         if candidates:
             return min(candidates, key=lambda candidate: candidate[:2])[2]
     return None
 
 
-def nearest_waiting(waiting: CellIndex[Ride], driver: Driver, *, rings: int) -> Ride | None:
-    """Return the waiting ride for a free driver: by ring, then who waits longest, then by id."""
-    if driver.position is None:
+def nearest_waiting(waiting: CellIndex[Ride], driver: Driver, *, rings: int, heard_since: datetime) -> Ride | None:
+    """Return the waiting ride for a free driver: by ring, then who waits longest, then by id.
+
+    A driver who was not heard of since a moment gets none.
+    """
+    if driver.position is None or driver.heard_at < heard_since:
         return None
     for found in waiting.rings(driver.position.cell, rings):
         candidates = [ride for ride in found if driver.driver_id not in ride.declined]

@@ -292,6 +292,9 @@ class DriverView(BaseModel):
     ride_id: str | None
     seq: int = Field(description="Number of the driver's latest event, from 1.")
     updated_at: datetime
+    heard_at: datetime = Field(
+        description="When the driver did or reported something last; silent drivers get no ride."
+    )
     simulated: bool
 
     @classmethod
@@ -305,6 +308,7 @@ class DriverView(BaseModel):
             ride_id=driver.ride_id,
             seq=driver.seq,
             updated_at=driver.updated_at,
+            heard_at=driver.heard_at,
             simulated=driver.simulated,
         )
 

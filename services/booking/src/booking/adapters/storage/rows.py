@@ -156,6 +156,7 @@ def driver_row(driver: Driver) -> dict[str, object]:
         "ride_id": driver.ride_id,
         "seq": driver.seq,
         "updated_at": driver.updated_at,
+        "heard_at": driver.heard_at,
         "simulated": driver.simulated,
     }
 
@@ -169,6 +170,7 @@ def driver_of(row: Row) -> Driver:
         ride_id=row["ride_id"],
         seq=row["seq"],
         updated_at=row["updated_at"],
+        heard_at=row["heard_at"],
         simulated=row["simulated"],
     )
 

@@ -123,6 +123,7 @@ drivers = Table(
     Column("ride_id", _ID),
     Column("seq", Integer, nullable=False),
     Column("updated_at", UtcTime, nullable=False),
+    Column("heard_at", UtcTime, nullable=False),
     Column("simulated", Boolean, nullable=False),
     Index("booking_drivers_by_status", "status", "driver_id"),
 )

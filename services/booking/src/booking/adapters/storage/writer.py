@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from booking.adapters.storage import rows, tables
 from booking.adapters.storage.database import DatabaseTakenError, Ownership
+from booking.app.drivers import HearPosition
 from booking.app.policy import Policy
 from booking.app.ports import Command, Needs, Outgoing, Presenter
 from booking.app.world import Changes, World
@@ -64,6 +65,15 @@ class _Consumption:
     contexts: Sequence[Any]  # Any: hailbus contexts, handed through to the inbox
     commands: Sequence[tuple[str, Command[object], datetime | None]]
     done: asyncio.Future[dict[str, str]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Hearing:
+    positions: Sequence[tuple[HearPosition, datetime]]
+    done: asyncio.Future[None]
+
+
+_Item = _Request | _Consumption | _Hearing
 
 
 @dataclass(slots=True)
@@ -106,7 +116,7 @@ class Writer:
         self._world = World(policy)
         self._ownership = Ownership(engine)
         self._connection: AsyncConnection | None = None
-        self._queue: deque[_Request | _Consumption] = deque()
+        self._queue: deque[_Item] = deque()
         self._waiting = asyncio.Event()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -207,7 +217,17 @@ class Writer:
         self._enqueue(_Consumption(contexts=contexts, commands=commands, done=done))
         return await done
 
-    def _enqueue(self, item: _Request | _Consumption) -> None:
+    async def hear(self, positions: Sequence[tuple[HearPosition, datetime]]) -> None:
+        """Take in positions that driver apps have published, each with its time.
+
+        Raises:
+            UnavailableError: As `post`.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._enqueue(_Hearing(positions=positions, done=done))
+        await done
+
+    def _enqueue(self, item: _Item) -> None:
         if self._closing or self.failure is not None:
             raise UnavailableError("booking is stopping")
         if len(self._queue) >= QUEUE_LIMIT:
@@ -227,7 +247,7 @@ class Writer:
             if self._closing:
                 return
 
-    async def _settle(self, batch: Sequence[_Request | _Consumption]) -> None:
+    async def _settle(self, batch: Sequence[_Item]) -> None:
         """Do a batch in one commit. If it fails by a fault of ours, do each part alone: only the culprit fails."""
         error = await self._attempt(batch)
         if error is None:
@@ -241,7 +261,7 @@ class Writer:
             if not item.done.done():
                 await self._settle([item])
 
-    async def _attempt(self, batch: Sequence[_Request | _Consumption]) -> Exception | None:
+    async def _attempt(self, batch: Sequence[_Item]) -> Exception | None:
         """Do a batch; return why it failed: `UnavailableError` for the database, anything else is a fault of ours."""
         try:
             await self._do(batch)
@@ -256,7 +276,7 @@ class Writer:
             return error
         return None
 
-    async def _do(self, batch: Sequence[_Request | _Consumption]) -> None:
+    async def _do(self, batch: Sequence[_Item]) -> None:
         connection, world = self._connection, self._world
         if connection is None:
             raise OSError("no connection to the database")
@@ -273,7 +293,7 @@ class Writer:
                 if isinstance(item, _Consumption):
                     fresh = fresh_by_item[id(item)] = await self._inbox.claim(connection, item.contexts)
                     wanted.extend(command.needs() for event_id, command, _ in item.commands if event_id in fresh)
-                elif item.key not in known:
+                elif isinstance(item, _Request) and item.key not in known:
                     wanted.append(item.command.needs())
             needs = _union(wanted)
             await self._load(connection, world.missing(needs))
@@ -286,6 +306,10 @@ class Writer:
                             connection, [ctx for ctx in item.contexts if ctx.envelope.id in broken]
                         )
                     resolved.append((item.done, broken))
+                    continue
+                if isinstance(item, _Hearing):
+                    self._hear(item)
+                    resolved.append((item.done, None))
                     continue
                 before = known.get(item.key)
                 if before is not None:
@@ -353,6 +377,15 @@ class Writer:
                 broken[event_id] = repr(error)
         return broken
 
+    def _hear(self, item: _Hearing) -> None:
+        for command, at in item.positions:
+            self._world.begin(at)
+            try:
+                command.decide(self._world)
+            except Exception:
+                self._world.undo()
+                log.exception("position_broke", driver_id=command.driver_id)
+
     async def _load(self, connection: AsyncConnection, missing: Needs) -> None:
         if missing.quotes:
             for row in (await connection.execute(_SELECT_QUOTES, {"keys": list(missing.quotes)})).mappings():
@@ -406,7 +439,7 @@ class Writer:
             schedule_id=outgoing.schedule_id,
         )
 
-    def _account(self, batch: Sequence[_Request | _Consumption], changes: Changes) -> None:
+    def _account(self, batch: Sequence[_Item], changes: Changes) -> None:
         figures = self.figures
         figures.batches += 1
         figures.requests += len(batch)
@@ -455,7 +488,7 @@ class Writer:
         except (SQLAlchemyError, OSError) as error:
             log.debug("close_failed", error=str(error))
 
-    async def _recover(self, undecided: Sequence[_Request | _Consumption] = ()) -> None:
+    async def _recover(self, undecided: Sequence[_Item] = ()) -> None:
         """Load the world again from what is stored, and retry until that succeeds or the writer stops.
 
         Memory is not trusted after a failure. Whatever the reason for which the world cannot be loaded (the database is
@@ -507,7 +540,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-def _fail(batch: Sequence[_Request | _Consumption], error: Exception) -> None:
+def _fail(batch: Sequence[_Item], error: Exception) -> None:
     for item in batch:
         if not item.done.done():
             item.done.set_exception(error)

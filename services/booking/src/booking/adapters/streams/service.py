@@ -1,5 +1,6 @@
 """Booking on the bus: what it publishes, and what it hears as group `booking`."""
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from hailbus import (
     Service,
     Verdict,
 )
-from hailbus.clock import Clock
+from hailbus.clock import ServiceClock
 from ride_events import CATALOGUE, Money, drivers, quotes, rides, timers
 from ride_events.drivers import DriverLocationReported
 from ride_events.payments import (
@@ -35,10 +36,12 @@ from ride_events.timers import RideOverdue, TimerElapsed
 from booking.adapters.storage.writer import UnavailableError, Writer
 from booking.app.apply_payment import ApplyPayment
 from booking.app.apply_surge import ApplySurge
+from booking.app.drivers import HearPosition
 from booking.app.elapse import Elapse
 from booking.app.ports import OVERDUE_IN, Command, Multiplier, TimerKind
 from booking.domain.fare import MULTIPLIER_RANGE
 from booking.domain.payment import PaymentNews
+from booking.domain.place import Place
 
 PaymentFact = PaymentAuthorised | PaymentCaptured | PaymentFailed | PaymentReleased | PaymentRefunded
 Consumed = SurgeUpdated | TimerElapsed | RideOverdue | PaymentFact
@@ -57,10 +60,16 @@ _SUBJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z", re.ASCII)
 
 
 def build_service(
-    bus: Bus, clock: Clock, writer: Callable[[], Writer]
+    bus: Bus, clock: ServiceClock, writer: Callable[[], Writer]
 ) -> tuple[Service, Publisher[DriverLocationReported]]:
-    """Return the service and the publisher of positions; the facts go out through the outbox."""
-    service = Service(GROUP, source=SOURCE, bus=bus, catalogue=CATALOGUE, clock=clock)
+    """Return the service and the publisher of positions; the facts go out through the outbox.
+
+    Args:
+        bus: Where events come from and go to.
+        clock: The time of the service.
+        writer: Returns what applies events; it is called when the first event comes.
+    """
+    service = Service(GROUP, source=SOURCE, bus=bus, catalogue=CATALOGUE, clock=clock.now)
     service.publishes(Catalogue.of(quotes, rides, drivers, timers))
     positions: Publisher[DriverLocationReported] = service.publishes(DriverLocationReported)
 
@@ -84,7 +93,35 @@ def build_service(
             ]
         return verdicts
 
+    @service.on_batch(DriverLocationReported, max_items=500, max_wait=timedelta(milliseconds=20))
+    async def hear(batch: Batch[DriverLocationReported]) -> list[Verdict]:
+        # What a driver reports over HTTP is known already; booking has published it.
+        heard = [item for item in batch.items if item.ctx.envelope.source != SOURCE]
+        faults = {item.ctx.envelope.id: fault for item in heard if (fault := fault_of_position(item)) is not None}
+        now = clock.now() if clock.name == "wall" else LAST_MOMENT
+        good = [item for item in heard if item.ctx.envelope.id not in faults]
+        if good:
+            with contextlib.suppress(UnavailableError):  # the next position replaces a lost one
+                await writer().hear([(position_of(item.event), min(item.ctx.envelope.time, now)) for item in good])
+        fault_of_item = (faults.get(item.ctx.envelope.id) for item in batch.items)
+        return [Done() if fault is None else Reject(fault) for fault in fault_of_item]
+
     return service, positions
+
+
+def fault_of_position(item: Delivery[DriverLocationReported]) -> str | None:
+    """Say what is wrong with a position that fits its class and is nonsense all the same."""
+    if not FIRST_MOMENT <= item.ctx.envelope.time <= LAST_MOMENT:
+        return f"ce_time {item.ctx.envelope.time.isoformat()} is not between 1970 and 2100"
+    if not _SUBJECT.match(item.event.driver_id):
+        return f"driver_id {item.event.driver_id[:80]!r} is no driver's id"
+    return None
+
+
+def position_of(event: DriverLocationReported) -> HearPosition:
+    """Return the command for a position that a driver app has published."""
+    place = Place(lat=event.position.lat, lng=event.position.lng, cell=event.position.cell())
+    return HearPosition(driver_id=event.driver_id, position=place)
 
 
 def fault_of(item: Delivery[Consumed]) -> str | None:
