@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hailbus_broker.client import RefusedError
 from hailbus_broker.protocol.errors import ErrorCode
-from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw, run_scenario, shrink
+from hailbus_broker.testing.campaign import Nodes, PlannedClient, PlannedFault, Scenario, draw, run_scenario, shrink
 from hailbus_broker.testing.campaign.context import Context, Stop
 from hailbus_broker.testing.campaign.groups import Membership, find_coordinator
 from hailbus_broker.testing.campaign.probes import Prober
@@ -36,6 +36,22 @@ def test_a_scenario_leaves_one_trace() -> None:
     assert first.problems == {}
     assert first.digest == second.digest
     assert run_scenario(replace(scenario, seed=1_000)).digest != first.digest
+
+
+def test_a_node_that_a_fault_ends_as_it_starts_is_no_finding() -> None:
+    first = PlannedFault(
+        at_s=0.71, kind="crash in a write", duration_s=7.43, amount=1, path="quorum-state", is_power_cut=False, node="1"
+    )
+    second = replace(first, at_s=8.96, duration_s=1.79, amount=2, path="__cluster_metadata")
+    scenario = Scenario(
+        seed=389,
+        duration_s=13.9,
+        clients=(PlannedClient(name="producer", kind="idempotent producer", rate=1.0),),
+        faults=(first, second),
+        nodes=Nodes(roles=("controller", "broker"), factor=1, min_isr=1),
+    )
+    with patched():
+        assert run_scenario(scenario).problems == {}
 
 
 def test_shrinking_removes_what_the_failure_does_not_need() -> None:

@@ -31,7 +31,7 @@ from hailbus_broker.testing.campaign.recorder import COPY, LOOSE, MAIN
 from hailbus_broker.testing.campaign.routing import client_for
 from hailbus_broker.testing.simulation.cluster import CLIENT_PORT
 from hailbus_broker.testing.simulation.disk import UNLIMITED
-from hailbus_broker.testing.simulation.errors import SimulationError
+from hailbus_broker.testing.simulation.errors import SimulatedCrashError, SimulationError
 
 if TYPE_CHECKING:
     from hailbus_broker.protocol.schema import Message
@@ -354,8 +354,8 @@ class ClusterOperator:
         if task.cancelled():
             return
         error = task.exception()
-        if error is None:
-            return
+        if error is None or isinstance(error, SimulatedCrashError):
+            return  # it serves, or a fault that waited for its start has ended it
         if isinstance(error, StartError) and node.node_id in self._failing_disks:
             node.kill()
             return
