@@ -9,16 +9,26 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
 import pytest
-from hailbus import ClusterAdmin, DeliveryError, KafkaBus, ProducerFencedError, RecordTooLargeError, Topic
+from hailbus import (
+    ClusterAdmin,
+    DeliveryError,
+    KafkaBus,
+    ProducerFencedError,
+    RecordTooLargeError,
+    Topic,
+    TopicMissingError,
+)
 from hailbus._transport import Consumer, Outgoing, Producer, Received, TopicPartition
 from hailbus._transport.cluster import ClientName
 from hailbus._transport.record import Record
+from hailbus_broker.testing import ApiKey, Fault, running_broker
 
 Until = Callable[..., Awaitable[None]]
 
 
 class Cluster(Protocol):
-    bootstrap: str
+    @property
+    def bootstrap(self) -> str: ...
 
 
 class OwnCluster(Cluster, Protocol):
@@ -374,3 +384,15 @@ async def test_a_topic_that_does_not_exist_is_named(cluster: Cluster, client: Cl
         assert producer.known_partition_count(here.topic) == 1
         outcomes = await producer.send_each(here.topic, 0, numbered([1]))
         assert not any(isinstance(outcome, DeliveryError) for outcome in outcomes)
+
+
+async def test_a_topic_is_not_called_missing_while_the_broker_does_not_answer(client: ClientName) -> None:
+    async with running_broker() as broker, around(broker, client, request_timeout_ms=1500) as here:
+        producer = await here.producer()
+        silence = broker.fail(Fault(api=ApiKey.METADATA, delay_s=60.0, times=1_000))
+        # The connection stands, so nothing but the missing answer tells a silent broker from a missing topic.
+        with pytest.raises(DeliveryError) as raised:
+            await producer.partition_count(here.topic)
+        assert silence.hit_count > 0
+        assert not isinstance(raised.value, TopicMissingError)
+        assert raised.value.retriable

@@ -26,6 +26,7 @@ __all__ = [
     "TopicPartition",
     "TransportBrokenError",
     "all_or_raise",
+    "partitions_unknown",
     "record_bytes",
 ]
 
@@ -66,6 +67,12 @@ class Received(Protocol):
 
 class TransportBrokenError(Exception):
     """This consumer or producer has failed for good; a new one may work."""
+
+
+def partitions_unknown(topic: str) -> DeliveryError:
+    """The error for a topic of which no broker has said whether it exists."""
+    message = f"the partitions of topic {topic!r} are not known: no broker answers"
+    return DeliveryError(message, topic=topic, retriable=True)
 
 
 def all_or_raise(outcomes: Sequence[int | DeliveryError]) -> Sequence[int]:

@@ -13,6 +13,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import create_conn
 from aiokafka.consumer.fetcher import READ_COMMITTED, Fetcher, FetchResult, PartitionRecords
 from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -31,6 +32,7 @@ __all__ = [
     "has_connections",
     "is_connected",
     "membership_ended",
+    "metadata_answered_ms",
     "missing",
     "partitions_when_known",
     "read_into_records",
@@ -75,6 +77,7 @@ PRIVATE: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
     (AIOKafkaClient, "_wait_on_metadata", "to wait for a topic's partitions"),
     (AIOKafkaClient, "close", "to close connections"),
     (AIOKafkaClient, "force_metadata_update", "to ask for metadata that was lost with a broker"),
+    (ClusterMetadata, "_last_successful_refresh_ms", "to tell a missing topic from a silent broker"),
     *_FETCHING,
 )
 
@@ -179,6 +182,11 @@ def has_connections(client: AIOKafkaProducer | AIOKafkaConsumer) -> bool:
 def is_connected(client: AIOKafkaProducer | AIOKafkaConsumer) -> bool:
     """Whether a client is connected to at least one broker."""
     return any(connection.connected() for connection in _connections(client))
+
+
+def metadata_answered_ms(producer: AIOKafkaProducer) -> float:
+    """When a broker answered a request for metadata last, in ms since 1970; 0 if none ever did."""
+    return float(producer.client.cluster._last_successful_refresh_ms)
 
 
 # ------------------------------------------------------------------------------------------------ fetched records

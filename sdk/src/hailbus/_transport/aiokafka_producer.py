@@ -10,7 +10,14 @@ from collections.abc import Awaitable, Mapping, Sequence
 import aiokafka
 from aiokafka import errors as kafka_errors
 
-from hailbus._transport import Outgoing, TopicPartition, aiokafka_private, all_or_raise, record_bytes
+from hailbus._transport import (
+    Outgoing,
+    TopicPartition,
+    aiokafka_private,
+    all_or_raise,
+    partitions_unknown,
+    record_bytes,
+)
 from hailbus._transport.aiokafka_client import connected, connection, translated
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
 from hailbus._transport.reachability import Reachability
@@ -127,13 +134,13 @@ class AiokafkaProducer:
 
     async def partition_count(self, topic: str) -> int:
         client = self._client
+        answered_ms = aiokafka_private.metadata_answered_ms(client)
         self._sending += 1
         try:
             partitions = await client.partitions_for(topic)
         except kafka_errors.UnknownTopicOrPartitionError as error:
-            if not aiokafka_private.is_connected(client):  # nobody has said that the topic is unknown
-                message = f"the partitions of topic {topic!r} are not known: no broker answers"
-                raise DeliveryError(message, topic=topic, retriable=True) from error
+            if aiokafka_private.metadata_answered_ms(client) == answered_ms:  # nobody has said so
+                raise partitions_unknown(topic) from error
             raise TopicMissingError(topic=topic) from error
         except kafka_errors.KafkaError as error:
             raise translated(error, topic, None) from error

@@ -21,7 +21,7 @@ from typing import cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as LibraryTopicPartition
 
-from hailbus._transport import Outgoing, TopicPartition, all_or_raise, record_bytes
+from hailbus._transport import Outgoing, TopicPartition, all_or_raise, partitions_unknown, record_bytes
 from hailbus._transport.aiokafka_client import tls_context
 from hailbus._transport.cluster import RETRY_BACKOFF_S, ClusterSettings
 from hailbus._transport.librdkafka_client import (
@@ -304,6 +304,8 @@ class LibrdkafkaProducer:
                 self._counts |= await in_thread(lambda: partition_counts(client))
             except KafkaException as error:
                 if loop.time() >= deadline_s:
+                    if kafka_error(error).code() in PASSING:
+                        raise partitions_unknown(topic) from error
                     raise translated(kafka_error(error), topic, None) from error
             if topic in self._counts:
                 return self._counts[topic]
