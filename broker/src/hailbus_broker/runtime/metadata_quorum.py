@@ -358,10 +358,13 @@ class MetadataQuorum:
         match effect:
             case Persist():
                 history, state = self.raft.quorum.history, effect.state
+                content = state.encode(history.kraft_version, history.current.ids)
                 voted_id = None if state.voted is None else state.voted.node_id
-                log.debug("election_state_changed", epoch=state.epoch, leader_id=state.leader_id, voted_id=voted_id)
-                content = effect.state.encode(history.kraft_version, history.current.ids)
-                self._wait_for(partial(self._save_election_state, content))
+                fields = {"epoch": state.epoch, "leader_id": state.leader_id, "voted_id": voted_id}
+                # Only what is on disk binds the node after a crash.
+                self._wait_for(
+                    partial(self._save_election_state, content), partial(log.debug, "election_state_changed", **fields)
+                )
             case Send():
                 self._spawn(self._ask(effect), "quorum-request")
             case Reply():
@@ -377,8 +380,8 @@ class MetadataQuorum:
             case Follows():
                 self._listener.follows(effect.leader_id)
 
-    def _wait_for(self, work: Callable[[], None]) -> None:
-        """Let a thread do something before anything else happens."""
+    def _wait_for(self, work: Callable[[], None], then: Callable[[], object]) -> None:
+        """Let a thread do something, and do the next thing when that is done, before anything else happens."""
         self._is_waiting = True
 
         def done(_: None, error: BaseException | None) -> None:
@@ -391,8 +394,10 @@ class MetadataQuorum:
                 self._failed(error)
             elif error is not None:
                 raise error
-            elif self.failure is None and not self._is_closed:
-                self._carry_out()
+            else:
+                then()
+                if self.failure is None and not self._is_closed:
+                    self._carry_out()
 
         self._threads.submit(work, done)
 

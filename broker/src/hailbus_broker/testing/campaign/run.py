@@ -15,7 +15,8 @@ import structlog
 from hailbus_broker.client import RefusedError, UnreachableError
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, FetchRequest, FetchTopic
-from hailbus_broker.records import iterate_batches
+from hailbus_broker.protocol.errors import ErrorCode
+from hailbus_broker.records import BatchView, iterate_batches
 from hailbus_broker.testing.campaign.cluster import Cluster
 from hailbus_broker.testing.campaign.context import EARLIEST, LATEST, Context, Stop, TopicReader, list_offsets
 from hailbus_broker.testing.campaign.groups import AutoCommitMember, Copier, OffsetCommitter
@@ -441,26 +442,19 @@ class Campaign:
         found = []
         for partition in range(self._scenario.partition_count):
             offset = 0
-            while True:
-                request = FetchRequest(
-                    max_wait_ms=0,
-                    min_bytes=1,
-                    topics=[
-                        FetchTopic(
-                            topic=MAIN,
-                            partitions=[
-                                FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
-                            ],
-                        )
-                    ],
-                )
-                response = await self._patiently(partial(client.ask, ApiKey.FETCH, 11, request))
-                views = list(iterate_batches(response.responses[0].partitions[0].records or b"", whole=False))
-                if not views:
-                    break
+            while views := await self._patiently(partial(self._batches, client, partition, offset)):
                 found += [Stored.of(partition, view) for view in views]
                 offset = views[-1].header.next_offset
         return found
+
+    async def _batches(self, client: Client, partition: int, offset: int) -> list[BatchView]:
+        asked = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)
+        request = FetchRequest(max_wait_ms=0, min_bytes=1, topics=[FetchTopic(topic=MAIN, partitions=[asked])])
+        response = await client.ask(ApiKey.FETCH, 11, request)
+        answered = response.responses[0].partitions[0]
+        if answered.error_code:
+            raise RefusedError(ErrorCode(answered.error_code), f"{MAIN}-{partition} from {offset}")
+        return list(iterate_batches(answered.records or b"", whole=False))
 
 
 @contextmanager
