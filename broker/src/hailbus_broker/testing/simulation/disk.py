@@ -9,8 +9,8 @@ operator made it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from errno import ENOENT, ENOSPC
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.errors import StorageError
@@ -84,6 +84,51 @@ class _Inode:
             ranges[:] = [(start, min(end, size)) for start, end in ranges if start < size]
         del self.data[size:]
         self.data.extend(bytes(size - len(self.data)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A name that a directory gets or loses; a directory's own name has a slash at its end."""
+
+    path: str
+    inode: _Inode | None
+
+    @property
+    def directory(self) -> str:
+        return self.path.rstrip("/").rpartition("/")[0]
+
+    def apply(self, names: dict[str, _Inode]) -> None:
+        if self.inode is None:
+            names.pop(self.path, None)
+        else:
+            names[self.path] = self.inode
+
+    def below(self, source: str, target: str) -> _Entry:
+        """The same change after a directory above it was renamed."""
+        return _Entry(target + self.path[len(source) :], self.inode)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rename:
+    """A file or a directory, with all that was in it, gets another name."""
+
+    source: str
+    target: str
+    moved: dict[str, _Inode]
+
+    @property
+    def directory(self) -> str:
+        return self.source.rpartition("/")[0]
+
+    def apply(self, names: dict[str, _Inode]) -> None:
+        for path, inode in self.moved.items():
+            if names.get(path) is inode:  # else it has not arrived, or another one has taken its name
+                names[self.target + path[len(self.source) :]] = names.pop(path)
+
+    def below(self, source: str, target: str) -> _Rename:
+        """The same change after a directory above it was renamed."""
+        here, there = (target + path[len(source) :] for path in (self.source, self.target))
+        return _Rename(here, there, {target + path[len(source) :]: inode for path, inode in self.moved.items()})
 
 
 class SimulatedFile:
@@ -206,7 +251,7 @@ class SimulatedDisk:
         self._names: dict[str, _Inode] = {}
         """By path; a directory has a slash at its end."""
         self._durable_names: dict[str, _Inode] = {}
-        self._pending_names: dict[str, list[Callable[[dict[str, _Inode]], None]]] = {}
+        self._pending_names: dict[str, list[_Entry | _Rename]] = {}
         self._locks: dict[str, SimulatedLock] = {}
         self._boot_count = 1
 
@@ -270,7 +315,7 @@ class SimulatedDisk:
             if arrived < len(pending):
                 self.note("lost directory entry")
             for change in pending[:arrived]:
-                change(names)
+                change.apply(names)
         self._pending_names.clear()
         for path in [path for path in names if not _has_directories(path, names)]:
             del names[path]
@@ -337,8 +382,7 @@ class SimulatedDisk:
             self.step(path, "create")
             inode = _Inode()
             inode.modified_ms = self.clock_ms()
-            made = inode
-            self._change_names(path, lambda names: names.__setitem__(path, made))
+            self._change_names(_Entry(path, inode))
         return SimulatedFile(self, path, inode)
 
     def read_bytes(self, path: str) -> bytes | None:
@@ -355,7 +399,7 @@ class SimulatedDisk:
         if not self.is_lying:
             inode.sync()
         inode.modified_ms = self.clock_ms()
-        self._change_names(path, lambda names: names.__setitem__(path, inode))
+        self._change_names(_Entry(path, inode))
         self._sync_names(path.rpartition("/")[0])
 
     def list(self, directory: str) -> list[str]:
@@ -387,38 +431,36 @@ class SimulatedDisk:
             made = "/".join(parts[:end])
             if made + "/" not in self._names:
                 self.step(made, "make_directory")
-                inode = _Inode()
-                self._change_names(made, partial(_set, path=made + "/", inode=inode))
+                self._change_names(_Entry(made + "/", _Inode()))
                 if end == _FIRST_LEVEL:
                     self._sync_names("")
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file or a directory."""
         self.step(source, "rename")
-        moved = [path for path in self._names if path == source or path.startswith(source + "/")]
+        moved = {path: inode for path, inode in self._names.items() if path == source or path.startswith(source + "/")}
         if not moved:
             raise StorageError("no such file on the simulated disk", path=source, errno=ENOENT)
-
-        def change(names: dict[str, _Inode]) -> None:
-            for path in moved:
-                if path in names:
-                    names[target + path[len(source) :]] = names.pop(path)
-
-        self._change_names(source, change)
+        # What is pending inside a directory goes with it; another directory may take its name before it is synced.
+        inside = [name for name in self._pending_names if name == source or name.startswith(source + "/")]
+        for name in inside:
+            changes = [change.below(source, target) for change in self._pending_names.pop(name)]
+            self._pending_names.setdefault(target + name[len(source) :], []).extend(changes)
+        self._change_names(_Rename(source, target, moved))
 
     def remove(self, path: str) -> None:
         """Remove a file; fine when there is none."""
         self.check(path, "remove")
         if path in self._names:
             self.step(path, "remove")
-            self._change_names(path, lambda names: names.pop(path, None))
+            self._change_names(_Entry(path, None))
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory with all in it."""
         inside = [name for name in self._names if name.startswith(path + "/")]
         for name in sorted(inside, key=lambda name: (name.endswith("/"), -name.count("/"), name)):
             if name.endswith("/"):
-                self._change_names(name[:-1], partial(_drop, path=name))
+                self._change_names(_Entry(name, None))
             else:
                 self.remove(name)
 
@@ -427,26 +469,21 @@ class SimulatedDisk:
         self.step(path, "sync_directory")
         self._sync_names(path)
 
-    def _change_names(self, path: str, change: Callable[[dict[str, _Inode]], object]) -> None:
-        def apply(names: dict[str, _Inode]) -> None:
-            change(names)
-
-        apply(self._names)
-        self._pending_names.setdefault(path.rpartition("/")[0], []).append(apply)
+    def _change_names(self, change: _Entry | _Rename) -> None:
+        change.apply(self._names)
+        directory = change.directory
+        above = directory.rpartition("/")[0]
+        if any(
+            isinstance(other, _Rename) and other.source == directory for other in self._pending_names.get(above, [])
+        ):
+            directory = above  # under its name the disk still has the directory that was renamed
+        self._pending_names.setdefault(directory, []).append(change)
 
     def _sync_names(self, directory: str) -> None:
         if self.is_lying:
             return
         for change in self._pending_names.pop(directory, []):
-            change(self._durable_names)
-
-
-def _set(names: dict[str, _Inode], *, path: str, inode: _Inode) -> None:
-    names[path] = inode
-
-
-def _drop(names: dict[str, _Inode], *, path: str) -> None:
-    names.pop(path, None)
+            change.apply(self._durable_names)
 
 
 def _has_directories(path: str, names: dict[str, _Inode]) -> bool:
