@@ -489,3 +489,36 @@ def test_a_cancelled_attempt_leaves_nothing_open() -> None:
         assert len(world.main.transports) == 0
 
     World(1).run(main)
+
+
+def test_bytes_of_a_dead_process_are_late_until_they_have_arrived() -> None:
+    async def main(world: World) -> None:
+        got = bytearray()
+
+        async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            got.extend(await reader.read())
+            writer.close()
+
+        async def send() -> None:
+            _, writer = await asyncio.open_connection("server", 80)
+            await asyncio.sleep(1.0)
+            writer.write(b"late")
+            await asyncio.sleep(60.0)
+
+        world.process("server").start(serve(keep))
+        await world.sleep(0.1)
+        client = world.process("client")
+        client.start(send())
+        await world.sleep(0.5)
+        world.network.cut("client", "server")
+        await world.sleep(1.0)
+        assert not world.network.has_late_bytes  # the client lives, and knows what it has sent
+        client.kill()
+        assert world.network.has_late_bytes
+        world.network.heal("client", "server")
+        async with asyncio.timeout(60):
+            while world.network.has_late_bytes:
+                await asyncio.sleep(0.1)
+        assert got == b"late"
+
+    World(3).run(main)

@@ -269,6 +269,10 @@ class Campaign:
             if task in pending:
                 self.recorder.fail(f"{name} did not end within {END_DEADLINE_S:.0f} s")
                 self._processes[name].kill()
+        # What a client sent before it was killed may have waited for the network: it is written when it arrives.
+        end_s = self._world.loop.now_s + END_DEADLINE_S
+        while self._world.network.has_late_bytes and self._world.loop.now_s < end_s:
+            await asyncio.sleep(0.1)
 
     async def _end_transactions(self, client: Client) -> None:
         """Wait until no transaction is open: clients that were killed and had no successor have left theirs."""

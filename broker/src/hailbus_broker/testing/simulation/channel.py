@@ -68,6 +68,11 @@ class Channel:
         """Bytes that may be sent now."""
         return _WINDOW_BYTES - self.unread_bytes
 
+    @property
+    def outlives_sender(self) -> bool:
+        """Whether bytes are under way whose sender has closed its socket: the kernel delivers them all the same."""
+        return bool(self._in_flight or self._held) and self.sender.is_socket_closed
+
     # ------------------------------------------------------------------ the sender's side
 
     def send(self, data: bytes) -> None:

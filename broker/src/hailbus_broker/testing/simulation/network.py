@@ -331,6 +331,11 @@ class Network:
             self.heal(link.source.name, link.target.name, is_one_way=True)
             link.quality = LOOPBACK if link.source is link.target else self.quality
 
+    @property
+    def has_late_bytes(self) -> bool:
+        """Whether bytes may still arrive of a process that has ended, or of a connection that was closed."""
+        return any(channel.outlives_sender for link in self._links.values() for channel in link.channels)
+
     def _healed(self, link: Link) -> None:
         if not link.is_open:
             return
