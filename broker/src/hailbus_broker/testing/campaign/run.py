@@ -271,7 +271,7 @@ class Campaign:
                 self._processes[name].kill()
         # What a client sent before it was killed may have waited for the network: it is written when it arrives.
         end_s = self._world.loop.now_s + END_DEADLINE_S
-        while self._world.network.has_late_bytes and self._world.loop.now_s < end_s:
+        while self._world.network.has_late_bytes and self._world.loop.now_s < end_s:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.1)
 
     async def _end_transactions(self, client: Client) -> None:
