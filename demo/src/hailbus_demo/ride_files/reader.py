@@ -23,10 +23,6 @@ from pathlib import Path
 from random import Random
 from typing import IO, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from hailbus_demo.city.plan import RidePlan, to_datetime, to_ms
 from hailbus_demo.city.simulate import Riders
 from hailbus_demo.city.table import METRES_PER_MILE
@@ -181,9 +177,12 @@ class RideFiles:
     def _sorted(self, file: int, stack: ExitStack) -> Iterator[Row]:
         path = self.files[file]
         if path.suffix.lower() == ".parquet":
-            if _times_rise(path, self.layouts[file].columns.pickup_time):
-                return self._rows(file, _parquet_rows(path, self.layouts[file], self._window(file)))
-            return _external_sort(self._rows(file, _parquet_rows(path, self.layouts[file], None)), stack)
+            from hailbus_demo.ride_files import parquet
+
+            columns = self.layouts[file].columns
+            if parquet.times_rise(path, columns.pickup_time):
+                return self._rows(file, parquet.rows(path, columns, self._window(file)))
+            return _external_sort(self._rows(file, parquet.rows(path, columns, None)), stack)
         return _external_sort(self._rows(file, _csv_rows(path)), stack)
 
     def _window(self, file: int) -> tuple[int | None, int | None]:
@@ -247,11 +246,15 @@ def _files_of(path: Path) -> list[Path]:
 def _layout_of(path: Path) -> Layout:
     try:
         if path.suffix.lower() == ".parquet":
-            columns = list(pq.read_schema(path).names)
+            from hailbus_demo.ride_files import parquet  # only who reads such files needs pyarrow, and waits for it
+
+            columns = parquet.column_names(path)
         else:
             with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
                 columns = next(csv.reader(file), [])
-    except (OSError, pa.ArrowException) as error:
+    except ModuleNotFoundError as error:
+        raise RideFileError(f"{path} needs pyarrow: install hailbus-demo[parquet], or convert it to CSV") from error
+    except OSError as error:
         raise RideFileError(
             f"{path} cannot be read ({str(error).splitlines()[0]}): check the file, or name another"
         ) from error
@@ -263,46 +266,6 @@ def _layout_of(path: Path) -> Layout:
             "a pickup place or zone, named as in the TLC's files"
         )
     return layout
-
-
-def _times_rise(path: Path, column: str) -> bool:
-    """Say whether a Parquet file is in order of its pickup times; reads this one column, a batch at a time."""
-    last = None
-    with pq.ParquetFile(path) as file:
-        if not pa.types.is_timestamp(file.schema_arrow.field(column).type):
-            return False
-        for batch in file.iter_batches(BATCH_ROWS * 8, columns=[column]):
-            times = batch.column(0).cast(pa.int64())
-            if times.null_count:
-                return False
-            if len(times) and last is not None and times[0].as_py() < last:
-                return False
-            if len(times) > 1 and pc.any(pc.less(times[1:], times[:-1])).as_py():
-                return False
-            last = times[-1].as_py() if len(times) else last
-    return True
-
-
-def _parquet_rows(
-    path: Path, layout: Layout, window: tuple[int | None, int | None] | None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield row number (from 1) and row. `window`, for a file in order: batches wholly before it are passed over."""
-    columns = list(layout.columns.used())
-    time = layout.columns.pickup_time
-    first, until = window or (None, None)
-    number = 0
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-            if window is not None and len(batch):
-                at = batch.column(time)
-                if first is not None and to_ms(at[-1].as_py()) < first:
-                    number += len(batch)
-                    continue
-                if until is not None and to_ms(at[0].as_py()) >= until:
-                    return
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -17,7 +17,11 @@ from typing import IO, Final, NoReturn
 
 import h3
 import numpy as np
-import polars as pl
+
+try:
+    import polars as pl
+except ModuleNotFoundError as error:
+    raise SystemExit("recommender-score needs polars: install recommender[scoring]") from error
 
 from recommender.domain.areas import Area, Areas
 from recommender.domain.baselines import BASELINES, Baseline

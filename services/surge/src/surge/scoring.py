@@ -16,7 +16,11 @@ from pathlib import Path
 
 import h3
 import numpy as np
-import polars as pl
+
+try:
+    import polars as pl
+except ModuleNotFoundError as error:
+    raise SystemExit("surge-score needs polars: install surge[scoring]") from error
 
 from surge.domain.baselines import Ewma, HourOfWeekAverage, LastValue, Model, SeasonalNaive
 from surge.domain.cells import ring
