@@ -193,7 +193,7 @@ def test_numbers_of_brokers_that_make_no_sense_are_refused(options: list[str], s
     "fault",
     [
         "lost-tail",
-        "double-payment",
+        pytest.param("double-payment", marks=pytest.mark.slow),
         pytest.param("altered", marks=pytest.mark.slow),
         pytest.param("idle-consumer", marks=pytest.mark.slow),
     ],
