@@ -11,13 +11,13 @@ from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
 from hailbus_broker.protocol.definitions.request_header import RequestHeader
 from hailbus_broker.protocol.errors import ErrorCode
 
-from tests.conformance.conftest import Cluster
+from tests.conformance.conftest import NODES, Cluster
 from tests.conformance.wire import CORRELATION_ID, Wire, batch_of, wire_to
 
 
 def assert_serves(cluster: Cluster) -> None:
     with wire_to(cluster) as wire:
-        assert len(wire.call(ApiKey.METADATA, 4, topics=[]).brokers) == 1
+        assert len(wire.call(ApiKey.METADATA, 4, topics=[]).brokers) == NODES
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_request_in_pieces_is_put_together(cluster: Cluster) -> None:
     with wire_to(cluster) as wire:
         for byte in data:
             wire.send(bytes([byte]))
-        assert len(wire.answer(ApiKey.METADATA, 4).brokers) == 1
+        assert len(wire.answer(ApiKey.METADATA, 4).brokers) == NODES
 
 
 def test_pipelined_requests_are_answered_in_order(cluster: Cluster) -> None:
