@@ -84,6 +84,7 @@ def test_every_event_has_its_true_consumers(made: tuple[dict[str, tuple[str, str
         "surge.updated",
         "booking.timer_elapsed",
         "booking.ride_overdue",
+        "driver.location_reported",
         "payment.authorised",
         "payment.captured",
         "payment.failed",
