@@ -357,6 +357,17 @@ class HandlerDeadlineError(HailbusError):
         super().__init__(f"{handler} was cancelled after its deadline of {deadline_s:g} s")
 
 
+# ------------------------------------------------------------------------------------------------ processes
+
+
+class ServiceFailedError(HailbusError):
+    """A part of a service has ended, and only a restart brings it back. The rest was drained and stopped."""
+
+    def __init__(self, *, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__(f"stopped, because only a restart helps: {'; '.join(reasons)}")
+
+
 # ------------------------------------------------------------------------------------------------ requests
 
 

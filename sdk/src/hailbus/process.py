@@ -6,11 +6,12 @@ Only `main` functions call this. Nothing else in the SDK configures logging. Nee
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from hailbus.errors import BrokerUnreachableError, ConfigurationError
+from hailbus.errors import BrokerUnreachableError, ConfigurationError, ServiceFailedError
 from hailbus.settings import read_settings
 
 if TYPE_CHECKING:
@@ -24,7 +25,10 @@ QUIET = ("aiokafka", "uvicorn", "aiosqlite", "asyncio", "faust", "mode")
 
 
 def run_process(name: str, settings: type[S], serve: Callable[[S], Awaitable[None]]) -> None:
-    """Run a service until it has stopped. Exit code 0 then, 2 with a sentence on stderr when it cannot start as told.
+    """Run a service until it has stopped.
+
+    Exit code 0 then; 1 when a part of it has ended and only a restart helps; 2 when it cannot start as told. In the
+    last two cases a sentence on stderr says why.
 
     Args:
         name: Stands before the sentence.
@@ -36,7 +40,7 @@ def run_process(name: str, settings: type[S], serve: Callable[[S], Awaitable[Non
     try:
         found = read_settings(settings)
         log_to_stderr(getattr(found, "log_level", "info"))
-        _run(serve(found))
+        _run(name, serve(found))
     except (ConfigurationError, BrokerUnreachableError) as error:
         _end(name, str(error))
     except OSError as error:
@@ -88,11 +92,19 @@ def log_to_stderr(level: str) -> None:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
 
 
-def _run(work: Awaitable[None]) -> None:
+def _run(name: str, work: Awaitable[None]) -> None:
     import uvloop
 
     async def main() -> None:
-        await work
+        try:
+            await work
+        except ServiceFailedError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Not SystemExit: the interpreter would wait for tasks and threads, and what has failed may hang.
+            os._exit(1)
 
     uvloop.run(main())
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from hailbus._consuming.member import Surroundings
 from hailbus._consuming.supervision import Supervisor
+from hailbus._failing import context_that_hears, failure_listener
 from hailbus._signals import on_stop_signal
 from hailbus._threads import HandlerThreads
 from hailbus._transport import Bus, Start
@@ -22,7 +23,7 @@ from hailbus.clock import Clock, utc_now
 from hailbus.dead_letter import dead_letter_topic, letter_limit, retry_topic
 from hailbus.delivery import AtLeastOnce, Backoff, EffectivelyOnce, ExactlyOnce, Promise, RetryTopics
 from hailbus.durations import Durations
-from hailbus.errors import ConfigurationError
+from hailbus.errors import ConfigurationError, ServiceFailedError
 from hailbus.event import ContentMode, Event, Topic, checked_content_mode, event_info
 from hailbus.injection import event_classes
 from hailbus.plain import adopting
@@ -166,6 +167,7 @@ class Service(Registrar):
         self._subscribers: list[Subscriber | TransactionalSubscriber] = []
         self._supervisor = Supervisor(name, fail=self._fail)
         self._failures: list[str] = []
+        self._failure_listener: Callable[[str], None] | None = None
         self._running_bus: Bus | None = None
         self._stop_wanted: asyncio.Event | None = None
         self._started = asyncio.Event()
@@ -411,6 +413,8 @@ class Service(Registrar):
         if self._running_bus is not None:
             message = f"service {self.name} runs already"
             raise ConfigurationError(message)
+        self._failure_listener = failure_listener()
+        self._failures.clear()
         chosen = bus if bus is not None else self._bus
         if chosen is None:
             from hailbus.environment import bus_from_environment
@@ -435,6 +439,7 @@ class Service(Registrar):
             settings=self._subscribing,
             clock=self._clock,
             client_id=self.name,
+            failed=self._report_failure,
             tracing=self._tracing,
             schemas=self._schemas,
         )
@@ -543,9 +548,20 @@ class Service(Registrar):
                 log.error("stop_failed: service %s", self.name, exc_info=result)
 
     async def run(self, bus: Bus | None = None) -> None:
-        """Run until SIGTERM or SIGINT, then drain and return. A second signal cancels the drain."""
+        """Run until SIGTERM or SIGINT, then drain and return. A second signal cancels the drain.
+
+        Raises:
+            ServiceFailedError: A part has ended and only a restart brings it back; the others were drained.
+        """
         loop = asyncio.get_running_loop()
         stop_wanted = self._stop_wanted = asyncio.Event()
+        failures: list[str] = []
+
+        def on_failure(reason: str) -> None:
+            if failures or not stop_wanted.is_set():  # what fails while everything stops needs no restart
+                failures.append(reason)
+                stop_wanted.set()
+
         task = asyncio.current_task()
         assert task is not None
 
@@ -556,7 +572,7 @@ class Service(Registrar):
 
         with on_stop_signal(on_signal):
             try:
-                starting = loop.create_task(self.start(bus))
+                starting = loop.create_task(self.start(bus), context=context_that_hears(on_failure))
                 stopping = loop.create_task(stop_wanted.wait())
                 await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not starting.done():  # told to stop while the broker was still away
@@ -569,6 +585,8 @@ class Service(Registrar):
                     await stopping
                 finally:
                     await self.stop()
+                if failures:
+                    raise ServiceFailedError(reasons=failures)
             finally:
                 self._stop_wanted = None
 
@@ -673,8 +691,25 @@ class Service(Registrar):
         """The bounds of its group members."""
         return self._subscribing
 
+    def fail(self, reason: str) -> None:
+        """Report that a part of the program has ended and only a restart brings it back.
+
+        `/livez` answers 503 with the reason. Where `run`, `hailbus run` or `hailbus.fastapi.serve` runs the service,
+        the process drains what still works and ends with exit code 1, so that its supervisor starts it again.
+
+        Args:
+            reason: A sentence for a person, such as "the writer has ended".
+        """
+        self._failures.append(reason)
+        log.error("service_failed: %s: %s", self.name, reason)
+        self._report_failure(reason)
+
     def _fail(self, error: BaseException) -> None:
-        self._failures.append(f"the outbox relay of service {self.name} has died: {error!r}")
+        self.fail(f"a task of service {self.name} has died: {error!r}")
+
+    def _report_failure(self, reason: str) -> None:
+        if self._failure_listener is not None:
+            self._failure_listener(reason)
 
     @property
     def subscribers(self) -> Sequence[Subscriber | TransactionalSubscriber]:

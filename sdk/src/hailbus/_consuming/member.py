@@ -43,6 +43,8 @@ class Surroundings:
     settings: SubscriberSettings
     clock: Clock
     client_id: str
+    failed: Callable[[str], None]
+    """Called with the reason when a member ends by itself."""
     tracing: Tracing | None = None
     schemas: Schemas | None = None
 
@@ -64,6 +66,7 @@ class Member(ABC):
         self._clock = around.clock
         self._bus = around.bus
         self._client_id = around.client_id
+        self._failed = around.failed
         self._rng = random.Random()
         self._is_stopping = False
         self._outages = Outages(group, stats=self.stats, rng=self._rng, hold=self._hold, release=self._release)
@@ -124,6 +127,7 @@ class Member(ABC):
         if self.failure is None:
             self.failure = error
             log.error("subscriber_failed: group %s stops reading", self.group, exc_info=error)
+            self._failed(f"group {self.group} reads no more: {error}")
 
     @abstractmethod
     async def stop(self) -> None:

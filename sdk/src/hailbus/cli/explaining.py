@@ -40,8 +40,8 @@ _EXPLANATIONS = (
         "The subscriber has ended and does not return by itself. Correct the cause, then restart the process.",
     ),
     (
-        r"the outbox relay of service .* has died",
-        "The relay has ended and does not return by itself. Correct the cause, then restart the process.",
+        r"a task of service .* has died",
+        "A task has ended and does not return by itself. Correct the cause, then restart the process.",
     ),
     (
         r"the outbox relay has failed",

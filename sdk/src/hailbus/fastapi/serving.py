@@ -15,14 +15,17 @@ with extra("fastapi"):
     import uvicorn
     from fastapi import FastAPI
 
+from hailbus._failing import context_that_hears
 from hailbus._signals import on_stop_signal
-from hailbus.errors import ConfigurationError
+from hailbus.errors import ConfigurationError, ServiceFailedError
 
 __all__ = ["listener_at", "serve"]
 
 log = logging.getLogger("hailbus.fastapi")
 
 BACKLOG = 1_024
+DRAIN_LIMIT_S = 60.0
+"""How long an application may drain after a failure: what has failed may also hang."""
 _ADDRESS = re.compile(r"(\[(?P<v6>[0-9a-fA-F:]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-9]{1,5})\Z")
 
 
@@ -58,6 +61,9 @@ async def serve(
     the line `listening=HOST:PORT` goes to stdout, with the port that was given for port 0. A signal that comes while
     the lifespan is still starting (while a broker is away, say) ends it at once.
 
+    When a service that its lifespan has started reports that only a restart helps (see `Service.fail`), serving stops
+    as by a signal, and the error says why.
+
     Args:
         app: Its lifespan starts and drains the service.
         listen: `HOST:PORT` or `[IPV6]:PORT`; port 0 takes a free one.
@@ -69,6 +75,7 @@ async def serve(
     Raises:
         ConfigurationError: `listen` is no address.
         OSError: The address is taken, or not of this machine.
+        ServiceFailedError: A part of a service has ended; the others were drained, or had 60 s for it.
     """
     listener = listener if listener is not None else listener_at(listen)
     stop = stop if stop is not None else asyncio.Event()
@@ -91,9 +98,16 @@ async def serve(
         log.info("serving: %s", address)
 
     server = _Server(config, on_started)
+    failures: list[str] = []
+
+    def on_failure(reason: str) -> None:
+        if failures or not stop.is_set():  # what fails while everything stops needs no restart
+            failures.append(reason)
+            stop.set()
+
     loop = asyncio.get_running_loop()
     with contextlib.closing(listener), on_stop_signal(stop.set):
-        serving = loop.create_task(_serve(app, server, listener))
+        serving = loop.create_task(_serve(app, server, listener), context=context_that_hears(on_failure))
         stopping = loop.create_task(stop.wait())
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -103,6 +117,9 @@ async def serve(
                     server.should_exit = True
                 else:
                     serving.cancel()
+            if failures:
+                await asyncio.wait({serving}, timeout=DRAIN_LIMIT_S)
+                raise ServiceFailedError(reasons=failures) from _error_of(serving)
             try:
                 await serving
             except asyncio.CancelledError:
@@ -110,6 +127,10 @@ async def serve(
                     raise
         finally:
             stopping.cancel()
+
+
+def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 async def _serve(app: FastAPI, server: _Server, listener: socket.socket) -> None:
