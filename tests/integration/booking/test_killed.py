@@ -4,8 +4,9 @@ import asyncio
 import os
 import random
 import signal
+import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ PENDING = {"booking.timer_elapsed", "booking.ride_overdue"}
 class Booking:
     """A booking process that is restarted where it was, and a client that does not give up."""
 
-    def __init__(self, broker: Broker, database_url: str, directory: Path) -> None:
+    def __init__(
+        self, broker: Broker, database_url: str, directory: Path, settings: Mapping[str, str] | None = None
+    ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.callers = Callers(directory / "callers")
         self.process = Process(
@@ -42,6 +45,7 @@ class Booking:
                 "BOOKING_DATABASE_URL": database_url,
                 "BOOKING_LISTEN": self.address,
                 "BOOKING_AUTH_KEYS": str(self.callers.keys),
+                **(settings or {}),
             },
         )
         self.answers: dict[str, list[tuple[int, Any]]] = defaultdict(list)
@@ -268,3 +272,28 @@ def test_what_is_set_wrongly_stops_the_start_with_one_sentence(
     assert last.startswith("booking: ")
     assert expected in last
     assert "Traceback" not in one.log()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_a_commit_that_cannot_be_cancelled_ends_the_process(
+    broker: Broker, database_url: str, tmp_path: Path
+) -> None:
+    """The supervisor starts it again, and the request is done by the next process."""
+    one = Booking(broker, database_url, tmp_path, {"BOOKING_COMMIT_TIMEOUT_S": "0.5"})
+    await one.start()
+    quote = {"rider_id": "r", "pickup": PICKUP, "dropoff": DROPOFF}
+    async with httpx.AsyncClient() as http:
+        holder = sqlite3.connect(tmp_path / "service.db", isolation_level=None)
+        holder.execute("BEGIN EXCLUSIVE")  # SQLite's thread now waits for 30 s, as for a disk that does not answer
+        headers = {"Idempotency-Key": "quote", **one.callers.header(one.callers.of("/quotes", quote))}
+        lost = await http.post(f"http://{one.address}/quotes", json=quote, headers=headers, timeout=60)
+        assert lost.status_code == 503
+        assert await asyncio.to_thread(one.process.wait) == 1
+        assert "booking: stopped, because only a restart helps: the writer has ended: a commit has not returned" in (
+            one.process.log()
+        )
+        holder.close()
+        await one.start()
+        await one.post(http, "/quotes", quote, "quote")
+    assert one.answers["quote"][0][0] == 201
+    assert one.process.terminate() == 0

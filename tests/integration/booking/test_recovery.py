@@ -119,6 +119,19 @@ async def test_a_stored_row_that_makes_no_sense_is_waited_for(start_booking: Sta
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_commit_that_does_not_return_is_cancelled(start_booking: StartBooking, engine: AsyncEngine) -> None:
+    async with start_booking(commit_timeout_s=0.5) as booking:
+        await booking.post("/quotes", QUOTE, key="before")
+        async with engine.begin() as holder:
+            await holder.execute(text("LOCK TABLE booking_quotes IN ACCESS EXCLUSIVE MODE"))
+            late = await booking.raw("/quotes", {**QUOTE, "rider_id": "r2"}, key="late")
+            assert (late.status_code, late.json()["type"]) == (503, "/problems/unavailable")
+            assert (await booking.http.get("/livez")).status_code == 200
+        await until_ready(booking)
+        assert (await booking.raw("/quotes", {**QUOTE, "rider_id": "r2"}, key="late")).status_code == 201
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_the_lock_of_a_dead_session_is_waited_for(start_booking: StartBooking, engine: AsyncEngine) -> None:
     """PostgreSQL may hold a lost session's lock until it notices; another process may have taken it meanwhile."""
     async with start_booking() as booking, engine.connect() as holder:

@@ -38,6 +38,7 @@ class Settings(BaseSettings):
     match_rings: int = Field(default=8, ge=0, le=30)
     max_redispatches: int = Field(default=3, ge=0, le=3)
     idempotency_keep_h: int = Field(default=24, ge=1, le=24 * 30)
+    commit_timeout_s: float = Field(default=60.0, gt=0, le=3_600, description="a longer commit is cancelled")
     keep_d: int = Field(default=90, ge=1, le=3_650, description="how long rows of outbox and inbox stay")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -59,6 +59,8 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
         source=SOURCE,
         answers=AnswerBook(engine, keep=timedelta(hours=settings.idempotency_keep_h)),
         report=reports.report,
+        fail=service.fail,
+        commit_timeout_s=settings.commit_timeout_s,
     )
     service.relays(outbox)
     for store in (outbox, inbox):
@@ -66,9 +68,6 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
 
     def reasons() -> Sequence[str]:
         return [trouble] if (trouble := writer.trouble) is not None else []
-
-    def failures() -> Sequence[str]:
-        return [failure] if (failure := writer.failure) is not None else []
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -89,7 +88,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
 
     app = FastAPI(title="booking", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     add_routes(app.router, writer, Reader(engine), clock, guard)
-    app.include_router(service.health(reasons, failures=failures))
+    app.include_router(service.health(reasons))
     PROBLEMS.install(app)
     if guard.is_on:
         _declare_scheme(app)
@@ -150,7 +149,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Run booking. Exit code 0 after SIGTERM, 2 when it cannot start as told."""
+    """Run booking. Exit code 0 after SIGTERM, 1 when only a restart helps, 2 when it cannot start as told."""
     run_process("booking", Settings, serve)
 
 

@@ -38,12 +38,18 @@ QUEUE_LIMIT: Final = 4_096
 """Requests that may wait; more are told to come back."""
 RELOAD_DELAY_S: Final = 0.5
 RELOAD_DELAY_MAX_S: Final = 10.0
+CANCEL_LIMIT_S: Final = 5.0
+"""How long a cancelled statement may take to return."""
 
 REFUSED_STATEMENT: Final = (IntegrityError, DataError, ProgrammingError, NotSupportedError)
 """The database answered and refused what we sent: to send it again is of no use. Any other database error is a failure
 of the database or of the connection to it."""
 
 log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("booking.writer")
+
+
+class StuckError(Exception):
+    """A statement neither returned nor could be cancelled; only a restart of the process helps."""
 
 
 class UnavailableError(Exception):
@@ -89,7 +95,11 @@ class _Figures:
 
 
 class Writer:
-    """Owns the database's only writing connection and the world in memory."""
+    """Owns the database's only writing connection and the world in memory.
+
+    A batch that takes longer than `commit_timeout_s` is cancelled; whether it was stored is then unknown. `fail` is
+    called with the reason if the writer ends by itself.
+    """
 
     def __init__(
         self,
@@ -102,6 +112,8 @@ class Writer:
         source: str,
         answers: AnswerBook,
         report: Callable[[Event, datetime], None],
+        fail: Callable[[str], None],
+        commit_timeout_s: float,
         wall: Clock = utc_now,
     ) -> None:
         self._engine = engine
@@ -112,6 +124,8 @@ class Writer:
         self._source = source
         self._answers = answers
         self._report = report
+        self._fail_service = fail
+        self._commit_timeout_s = commit_timeout_s
         self._wall = wall
         self._world = World(policy)
         self._ownership = Ownership(engine)
@@ -121,6 +135,7 @@ class Writer:
         self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._trouble: str | None = None
+        self._stuck = False
         self._upserts = _upserts(engine.dialect.name)
         self.figures = _Figures()
 
@@ -142,7 +157,9 @@ class Writer:
         self._closing = True
         self._waiting.set()
         if self._task is not None:
-            await self._task
+            await asyncio.wait({self._task})
+            if self._stuck:
+                return  # to close the connection would wait for the statement
         await self._disconnect()
         self._ownership.release()
         figures = self.figures
@@ -167,18 +184,19 @@ class Writer:
         return None if self.ready else self._trouble or "the database is not open"
 
     @property
-    def failure(self) -> str | None:
-        """Why only a restart helps: the writer's task has ended though nobody stopped it. `None` while it runs."""
-        if self._closing or self._task is None or not self._task.done():
-            return None
-        return "the writer has ended unexpectedly"
+    def _has_ended(self) -> bool:
+        """Whether the task has ended though nobody stopped it."""
+        return not self._closing and self._task is not None and self._task.done()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Fail the requests that still wait when the task has ended."""
-        if not task.cancelled() and (error := task.exception()) is not None:
+        """Fail the requests that still wait when the task has ended, and the service unless it is stopping."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             log.error("writer_ended", exc_info=error)
         stale, self._queue = list(self._queue), deque()
         _fail(stale, UnavailableError("booking is stopping"))
+        if self._has_ended:
+            self._fail_service(f"the writer has ended: {error or 'it was cancelled'}")
 
     async def post(
         self,
@@ -228,7 +246,7 @@ class Writer:
         await done
 
     def _enqueue(self, item: _Item) -> None:
-        if self._closing or self.failure is not None:
+        if self._closing or self._has_ended:
             raise UnavailableError("booking is stopping")
         if len(self._queue) >= QUEUE_LIMIT:
             raise UnavailableError(f"{QUEUE_LIMIT} requests wait already")
@@ -264,7 +282,11 @@ class Writer:
     async def _attempt(self, batch: Sequence[_Item]) -> Exception | None:
         """Do a batch; return why it failed: `UnavailableError` for the database, anything else is a fault of ours."""
         try:
-            await self._do(batch)
+            await self._do_in_time(batch)
+        except StuckError:
+            self._stuck = True
+            _fail(batch, UnavailableError("booking is stopping; send the same request again"))
+            raise
         except REFUSED_STATEMENT as error:
             log.error("statement_refused", requests=len(batch), error=_first_line(error))
             return error
@@ -275,6 +297,27 @@ class Writer:
             log.exception("batch_broke", requests=len(batch))
             return error
         return None
+
+    async def _do_in_time(self, batch: Sequence[_Item]) -> None:
+        """Do a batch, and cancel it after `commit_timeout_s`.
+
+        Raises:
+            TimeoutError: It was cancelled; whether it was stored is unknown.
+            StuckError: It could not be cancelled, as when a disk does not answer.
+        """
+        limit_s = self._commit_timeout_s
+        work = asyncio.get_running_loop().create_task(self._do(batch), name="booking-batch")
+        done, _ = await asyncio.wait({work}, timeout=limit_s)
+        if not done:
+            work.cancel()
+            done, _ = await asyncio.wait({work}, timeout=CANCEL_LIMIT_S)
+            if not done:
+                message = f"a commit has not returned within {limit_s:g} s and cannot be cancelled"
+                raise StuckError(message)
+            if work.cancelled():
+                message = f"no commit within {limit_s:g} s"
+                raise TimeoutError(message)
+        work.result()
 
     async def _do(self, batch: Sequence[_Item]) -> None:
         connection, world = self._connection, self._world
@@ -484,7 +527,8 @@ class Writer:
 
     async def _leave(self, connection: AsyncConnection) -> None:
         try:
-            await self._ownership.leave(connection)
+            async with asyncio.timeout(CANCEL_LIMIT_S):
+                await self._ownership.leave(connection)
         except (SQLAlchemyError, OSError) as error:
             log.debug("close_failed", error=str(error))
 
