@@ -389,10 +389,15 @@ async def test_a_topic_that_does_not_exist_is_named(cluster: Cluster, client: Cl
 async def test_a_topic_is_not_called_missing_while_the_broker_does_not_answer(client: ClientName) -> None:
     async with running_broker() as broker, around(broker, client, request_timeout_ms=1500) as here:
         producer = await here.producer()
+        assert await producer.partition_count(here.topic) == 1
+        new = f"{here.topic}-new"
+        async with ClusterAdmin(broker.bootstrap) as admin:
+            await admin.provision([Topic(new, partitions=1)])
         silence = broker.fail(Fault(api=ApiKey.METADATA, delay_s=60.0, times=1_000))
         # The connection stands, so nothing but the missing answer tells a silent broker from a missing topic.
         with pytest.raises(DeliveryError) as raised:
-            await producer.partition_count(here.topic)
+            await producer.partition_count(new)
         assert silence.hit_count > 0
         assert not isinstance(raised.value, TopicMissingError)
         assert raised.value.retriable
+        assert await producer.partition_count(here.topic) == 1  # what was known counts while nobody answers

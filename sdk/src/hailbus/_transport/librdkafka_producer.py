@@ -303,7 +303,7 @@ class LibrdkafkaProducer:
             try:
                 self._counts |= await in_thread(lambda: partition_counts(client))
             except KafkaException as error:
-                if loop.time() >= deadline_s:
+                if topic not in self._counts and loop.time() >= deadline_s:
                     if kafka_error(error).code() in PASSING:
                         raise partitions_unknown(topic) from error
                     raise translated(kafka_error(error), topic, None) from error
