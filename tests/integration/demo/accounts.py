@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount
+from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount, PaymentAccount
 from hailbus_demo.ledger.gather import Gatherer
 from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.ledger.log import LogAccount
@@ -33,6 +33,11 @@ def log_of(accounts: Accounts) -> LogAccount:
 def booking_of(accounts: Accounts) -> BookingAccount:
     assert isinstance(accounts.booking, BookingAccount)
     return accounts.booking
+
+
+def payment_of(accounts: Accounts) -> PaymentAccount:
+    assert isinstance(accounts.payment, PaymentAccount)
+    return accounts.payment
 
 
 def book_of(accounts: Accounts) -> BookAccount:

@@ -11,7 +11,16 @@ from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.ledger.lines.log import RETENTION_MS
 from hailbus_demo.ledger.log import milliseconds
 
-from tests.integration.demo.accounts import accounts_of, book_of, booking_of, line, log_of, state, under_way
+from tests.integration.demo.accounts import (
+    accounts_of,
+    book_of,
+    booking_of,
+    line,
+    log_of,
+    payment_of,
+    state,
+    under_way,
+)
 from tests.integration.demo.faults.declared import NEW_ID
 from tests.integration.demo.recorded import RecordedRun, data, header, with_data, with_header
 
@@ -288,6 +297,28 @@ async def test_during_the_run_a_charge_may_follow_its_ride(run: RecordedRun) -> 
     accounts = await accounts_of(run)
     assert line(accounts, "money-rides-payments").verdict == "disagrees"
     assert line(replace(accounts, so_far=True), "money-rides-payments").verdict == "agrees"
+
+
+async def test_during_the_run_the_provider_may_be_one_movement_ahead_while_payment_asks(run: RecordedRun) -> None:
+    charge = run.find("payment.captured")
+    run.take_out(charge)
+    accounts = await accounts_of(run)
+    payment = payment_of(accounts)
+    ride_id = data(charge)["ride_id"]
+    asking = {**payment.payments, ride_id: payment.payments[ride_id]._replace(step="capture")}
+    unknown = {name: one for name, one in payment.payments.items() if name != ride_id}
+    for so_far, payments, verdict in (
+        (True, asking, "agrees"),
+        (True, unknown, "agrees"),
+        (True, payment.payments, "disagrees"),
+        (False, asking, "disagrees"),
+    ):
+        changed = replace(accounts, so_far=so_far, payment=replace(payment, payments=payments))
+        assert line(changed, "money-provider-log").verdict == verdict
+    # Payment asks for one movement at a time.
+    run.take_out(run.find("payment.authorised", ride_id=ride_id))
+    two = replace(await accounts_of(run), so_far=True, payment=replace(payment, payments=asking))
+    assert line(two, "money-provider-log").verdict == "disagrees"
 
 
 async def test_booking_and_the_log_may_be_ahead_of_what_a_rider_was_told_of_a_ride_under_way(run: RecordedRun) -> None:

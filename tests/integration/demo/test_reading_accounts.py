@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.ledger import gather
-from hailbus_demo.ledger.databases import count_due, count_under_way, read_booking, read_inbox
+from hailbus_demo.ledger.databases import count_due, count_under_way, read_booking, read_inbox, read_payment
 from hailbus_demo.ledger.gather import read_lake_report
 from hailbus_demo.ledger.log import milliseconds
 
@@ -60,6 +60,24 @@ async def test_a_card_that_is_charged_again_soon_is_a_payment_under_way(run: Rec
         "payment", "UPDATE hailbus_state SET state = 'Capturing' WHERE rowid = (SELECT min(rowid) FROM hailbus_state)"
     )
     assert await count_under_way(url) == 3
+
+
+@pytest.mark.parametrize(
+    ("due", "captured", "refused", "owed"),
+    [(800, 0, "card_declined", 800), (800, 500, "card_declined", 300), (500, 800, "card_declined", 0)],
+)
+async def test_what_was_due_refused_and_not_captured_is_owed(
+    run: RecordedRun, due: int, captured: int, refused: str, owed: int
+) -> None:
+    instance, text = run.ask("payment", "SELECT instance, data FROM hailbus_state WHERE machine = 'saga' LIMIT 1")[0]
+    state = json.loads(text)
+    before = (await read_payment(run.urls()["payment"])).payments[instance]
+    assert (before.owed, before.step) == (0, None)
+    state["payment"] |= {"ending": {"kind": "fare", "due_minor": due, "reason": ""}, "captured_minor": captured}
+    for reason, expected in ((None, 0), (refused, owed)):
+        state["payment"]["refused"] = reason
+        run.sql("payment", "UPDATE hailbus_state SET data = ? WHERE instance = ?", json.dumps(state), instance)
+        assert (await read_payment(run.urls()["payment"])).payments[instance].owed == expected
 
 
 async def test_a_waiting_timer_is_told_of(run: RecordedRun) -> None:
