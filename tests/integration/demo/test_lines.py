@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hailbus_demo.ledger.accounts import RecommenderAccount
+from hailbus_demo.ledger.accounts import ProviderAccount, RecommenderAccount
 from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.ledger.lines.log import RETENTION_MS
 from hailbus_demo.ledger.log import milliseconds
@@ -319,6 +319,20 @@ async def test_during_the_run_the_provider_may_be_one_movement_ahead_while_payme
     run.take_out(run.find("payment.authorised", ride_id=ride_id))
     two = replace(await accounts_of(run), so_far=True, payment=replace(payment, payments=asking))
     assert line(two, "money-provider-log").verdict == "disagrees"
+
+
+async def test_an_authorisation_that_the_provider_lost_holds_nothing(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    provider = accounts.provider
+    assert isinstance(provider, ProviderAccount)
+    charge = next(movement for movement in provider.movements if movement.kind == "capture")
+    name = charge.authorisation_id
+    left = {one: held for one, held in provider.authorisations.items() if one != name}
+    found = line(replace(accounts, provider=replace(provider, authorisations=left)), "money-provider-log")
+    assert found.verdict == "disagrees"
+    (what,) = [one.what for one in found.findings if name in one.what]
+    assert what.startswith(f"authorisation {name} of ride {charge.reference} holds nothing by ")
+    assert f"captured {charge.amount}" in what
 
 
 async def test_booking_and_the_log_may_be_ahead_of_what_a_rider_was_told_of_a_ride_under_way(run: RecordedRun) -> None:

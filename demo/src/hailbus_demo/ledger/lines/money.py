@@ -278,17 +278,18 @@ def _provider_log(accounts: Accounts) -> Judgement:
     reader, found = log.reader, Findings()
     moved: dict[str, Counter[tuple[str, int]]] = {}
     by_authorisation: dict[str, Counter[str]] = {}
+    rides = {movement.authorisation_id: movement.reference for movement in provider.movements}
     for movement in provider.movements:
         moved.setdefault(movement.reference, Counter())[movement.kind, movement.amount] += 1
         by_authorisation.setdefault(movement.authorisation_id, Counter())[movement.kind] += movement.amount
         if movement.currency != "USD":
             found.add(f"ride {movement.reference}: the provider moved {movement.currency}", id=movement.reference)
     for name in sorted(by_authorisation.keys() | provider.authorisations.keys()):
-        reference, sums = provider.authorisations.get(name, ("", Sums()))
+        reference, sums = provider.authorisations.get(name) or (rides[name], Sums())
         listed = Sums(*(by_authorisation.get(name, Counter())[kind] for kind in MOVED_BY.values()))
         if sums != listed:
             what = f"authorisation {name} of ride {reference} holds {sums} by {PROVIDER}, its movements {listed}"
-            found.add(what, id=reference or name)
+            found.add(what, id=reference)
     for ride_id in sorted(moved.keys() | reader.payments.keys()):
         steps = reader.payments.get(ride_id, [])
         said = Counter((MOVED_BY[step.type], _amount(step)) for step in steps if step.type in MOVED_BY)
