@@ -522,3 +522,55 @@ def test_bytes_of_a_dead_process_are_late_until_they_have_arrived() -> None:
         assert got == b"late"
 
     World(3).run(main)
+
+
+def test_a_message_that_is_held_back_arrives_after_others_even_if_its_sender_has_given_it_up() -> None:
+    async def main(world: World) -> None:
+        got: list[bytes] = []
+
+        async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(100):
+                got.append(data)
+            writer.close()
+
+        async def send() -> None:
+            _, first = await asyncio.open_connection("server", 80)
+            for data in (b"one", b"two", b"three"):
+                first.write(data)
+                await asyncio.sleep(1.0)
+            first.close()
+            _, second = await asyncio.open_connection("server", 80)
+            second.write(b"two")
+            await asyncio.sleep(60.0)
+
+        world.process("server").start(serve(keep))
+        await world.sleep(0.1)
+        world.network.hold_back("client", "server", lambda data: data == b"two")
+        world.process("client").start(send())
+        await world.sleep(10.0)
+        before = [*got], world.network.has_late_bytes
+        world.network.release("client", "server")
+        await world.sleep(1.0)
+        assert before == ([b"one", b"two"], True)
+        assert (b"".join(got), world.network.has_late_bytes) == (b"onetwotwothree", False)
+        assert world.notes["message held back"] == 1
+
+    World(1).run(main)
+
+
+def test_a_cut_link_keeps_what_is_held_back_and_the_end_of_all_faults_lets_it_pass() -> None:
+    async def main(world: World) -> None:
+        await start_echo(world)
+        reader, writer = await connect(world)
+        world.network.hold_back("main", "server", lambda data: data == b"late")
+        asking = asyncio.ensure_future(ask(reader, writer, b"late"))
+        await world.sleep(1.0)
+        world.network.cut("main", "server")
+        world.network.heal("main", "server")
+        await world.sleep(10.0)
+        assert not asking.done()
+        world.network.heal_all()
+        assert await asking == b"late"
+        assert await ask(reader, writer, b"late") == b"late"
+
+    World(2).run(main)

@@ -41,6 +41,9 @@ class Channel:
         back: The link of the opposite direction, for acknowledgements and resets.
         receiver: Who gets the bytes.
         sender: Who sends them.
+
+    Attributes:
+        is_blocked: Whether all packets of this direction are lost, while other connections of the link work.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Channel:
         self._arrival: KernelEvent | None = None
         self._is_abandoned = False
         self._is_ended = False
+        self.is_blocked = False
         self._stalled_since_s: float | None = None
         link.channels[self] = None
 
@@ -79,12 +83,17 @@ class Channel:
         """Send bytes; they arrive later, unless the connection ends before."""
         self.unread_bytes += len(data)
         rng, link = self._network.rng, self._link
+        if link.trap is not None and link.trap(data):
+            link.trap = None
+            self._network.note("message held back")
+            self._loop.record("network", f"hold back connection {self.sender.number}")
+            self.is_blocked = True
         drawn = rng.random()
         if drawn < link.quality.split_probability and len(data) > 1:
             cut = rng.randrange(1, len(data))
             self._put(data[:cut])
             self._put(data[cut:])
-        elif self._held or link.is_cut or not link.target.is_up or self._is_abandoned:
+        elif self._held or link.is_cut or not link.target.is_up or self._is_abandoned or self.is_blocked:
             self._put(data)
         else:
             self._transmit(data, 0.0)
@@ -108,7 +117,7 @@ class Channel:
     def _put(self, segment: _Segment) -> None:
         if self._is_abandoned and segment is not _RESET:
             return
-        if not self._link.is_open or self._held:
+        if not self._link.is_open or self._held or self.is_blocked:
             self._held.append(segment)
             self._stall()
             return
@@ -211,14 +220,25 @@ class Channel:
             self._unacknowledged_bytes = 0
             delay_s = link.backoff_s(self._loop.now_s, self._network.rng) + link.delay_s(self._network.rng)
             self._loop.after(delay_s, self.sender.acknowledged)
-        if link is self._link and self._held:
-            extra_s = link.backoff_s(self._loop.now_s, self._network.rng)
-            held = list(self._held)
-            self._held.clear()
-            for segment in held:
-                self._transmit(segment, extra_s)
+        if link is self._link and self._held and not self.is_blocked:
+            self._send_held(link.backoff_s(self._loop.now_s, self._network.rng))
         if not self._held and not self._unacknowledged_bytes:
             self._stalled_since_s = None
+
+    def unblock(self) -> None:
+        """Let packets of this direction pass again; what was held back is sent."""
+        if self.is_blocked:
+            self.is_blocked = False
+            if self._link.is_open and self._held:
+                self._send_held(0.0)
+                if not self._unacknowledged_bytes:
+                    self._stalled_since_s = None
+
+    def _send_held(self, extra_s: float) -> None:
+        held = list(self._held)
+        self._held.clear()
+        for segment in held:
+            self._transmit(segment, extra_s)
 
     def _stall(self) -> None:
         if self._stalled_since_s is None:

@@ -41,7 +41,11 @@ LOOPBACK: Final = LinkQuality(min_delay_s=0.000_01, max_delay_s=0.000_1, spike_p
 
 
 class Link:
-    """One direction between two hosts."""
+    """One direction between two hosts.
+
+    Attributes:
+        trap: Whether a message is the one from which on its connection is blocked; None while none is.
+    """
 
     def __init__(self, source: Host, target: Host, quality: LinkQuality) -> None:
         self.source: Final = source
@@ -50,6 +54,7 @@ class Link:
         self.is_cut = False
         self.cut_since_s = 0.0
         self.free_at_s = 0.0
+        self.trap: Callable[[bytes], bool] | None = None
         # Insertion-ordered sets.
         self.channels: Final[dict[Channel, None]] = {}
         self.waiting: Final[dict[Callable[[], None], None]] = {}

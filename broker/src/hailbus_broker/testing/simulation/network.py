@@ -329,7 +329,28 @@ class Network:
         """End all cuts, and give all links their first quality again."""
         for link in list(self._links.values()):
             self.heal(link.source.name, link.target.name, is_one_way=True)
+            self.release(link.source.name, link.target.name)
             link.quality = LOOPBACK if link.source is link.target else self.quality
+
+    def hold_back(self, source: str, target: str, trap: Callable[[bytes], bool]) -> None:
+        """Hold back the next message of a kind from one host to another, and what follows it in its connection.
+
+        Other connections work, and so does one that the sender opens instead. `release` lets the bytes pass, even if
+        the sender has closed the connection meanwhile: its kernel has kept sending them.
+
+        Args:
+            source: Who sends.
+            target: Who receives.
+            trap: Whether the bytes of a write are such a message.
+        """
+        self.link(self.host(source), self.host(target)).trap = trap
+
+    def release(self, source: str, target: str) -> None:
+        """End what `hold_back` has begun."""
+        link = self.link(self.host(source), self.host(target))
+        link.trap = None
+        for channel in list(link.channels):
+            channel.unblock()
 
     @property
     def has_late_bytes(self) -> bool:
