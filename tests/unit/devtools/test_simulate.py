@@ -134,3 +134,18 @@ def test_some_seeds_cut_a_leader_off_together_with_a_client_until_others_lead() 
         assert min(fault.duration_s, scenario.duration_s - fault.at_s) >= 6.99
         assert fault.client in {client.name for client in scenario.clients}
     assert not any(fault.kind == "node and client cut off" for fault in draw_cluster(5, 2).faults)
+
+
+def test_some_seeds_let_a_proposal_of_an_isr_arrive_late_before_other_faults_begin() -> None:
+    found = [scenario for scenario in (draw_cluster(seed, 3) for seed in range(200)) if has_late_proposal(scenario)]
+    assert 10 < len(found) < 50
+    for scenario in found:
+        late, *others = scenario.faults
+        assert late.kind == "late ISR proposal"
+        assert all(fault.at_s - late.at_s > 8 for fault in others)
+        assert scenario.duration_s >= 16
+    assert not any(has_late_proposal(draw_cluster(seed, 2)) for seed in range(50))
+
+
+def has_late_proposal(scenario: Scenario) -> bool:
+    return any(fault.kind == "late ISR proposal" for fault in scenario.faults)

@@ -7,10 +7,12 @@ A fault names its node by number ("2"), or by what it does at that time: "active
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.client import RefusedError, UnreachableError
+from hailbus_broker.cluster.metadata.names import NO_LEADER, TRANSACTION_STATE_TOPIC
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.alter_partition_reassignments_request import (
     AlterPartitionReassignmentsRequest,
@@ -34,6 +36,8 @@ from hailbus_broker.testing.simulation.disk import UNLIMITED
 from hailbus_broker.testing.simulation.errors import SimulatedCrashError, SimulationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.testing.campaign.invariants import ClusterInvariants
     from hailbus_broker.testing.campaign.recorder import Recorder
@@ -47,6 +51,8 @@ START_DEADLINE_S: Final = 60.0
 """How long after the heal nodes may take until all serve."""
 RETRY_AFTER_S: Final = 6.0
 """A node whose disk failed while it started stays offline until it is started again."""
+STEP_DEADLINE_S: Final = 5.0
+"""How long a step of a fault waits for what should follow from it."""
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
 
@@ -154,6 +160,8 @@ class ClusterOperator:
                 await self._end_brokers(fault)
             case "contested election":
                 await self._contest_election(fault)
+            case "late ISR proposal":
+                await self._delay_proposal(fault)
             case "client kill":
                 self._clients.crash(fault.client, fault.duration_s)
             case "client pause":
@@ -290,6 +298,59 @@ class ClusterOperator:
         if slow:
             await asyncio.wait(slow)
         self.start(active)
+
+    async def _delay_proposal(self, fault: PlannedFault) -> None:
+        """Let a leader's proposal arrive after the ISR that it asks for has come and gone.
+
+        A follower is cut from its leader until it leaves the ISR. As it returns, the packets of the connection over
+        which the leader proposes that are lost. The leader gives that connection up, and proposes over another one.
+        The follower leaves once more, records are committed without it, and then the first proposal arrives.
+        """
+        found = self._partition_led_beside_the_controller()
+        if found is None:
+            return
+        controller, topic, index = found
+        network = self._world.network
+        state = self._invariants.image.topics[topic].partitions[index]
+        leader = self._cluster.nodes[state.leader]
+        follower = self._cluster.nodes[
+            next(one for one in state.isr if one not in {leader.node_id, controller.node_id})
+        ]
+
+        def is_in_sync() -> bool:
+            return follower.node_id in self._invariants.image.topics[topic].partitions[index].isr
+
+        network.cut(leader.name, follower.name)
+        await self._until(lambda: not is_in_sync())
+        network.hold_back(leader.name, controller.name, _is_proposal)
+        network.heal(leader.name, follower.name)
+        await self._until(is_in_sync)
+        network.cut(leader.name, follower.name)
+        await self._until(lambda: not is_in_sync())
+        await asyncio.sleep(self._rng.uniform(0.3, 1.0))
+        self._world.note("ISR proposal arrives late")
+        network.release(leader.name, controller.name)
+        await asyncio.sleep(fault.duration_s)
+        network.heal(leader.name, follower.name)
+
+    def _partition_led_beside_the_controller(self) -> tuple[SimulatedNode, str, int] | None:
+        """Return the active controller, and a partition with three nodes of their own: it, a leader and a follower."""
+        controller = self._cluster.active
+        topics = self._invariants.image.topics
+        if controller is None:
+            return None
+        for name in (MAIN, COPY, TRANSACTION_STATE_TOPIC):
+            for state in topics[name].partitions if name in topics else ():
+                if state.leader in {controller.node_id, NO_LEADER}:
+                    continue
+                if set(state.isr) - {state.leader, controller.node_id}:
+                    return controller, name, state.index
+        return None
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what should follow from a step of a fault; other faults may prevent it."""
+        with suppress(TimeoutError):
+            await self._cluster.until(condition, timeout_s=STEP_DEADLINE_S)
 
     async def _cut_power_of_all(self, fault: PlannedFault) -> None:
         for node in self._cluster.nodes.values():
@@ -468,6 +529,11 @@ class ClusterOperator:
             topic_partitions=[TopicPartitions(topic=topic, partitions=[partition])],
             timeout_ms=2_000,
         )
+
+
+def _is_proposal(frame: bytes) -> bool:
+    """Return whether a frame is an AlterPartition request: the API key follows the size."""
+    return frame[4:6] == int(ApiKey.ALTER_PARTITION).to_bytes(2, "big")
 
 
 def _reassignment(topic: str, partition: int, replicas: list[int]) -> Message:

@@ -147,6 +147,7 @@ class Operator:
                 | "nodes one-way cut"
                 | "node cut off"
                 | "node and client cut off"
+                | "late ISR proposal"
                 | "nodes split"
                 | "slow nodes link"
                 | "nodes reset"

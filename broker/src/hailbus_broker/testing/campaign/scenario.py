@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from hailbus_broker.testing.campaign.recorder import TABLE
@@ -79,6 +79,7 @@ ClusterFaultKind: TypeAlias = Literal[
     "nodes one-way cut",
     "node cut off",
     "node and client cut off",
+    "late ISR proposal",
     "nodes split",
     "slow nodes link",
     "nodes reset",
@@ -527,6 +528,9 @@ _MINORITY_PROBABILITY: Final = 0.25
 _MINORITY_LASTS_S: Final = (7.0, 10.0)
 """Longer than an election of a controller and a broker's session after it."""
 _LEAST_NODES_OF_A_MINORITY: Final = 3
+_LATE_PROPOSAL_PROBABILITY: Final = 0.12
+_LATE_PROPOSAL_LASTS_S: Final = 9.0
+"""A follower has to leave the ISR twice, after `replica.lag.time.max.ms`, and a request to time out in between."""
 _CRASH_PATHS_IN_A_CLUSTER: Final = (
     "",
     "",
@@ -572,6 +576,11 @@ def draw_cluster(seed: int, node_count: int) -> Scenario:
             drawn.append("brokers one by one")
         faults = [_draw_cluster_fault(rng, kind, duration_s, clients, node_count) for kind in drawn]
         faults += _draw_minority(seed, node_count, duration_s, clients)
+        late = _draw_late_proposal(seed, node_count)
+        if late is not None:
+            # It takes its steps one after the other, and most other faults would prevent them: those come after it.
+            duration_s = round(duration_s + _LATE_PROPOSAL_LASTS_S, 1)
+            faults = [late, *(replace(fault, at_s=round(fault.at_s + _LATE_PROPOSAL_LASTS_S, 2)) for fault in faults)]
     factor = min(node_count, 3)
     return Scenario(
         seed=seed,
@@ -603,6 +612,14 @@ def _draw_minority(
         client=next(client.name for client in clients if client.kind == kind),
         node=node,
     )
+
+
+def _draw_late_proposal(seed: int, node_count: int) -> PlannedFault | None:
+    """Sometimes let a proposal of an ISR arrive after that ISR has come and gone, by a generator of its own."""
+    rng = random.Random(f"late proposal/{node_count}/{seed}")
+    if node_count < _LEAST_NODES_OF_A_MINORITY or rng.random() >= _LATE_PROPOSAL_PROBABILITY:
+        return None
+    return PlannedFault(at_s=round(rng.uniform(0.3, 1.0), 2), kind="late ISR proposal")
 
 
 def _draw_roles(rng: random.Random, node_count: int) -> tuple[str, ...]:
