@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
-from hailbus_broker.log import PartitionLog
+from hailbus_broker.cluster.metadata.brokers import FENCE
+from hailbus_broker.cluster.raft.voters import ReplicaKey
+from hailbus_broker.log import Origin, PartitionLog
 from hailbus_broker.log.config import LogConfig
+from hailbus_broker.protocol.definitions.broker_registration_change_record import BrokerRegistrationChangeRecord
 from hailbus_broker.protocol.definitions.partition_change_record import PartitionChangeRecord
 from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
+from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
 from hailbus_broker.protocol.definitions.topic_record import TopicRecord
-from hailbus_broker.records import RecordToWrite, build_batch
-from hailbus_broker.testing.campaign.invariants import ClusterInvariants, CommittedLog, MetadataEnd
+from hailbus_broker.records import ControlType, RecordToWrite, build_batch, build_control_batch
+from hailbus_broker.testing.campaign.invariants import ClusterInvariants
+from hailbus_broker.testing.campaign.logs import CommittedLog, MetadataEnd, end_of_marker
 from hailbus_broker.testing.campaign.recorder import Recorder
 from hailbus_broker.testing.simulation.cluster import ClusterWorld
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
 from hailbus_broker.testing.simulation.world import World
 
 if TYPE_CHECKING:
+    from hailbus_broker.cluster.raft.quorum import Quorum
     from hailbus_broker.protocol.schema import Message
 
 TOPIC_ID = b"t" * 16
@@ -121,6 +128,49 @@ def test_a_vote_is_given_once_in_an_epoch_and_epochs_do_not_fall() -> None:
     assert judged.recorder.failures == [" voted for 3 and for 1 in epoch 2", " went back from epoch 2 to 1"]
 
 
+def quorum_that_voted(epoch: int, voted_id: int | None) -> Quorum:
+    voted = None if voted_id is None else ReplicaKey(voted_id)
+    return cast("Quorum", SimpleNamespace(epoch=epoch, voted=voted))
+
+
+def test_a_node_knows_its_vote_as_long_as_it_is_in_that_epoch() -> None:
+    judged = Judged()
+    judged.invariants.heard({"event": "election_state_changed", "epoch": 2, "voted_id": 3})
+    for epoch, voted_id in ((2, 3), (3, None), (3, 1)):
+        judged.invariants.judge_vote("", quorum_that_voted(epoch, voted_id))
+    assert judged.recorder.failures == []
+    judged.invariants.judge_vote("", quorum_that_voted(2, None))
+    judged.invariants.judge_vote("", quorum_that_voted(2, 1))
+    assert [failure.partition(",")[0] for failure in judged.recorder.failures] == [" voted for 3 in epoch 2"] * 2
+
+
+def registered(broker_id: int, **values: object) -> RegisterBrokerRecord:
+    epoch = broker_id
+    return RegisterBrokerRecord(broker_id=broker_id, incarnation_id=bytes(16), broker_epoch=epoch, rack=None, **values)  # type: ignore[arg-type]  # as given
+
+
+def fenced(broker_id: int) -> BrokerRegistrationChangeRecord:
+    return BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=broker_id, fenced=FENCE)
+
+
+def test_a_broker_that_is_fenced_has_given_up_its_leaderships() -> None:
+    judged = Judged()
+    brokers = [registered(broker_id, fenced=False) for broker_id in (1, 2, 3)]
+    assert judged.take(*brokers, change(leader=2, isr=[2, 3]), fenced(1)) == []
+    assert judged.take(fenced(2)) == ["rides-0 is led by the fenced broker 2"]
+
+
+def test_a_new_incarnation_of_a_broker_leads_nothing_yet() -> None:
+    assert Judged().take(registered(1, fenced=True)) == ["rides-0 is led by the fenced broker 1"]
+
+
+def test_a_fenced_broker_is_not_elected() -> None:
+    judged = Judged()
+    brokers = [registered(broker_id, fenced=broker_id == 2) for broker_id in (1, 2, 3)]
+    (failure,) = judged.take(*brokers, change(leader=2, isr=[1, 2, 3]))
+    assert failure == "rides-0, epoch 1: the fenced broker 2 became the leader"
+
+
 @pytest.mark.parametrize(("topic", "failure_count"), [("rides", 1), ("loose", 0)])
 def test_nothing_committed_is_truncated_but_in_the_loose_topic(topic: str, failure_count: int) -> None:
     judged = Judged()
@@ -165,3 +215,14 @@ def test_a_truncation_is_seen_when_other_records_have_taken_the_place() -> None:
     assert log.log_end_offset == 4
     assert end.is_gone(log)
     assert not MetadataEnd.of(log_of()).is_gone(log)
+
+
+def test_the_marker_of_a_transaction_is_the_next_one_of_its_producer() -> None:
+    log = log_of(b"a")
+    assert end_of_marker(log, 7, 0) is None
+    for producer_id in (8, 7, 7):
+        marker = build_control_batch(
+            ControlType.COMMIT, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0, timestamp=1
+        )
+        log.append(marker, now_ms=1, leader_epoch=0, origin=Origin.COORDINATOR)
+    assert [end_of_marker(log, 7, offset) for offset in (0, 2, 3, 4)] == [3, 3, 4, None]

@@ -117,6 +117,10 @@ class Cluster:
         """See `Subject`."""
         self._invariants.acked(topic, partition)
 
+    def ended(self, transactional_id: str, producer_id: int, written: Mapping[tuple[str, int], int]) -> None:
+        """See `Subject`."""
+        self._invariants.ended(transactional_id, producer_id, written)
+
     async def check(self) -> None:
         """See `Subject`."""
         end_s = self.world.world.loop.now_s + AGREEMENT_DEADLINE_S

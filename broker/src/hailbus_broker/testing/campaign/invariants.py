@@ -19,35 +19,31 @@ from hailbus_broker.cluster.metadata.names import (
 from hailbus_broker.cluster.metadata.reading import MetadataReader
 from hailbus_broker.cluster.metadata.records import encode_record
 from hailbus_broker.cluster.raft.leader import Leader
-from hailbus_broker.coordinators.transaction.state import PREPARED, State
+from hailbus_broker.coordinators.transaction.state import COMPLETE, PREPARED, State
 from hailbus_broker.log import Isolation
+from hailbus_broker.protocol.definitions.broker_registration_change_record import BrokerRegistrationChangeRecord
 from hailbus_broker.protocol.definitions.partition_change_record import PartitionChangeRecord
+from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
 from hailbus_broker.records import iterate_batches
+from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.runtime.replica import HostedReplica, LeaderReplica
+from hailbus_broker.runtime.shard_driver import DriverState
+from hailbus_broker.testing.campaign.logs import READ_BYTES, CommittedLog, MetadataEnd, end_of_marker
 from hailbus_broker.testing.campaign.recorder import COPY, LOOSE, MAIN
 from hailbus_broker.testing.campaign.subject import OBSERVED
 from hailbus_broker.testing.history import Watermark
 from hailbus_broker.testing.simulation.process import CURRENT_PROCESS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from hailbus_broker.cluster.metadata.image import PartitionState, TopicState
-    from hailbus_broker.log import PartitionLog
+    from hailbus_broker.cluster.raft.quorum import Quorum
     from hailbus_broker.testing.campaign.recorder import Recorder
     from hailbus_broker.testing.simulation.cluster import ClusterWorld, SimulatedNode
 
-READ_BYTES: Final = 1 << 20
 COMPARED: Final = frozenset({MAIN, COPY})
 """Topics that are compared byte for byte. Others are compacted by each replica in its own time, or may lose records."""
-
-
-class Committed(NamedTuple):
-    """A committed batch."""
-
-    next_offset: int
-    leader_epoch: int
-    crc: int
 
 
 class Seen(NamedTuple):
@@ -58,71 +54,6 @@ class Seen(NamedTuple):
     high_watermark: int
     log_end_offset: int
     is_under_min: bool
-
-
-class MetadataEnd(NamedTuple):
-    """What a node had synced of the metadata at the look before: the end offset, and the epoch of the last record."""
-
-    offset: int = 0
-    leader_epoch: int = -1
-
-    @classmethod
-    def of(cls, log: PartitionLog) -> MetadataEnd:
-        """Return what a log has synced now."""
-        end = log.synced_end_offset
-        return cls(end, log.leader_epochs.epoch_at(end - 1))
-
-    def is_gone(self, log: PartitionLog) -> bool:
-        """Return whether records below it were truncated since, even if others have taken their place."""
-        if self.offset <= log.log_start_offset:  # nothing was there, or a snapshot has replaced it
-            return False
-        return log.end_offset_for_epoch(self.leader_epoch)[1] < self.offset
-
-
-class CommittedLog:
-    """The batches of one log that some node knows as committed.
-
-    Args:
-        name: Of the log.
-        fail: Told what must not be.
-    """
-
-    def __init__(self, name: str, fail: Callable[[str], object]) -> None:
-        self.name: Final = name
-        self.end_offset = 0
-        self._fail: Final = fail
-        self._batches: Final[dict[int, Committed]] = {}
-        self._cursors: Final[dict[str, int]] = {}
-
-    def skip_to(self, offset: int) -> None:
-        """Take over what is committed up to an offset without having seen it."""
-        self.end_offset = max(self.end_offset, offset)
-
-    def read(self, node: SimulatedNode, log: PartitionLog, high_watermark: int) -> Iterator[Any]:
-        """Compare what a node has committed since the last call, and return the batches that are new to all."""
-        who = node.process.name
-        cursor = max(self._cursors.get(who, 0), log.log_start_offset)
-        while cursor < high_watermark:
-            data = log.read(cursor, READ_BYTES, isolation=Isolation.LOG_END).to_bytes()
-            before = cursor
-            for batch in iterate_batches(data, whole=False):
-                header = batch.header
-                if header.next_offset > high_watermark:
-                    break
-                if header.next_offset <= cursor:
-                    continue
-                cursor = header.next_offset
-                found = Committed(header.next_offset, header.leader_epoch, header.crc)
-                known = self._batches.get(header.base_offset)
-                if known is None and header.base_offset >= self.end_offset:
-                    self._batches[header.base_offset] = found
-                    self.end_offset = header.next_offset
-                    yield batch
-                elif known is not None and known != found:
-                    self._fail(f"{self.name} at {header.base_offset}: {who} has {found}, {known} was committed")
-            if cursor == before:
-                break  # the high watermark lies within a batch
-        self._cursors[who] = cursor
 
 
 class ClusterInvariants:
@@ -191,13 +122,20 @@ class ClusterInvariants:
         if known != voted_id:
             self._recorder.fail(f"{name} voted for {known} and for {voted_id} in epoch {epoch}")
 
+    def judge_vote(self, name: str, quorum: Quorum) -> None:
+        """Judge whether a node knows which vote it has given in its epoch, above all after a restart."""
+        known, voted = self._votes.get((name, quorum.epoch)), quorum.voted
+        if known is not None and (voted is None or voted.node_id != known):
+            self._recorder.fail(
+                f"{name} voted for {known} in epoch {quorum.epoch}, and now it believes that its vote is {voted}"
+            )
+
     # ------------------------------------------------------------------ looks
 
     def look(self) -> None:
         """Compare the nodes that run with each other, and with what was before."""
         running = [node for node in self._cluster.nodes.values() if node.is_up]
-        for node in running:
-            node.process.call(self._look_at_metadata, node)
+        self._look_at_all_metadata()
         self._judge_quorum(running)
         brokers = [node for node in running if node.is_broker]
         for node in brokers:
@@ -221,6 +159,7 @@ class ClusterInvariants:
                 if self._controllers:
                     self._recorder.note("controller failover")
                 self._controllers.add(epoch)
+        self.judge_vote(node.name, quorum.raft.quorum)
         who, high = node.process.name, quorum.high_watermark
         last_high = self._high_watermarks.get(who, 0)
         if high < last_high:
@@ -267,15 +206,26 @@ class ClusterInvariants:
                 self._recorder.fail(f"node {node_id} has committed the metadata up to {high}, synced are {ends}")
 
     def apply(self, record: Any) -> None:
-        """Take in a committed record of the metadata, and judge the change of a partition."""
+        """Take in a committed record of the metadata, and judge the change of a partition or of a broker."""
         if not isinstance(record, PartitionChangeRecord):
             self.image.apply([record])
+            if isinstance(record, BrokerRegistrationChangeRecord | RegisterBrokerRecord):
+                self._judge_broker(record.broker_id)
             return
         topic = self.image.topics_by_id[bytes(record.topic_id)]
         before = topic.partitions[record.partition_id]
         self.image.apply([record])
         after = self.image.topics_by_id[topic.topic_id].partitions[record.partition_id]
         self._judge_change(topic, before, after)
+
+    def _judge_broker(self, broker_id: int) -> None:
+        """A broker that is fenced leads nothing: the same decision moves its leaderships, with earlier records."""
+        if not self.image.brokers[broker_id].fenced:
+            return
+        for topic in self.image.topics_by_id.values():
+            for partition in topic.partitions:
+                if partition.leader == broker_id:
+                    self._recorder.fail(f"{topic.name}-{partition.index} is led by the fenced broker {broker_id}")
 
     def _judge_change(self, topic: TopicState, before: PartitionState, after: PartitionState) -> None:
         fail, note = self._recorder.fail, self._recorder.note
@@ -299,6 +249,9 @@ class ClusterInvariants:
                 fail(f"{where}: moved to {after.replicas} while {after.isr} are in sync")
         if after.leader in {before.leader, NO_LEADER}:
             return
+        elected = self.image.brokers.get(after.leader)
+        if elected is not None and elected.fenced:
+            fail(f"{where}: the fenced broker {after.leader} became the leader")
         if after.leader_epoch == before.leader_epoch:
             fail(f"{where}: leader {after.leader} follows {before.leader} in the same epoch")
         note("partition leader changed")
@@ -424,15 +377,57 @@ class ClusterInvariants:
 
     def acked(self, topic: str, partition: int) -> None:
         """The leader knows what was acknowledged a moment ago, and all that are in sync have it."""
-        for node in self._cluster.nodes.values():
-            if node.is_up:
-                node.process.call(self._look_at_metadata, node)
+        self._look_at_all_metadata()
         leader = self.leader_of(topic, partition)
         if leader is None:
             return
         self._judge_members(leader, self.image.topics[topic].partitions[partition])
         if topic in OBSERVED and leader.knows_committed:
             self.observe(leader, is_ack=True)
+
+    def ended(self, transactional_id: str, producer_id: int, written: Mapping[tuple[str, int], int]) -> None:
+        """The markers of a transaction are committed before its coordinator counts it as complete.
+
+        Args:
+            transactional_id: Whose transaction it was; its producer was answered a moment ago.
+            producer_id: The same.
+            written: Offset of the transaction's last batch in each partition.
+        """
+        self._look_at_all_metadata()
+        if not self._is_complete(transactional_id):
+            return
+        for (topic, index), offset in sorted(written.items()):
+            leader = self.leader_of(topic, index)
+            if topic not in COMPARED or leader is None or not leader.knows_committed:
+                continue
+            node = self._cluster.nodes[self.image.topics[topic].partitions[index].leader]
+            end = node.process.call(end_of_marker, leader.log, producer_id, offset)
+            if end is None or end > leader.log.high_watermark:
+                self._recorder.fail(
+                    f"{leader.name}: the transaction of {transactional_id} is complete, its marker after {offset} ends "
+                    f"at {end}, and {leader.log.high_watermark} is committed"
+                )
+            self._recorder.note("markers of a complete transaction judged")
+
+    def _is_complete(self, transactional_id: str) -> bool:
+        """Whether the coordinator, if it can be asked now, counts the last transaction of an id as complete."""
+        topic = self.image.topics.get(TRANSACTION_STATE_TOPIC)
+        if topic is None:
+            return False
+        index = partition_for(transactional_id, len(topic.partitions))
+        partition = self.leader_of(topic.name, index)
+        if partition is None:
+            return False
+        driver = self._cluster.nodes[topic.partitions[index].leader].broker.transactions.drivers.get(index)
+        if driver is None or driver.partition is not partition or driver.state is not DriverState.ACTIVE:
+            return False
+        transaction = driver.shard.transactions.get(transactional_id)
+        return transaction is not None and transaction.state in COMPLETE
+
+    def _look_at_all_metadata(self) -> None:
+        for node in self._cluster.nodes.values():
+            if node.is_up:
+                node.process.call(self._look_at_metadata, node)
 
     def leader_of(self, topic: str, partition: int) -> LeaderReplica | None:
         """Return the replica that leads a partition in its newest epoch, if it does already, and still runs."""

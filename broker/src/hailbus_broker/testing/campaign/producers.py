@@ -236,6 +236,8 @@ class TransactionalSession:
 
     Attributes:
         is_v2: Whether it speaks transactions v2: the broker adds partitions by itself, and each end brings an epoch.
+        added: Partitions that were added to the open transaction, in transactions v1.
+        written: Offset of the last batch of the open transaction in each partition.
     """
 
     context: Context
@@ -247,6 +249,7 @@ class TransactionalSession:
     producer_epoch: int = -1
     sequences: dict[tuple[str, int], int] = field(default_factory=dict)
     added: set[tuple[str, int]] = field(default_factory=set)
+    written: dict[tuple[str, int], int] = field(default_factory=dict)
 
     async def init(self) -> None:
         """Take the transactional id, which ends what a producer before has left open; tries until that is done."""
@@ -274,6 +277,7 @@ class TransactionalSession:
             given = Identified(owner=self.transactional_id, producer_id=response.producer_id)
             self.context.recorder.identified.append(given)
         self.added.clear()
+        self.written.clear()
 
     async def _add(self, topic: str, partition: int) -> None:
         if self.is_v2 or (topic, partition) in self.added:
@@ -318,6 +322,7 @@ class TransactionalSession:
                     raise
             await self.context.back_off()
         self.sequences[topic, partition] = sequence + len(records)
+        self.written[topic, partition] = offset
         self.context.recorder.ack(topic, partition, offset + len(records) - 1)
         return offset
 
@@ -374,9 +379,11 @@ class TransactionalSession:
                 if error.code not in self.context.waits or not attempts_left:
                     raise
             else:
+                self.context.recorder.when_ended(self.transactional_id, self.producer_id, self.written)
                 if self.is_v2:
                     self._identify(response)
                 self.added.clear()
+                self.written.clear()
                 return
             await self.context.back_off()
 

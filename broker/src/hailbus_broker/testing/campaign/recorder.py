@@ -26,7 +26,7 @@ from hailbus_broker.testing.history import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 MAIN: Final = "rides"
 """The topic whose records are never deleted: producers and transactions write to it, everybody reads it."""
@@ -102,6 +102,8 @@ class Recorder:
         failures: What no client may ever see: an error code without a reason, damaged bytes.
         progress: How often each client has achieved what it is there for.
         when_acked: Called with the topic and partition of a batch after its acknowledgement is noted.
+        when_ended: Called with the transactional id and the producer id of a transaction whose end was answered, and
+            with the offset of its last batch in each partition.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -122,6 +124,7 @@ class Recorder:
         self.watermarks: Final[list[Watermark]] = []
         self.acked: Final[list[Acked]] = []
         self.when_acked: Callable[[str, int], None] = lambda _topic, _partition: None
+        self.when_ended: Callable[[str, int, Mapping[tuple[str, int], int]], None] = lambda _id, _producer, _ends: None
         self.deleted: Final[list[Deleted]] = []
         self.asked_deletions: Final[list[tuple[int, int]]] = []
         self.owned: Final[list[Owned]] = []

@@ -161,6 +161,7 @@ class Campaign:
             else Cluster(world, scenario, scenario.nodes, self.recorder, self._clients)
         )
         self.recorder.when_acked = self._subject.acked
+        self.recorder.when_ended = self._subject.ended
         self._is_watching = True
 
     # ------------------------------------------------------------------ clients

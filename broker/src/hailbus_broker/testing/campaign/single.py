@@ -136,6 +136,9 @@ class SingleBroker:
         if isinstance(replica, LeaderReplica):
             self._observe(topic, partition, replica.log, is_ack=True)
 
+    def ended(self, transactional_id: str, producer_id: int, written: Mapping[tuple[str, int], int]) -> None:
+        """See `Subject`: the watermarks and the history show what becomes of a transaction."""
+
     def _observe(self, topic: str, partition: int, log: PartitionLog, *, is_ack: bool = False) -> None:
         """Note the offsets that a client would see now; after an acknowledgement also those that were seen before."""
         place = topic, partition

@@ -85,6 +85,10 @@ class Subject(Protocol):
         """Look at a partition of which a batch was acknowledged a moment ago."""
         ...
 
+    def ended(self, transactional_id: str, producer_id: int, written: Mapping[tuple[str, int], int]) -> None:
+        """Look at the partitions of a transaction whose end was answered a moment ago."""
+        ...
+
     async def check(self) -> None:
         """Report what must not be, when all clients have ended and everything is read."""
         ...
