@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from uuid import UUID
 
@@ -29,6 +30,7 @@ from hailbus_broker.records import (
     iterate_records,
 )
 from hailbus_broker.testing.simulation.disk import SimulatedDisk
+from hailbus_broker.testing.simulation.errors import SimulatedCrashError
 
 DIRECTORY = "data/rides-0"
 WHERE = TopicPartition("rides", 0)
@@ -338,3 +340,22 @@ def test_after_a_kill_an_epoch_that_begins_at_the_log_end_is_forgotten() -> None
     again = open_log(disk, recovery_point=1)
     append(again, b"c", leader_epoch=3)
     assert again.leader_epochs.entries == [(1, 0), (3, 1)]
+
+
+def test_a_kill_while_the_log_begins_anew_leaves_no_epoch_behind_its_end() -> None:
+    for step in range(100):
+        disk = new_disk()
+        log = open_log(disk)
+        append(log, b"a", leader_epoch=1)
+        append(log, b"b", leader_epoch=5)
+        log.sync()
+        disk.crash_at_step = disk.step_count + step
+        with contextlib.suppress(SimulatedCrashError):
+            log.restart_at(0, now_ms=NOW)
+        if not disk.has_crashed:
+            assert step > 3
+            return
+        disk.kill_process()
+        again = open_log(disk)
+        assert all(start < again.log_end_offset for _, start in again.leader_epochs.entries)
+    raise AssertionError("the log never began anew")

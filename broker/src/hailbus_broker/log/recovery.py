@@ -190,6 +190,9 @@ def recover(
         disk.sync_directory(directory)
         epochs = LeaderEpochs(disk, directory, [])
     if not base_offsets:
+        # a crash while the log began anew: its segments are gone, and the checkpoint still has their epochs
+        if epochs.truncate_end(log_start_offset):
+            epochs.save()
         segment = Segment(disk, directory, log_start_offset, is_new=True, created_ms=now_ms)
         return RecoveredLog(
             segments=[segment],
