@@ -103,7 +103,9 @@ async def test_a_driver_who_cancels_is_replaced_three_times_then_the_ride_is_unm
             ride = await booking.post(f"{steps}/cancel", {"by": "driver", "driver_id": name, "reason": "flat tyre"})
             assert (ride["state"], ride["redispatches"]) == ("matched", count)
         ride = await booking.post(f"{steps}/cancel", {"by": "driver", "driver_id": "d", "reason": "flat tyre"})
-        assert (ride["state"], ride["reason"]) == ("unmatched", "redispatch_limit")
+        assert (ride["state"], ride["reason"], ride["redispatches"]) == ("unmatched", "redispatch_limit", 3)
+        for name in ("a", "d"):
+            assert (await booking.get(steps, by=("driver", name)))["state"] == "unmatched", "each of them had the ride"
         assert [(await booking.get(f"/drivers/{name}"))["status"] for name in ("a", "b", "c", "d", "e")] == ["free"] * 5
         await published(
             booking,

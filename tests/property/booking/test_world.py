@@ -307,7 +307,8 @@ def check_books(stored: Stored) -> None:
         seqs[f"{kind.partition('.')[0]}/{subject}"].append(getattr(item.event, "seq"))  # noqa: B009 mypy knows no seq on Event
     for ride in stored.rides.values():
         assert seqs[f"ride/{ride.ride_id}"] == list(range(1, ride.seq + 1))
-        assert len(ride.declined) <= 3
+        assert ride.redispatches <= 3
+        assert len(ride.declined) == ride.redispatches + (ride.reason == "redispatch_limit")  # the last one to leave
         if ride.state in ACTIVE:
             assert stored.drivers[ride.driver_id or ""].ride_id == ride.ride_id
         # Every open ride has the timer of its state and no other, so that nobody waits for ever.

@@ -6,6 +6,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from booking.app.permissions import may_see
+from booking.domain.caller import Caller, Role
 from booking.domain.errors import NotYourRide, WrongState
 from booking.domain.place import Place
 from booking.domain.ride import TERMINAL, TRANSITIONS, WAITING, Ride, RideState, Step
@@ -122,6 +124,15 @@ def test_a_driver_who_cancels_is_remembered_and_the_next_wait_has_a_timer_of_its
     assert redispatched.timer_seq == redispatched.seq
     repriced = take(redispatched, Step.REPRICE)
     assert repriced.timer_seq == redispatched.timer_seq
+
+
+def test_the_last_driver_of_a_ride_that_is_given_up_is_remembered() -> None:
+    given_up = replace(ride(RideState.MATCHED), declined=("a", "b", "c")).give_up(reason="redispatch_limit", at=NOW)
+    assert (given_up.driver_id, given_up.declined, given_up.redispatches) == (None, ("a", "b", "c", "driver"), 3)
+    last = Caller(role=Role.DRIVER, subject="driver")
+    assert may_see(last, given_up), "a driver reads the rides that were once the driver's"
+    timed_out = replace(ride(), declined=("a",)).give_up(reason="timeout", at=NOW)
+    assert (timed_out.declined, timed_out.redispatches) == (("a",), 1)
 
 
 def test_each_state_of_an_open_ride_has_a_timer_of_its_own() -> None:

@@ -70,6 +70,8 @@ WAITING: Final = frozenset({_S.REQUESTED, _S.REDISPATCHED})
 TERMINAL: Final = frozenset({_S.COMPLETED, _S.CANCELLED, _S.UNMATCHED})
 Stage = Literal["requested", "matched", "arrived"]
 Party = Literal["rider", "driver", "system"]
+REDISPATCH_LIMIT: Final = "redispatch_limit"
+"""The reason by which booking gives a ride up that too many drivers have left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ class Ride:
         seq: Counts the ride's events from 1.
         timer_seq: The seq at which the ride entered the present state: the timer of that state carries the same.
         route_m: The way by street that the fare is for, as booking estimates it.
-        declined: The drivers that took the ride and cancelled.
+        declined: The drivers who had the ride and left it, or were too late for it.
         fare_minor: What the ride costs as things stand.
         payment: What payment said of the ride's money. It is no step of the ride: `seq` does not count it.
         distance_m: What the driver's odometer said at the end. It decides no price.
@@ -132,6 +134,12 @@ class Ride:
             case _:
                 return "requested"
 
+    @property
+    def redispatches(self) -> int:
+        """How often another driver was looked for. The last driver of a ride that was given up had no successor."""
+        was_given_up = self.state is RideState.UNMATCHED and self.reason == REDISPATCH_LIMIT
+        return len(self.declined) - was_given_up
+
     def _take(self, step: Step, at: datetime, **changes: Any) -> "Ride":  # Any: dataclasses.replace is as loose
         after = TRANSITIONS.get((self.state, step))
         if after is None:
@@ -142,6 +150,10 @@ class Ride:
             if value is _NOW:
                 changes[name] = at
         return replace(self, state=after, seq=self.seq + 1, updated_at=at, **changes)
+
+    def _left_by(self) -> tuple[str, ...]:
+        """Return the drivers who had the ride, once the present one has left it."""
+        return self.declined if self.driver_id is None else (*self.declined, self.driver_id)
 
     def by_driver(self, driver_id: str) -> "Ride":
         """Return the ride itself when it is with this driver.
@@ -194,12 +206,12 @@ class Ride:
             eta_s=None,
             matched_at=None,
             arrived_at=None,
-            declined=(*self.declined, *([self.driver_id] if self.driver_id else [])),
+            declined=self._left_by(),
         )
 
     def give_up(self, *, reason: Literal["timeout", "redispatch_limit"], at: datetime) -> "Ride":
-        """No driver was found."""
-        return self._take(Step.GIVE_UP, at, driver_id=None, reason=reason, ended_at=_NOW)
+        """No driver was found, or the last one who may be tried has left."""
+        return self._take(Step.GIVE_UP, at, driver_id=None, reason=reason, ended_at=_NOW, declined=self._left_by())
 
     def reprice(self, *, dropoff: Place, route_m: int, fare_minor: int, at: datetime) -> "Ride":
         """The ride goes elsewhere or took much longer."""

@@ -265,7 +265,7 @@ class RideView(BaseModel):
             surge_version=ride.surge_version,
             driver_id=ride.driver_id,
             eta_s=ride.eta_s,
-            redispatches=len(ride.declined),
+            redispatches=ride.redispatches,
             requested_at=ride.requested_at,
             matched_at=ride.matched_at,
             arrived_at=ride.arrived_at,
