@@ -20,7 +20,7 @@ from booking.domain.ride import TERMINAL, Ride, RideState
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from tests.property.booking.test_world import PLACES, START, Stored, prepare
+from tests.property.booking.stored import PLACES, START, Stored, prepare
 
 RIDERS = ("r1", "r2", "r3")
 DRIVERS = ("d1", "d2", "d3", "r1")  # one of them has a rider's id: a role is a part of who one is

@@ -1,8 +1,8 @@
 """Whatever riders and drivers do in whatever order, the books agree."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import h3
@@ -11,14 +11,13 @@ from booking.app.cancel_ride import CancelRide
 from booking.app.change_destination import ChangeDestination
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
 from booking.app.drivers import GoOffline, GoOnline, HearPosition, ReportLocation
-from booking.app.elapse import Elapse
 from booking.app.offer_quote import OfferQuote
 from booking.app.policy import Policy
-from booking.app.ports import Command, Needs, Outgoing, Work
+from booking.app.ports import Command, Needs, Work
 from booking.app.request_ride import RequestRide
 from booking.app.update_drivers import UpdateDrivers
-from booking.app.world import Changes, World
-from booking.domain.driver import Driver, DriverStatus
+from booking.app.world import World
+from booking.domain.driver import DriverStatus
 from booking.domain.errors import Refusal
 from booking.domain.payment import PaymentNews
 from booking.domain.place import Place
@@ -29,9 +28,8 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from ride_events.timers import RideOverdue, TimerElapsed
 
-START = datetime(2014, 5, 1, 8, tzinfo=UTC)
-CELLS = ("882a100d29fffff", "882a100d2bfffff", "882a1072d7fffff", "882a104a27fffff")
-PLACES = tuple(Place(lat=40.7 + number / 50, lng=-74.0, cell=cell) for number, cell in enumerate(CELLS))
+from tests.property.booking.stored import PLACES, START, Stored, elapsed, prepare
+
 DRIVERS = ("d1", "d2", "d3")
 ACTIVE = {RideState.MATCHED, RideState.ARRIVED, RideState.IN_PROGRESS}
 TIMER_OF = {
@@ -41,37 +39,6 @@ TIMER_OF = {
     RideState.ARRIVED: "no_show",
     RideState.IN_PROGRESS: "ride_timeout",
 }
-
-
-@dataclass
-class Stored:
-    """What a database would hold."""
-
-    quotes: dict[str, Quote] = field(default_factory=dict)
-    rides: dict[str, Ride] = field(default_factory=dict)
-    drivers: dict[str, Driver] = field(default_factory=dict)
-    outgoing: list[Outgoing] = field(default_factory=list)
-    timers: dict[str, Outgoing] = field(default_factory=dict)
-
-    def flush(self, changes: Changes) -> None:
-        self.quotes.update(changes.quotes)
-        self.rides.update(changes.rides)
-        self.drivers.update(changes.drivers)
-        for schedule_id in changes.cancelled:
-            self.timers.pop(schedule_id, None)
-        self.timers.update(changes.timers)
-        self.outgoing.extend(changes.outgoing)
-
-    def load(self) -> World:
-        """A world after a restart: only what is open is read at once."""
-        world = World(Policy())
-        for ride in self.rides.values():
-            if ride.state not in TERMINAL or ride.payment.owed_minor:
-                world.learn(ride)
-        for driver in self.drivers.values():
-            if driver.status is not DriverStatus.OFFLINE:
-                world.learn(driver)
-        return world
 
 
 Move = tuple[str, int, int, int, int]
@@ -196,30 +163,9 @@ def command_of(move: Move, number: int, stored: Stored, quotes: list[str], rides
                 ]
             )
         case "timer" if stored.timers:
-            timer = sorted(stored.timers.values(), key=lambda one: one.id)[which % len(stored.timers)].event
-            if isinstance(timer, RideOverdue):
-                kind_of = {"matched": "pickup_timeout", "in_progress": "ride_timeout"}
-                # Any: mypy takes a dictionary's value for any text
-                overdue: Any = kind_of[timer.state]
-                return Elapse(kind=overdue, subject_id=timer.ride_id, seq=timer.seq, due_at=timer.due_at)
-            assert isinstance(timer, TimerElapsed)
-            return Elapse(kind=timer.kind, subject_id=timer.subject_id, seq=timer.seq, due_at=timer.due_at)
+            return elapsed(sorted(stored.timers.values(), key=lambda one: one.id)[which % len(stored.timers)])
         case _:
             return None
-
-
-def prepare(world: World, stored: Stored, command: Command[object]) -> None:
-    """What the writer does before a command decides."""
-    missing = world.missing(command.needs())
-    for quote_id in missing.quotes:
-        if quote_id in stored.quotes:
-            world.learn(stored.quotes[quote_id])
-    for ride_id in missing.rides:
-        if ride_id in stored.rides:
-            world.learn(stored.rides[ride_id])
-    for driver_id in missing.drivers:
-        if driver_id in stored.drivers:
-            world.learn(stored.drivers[driver_id])
 
 
 @settings(max_examples=100, deadline=None)
