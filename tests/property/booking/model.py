@@ -489,15 +489,14 @@ class Model:
 
     def _find_driver(self, ride_id: str) -> None:
         ride = self.books.rides[ride_id]
-        found: list[tuple[int, float, str]] = []
+        found: list[tuple[float, str]] = []
         for driver_id, driver in self.books.drivers.items():
             if driver.status == "free" and self._is_heard(driver) and driver_id not in ride.had_by:
                 assert driver.position is not None
-                ring = ring_of(ride.pickup.cell, driver.position.cell)
-                if ring <= RINGS:
-                    found.append((ring, great_circle_m(driver.position, ride.pickup), driver_id))
+                if ring_of(ride.pickup.cell, driver.position.cell) <= RINGS:
+                    found.append((great_circle_m(driver.position, ride.pickup), driver_id))
         if found:
-            self._pair(ride_id, min(found)[2])
+            self._pair(ride_id, min(found)[1])
         else:
             self._wait(ride_id, ride.updated_at + MATCH_TIMEOUT)
 

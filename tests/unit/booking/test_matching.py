@@ -63,13 +63,32 @@ def free(*drivers: Driver, crowd: int = 0) -> CellIndex[Driver]:
 
 
 @pytest.mark.parametrize("crowd", [0, 200])
-def test_the_nearest_ring_wins_then_the_distance_then_the_id(crowd: int) -> None:
+def test_the_shortest_distance_wins_then_the_id(crowd: int) -> None:
     ring_1 = sorted(h3.grid_ring(CENTRE, 1))
     ring_2 = sorted(h3.grid_ring(CENTRE, 2))
     index = free(driver("b", ring_2[0]), driver("c", ring_1[0]), driver("a", ring_1[0]), crowd=crowd)
     found = nearest_driver(index, place(CENTRE), rings=3, heard_since=NOW, allowed=lambda _: True)
     assert found is not None
     assert found.driver_id == "a"
+
+
+@pytest.mark.parametrize("crowd", [0, 200])
+def test_a_driver_beyond_the_border_of_the_cell_may_be_the_first_to_arrive(crowd: int) -> None:
+    cell, neighbour = CENTRE, min(h3.grid_ring(CENTRE, 1))
+    (lat, lng), (there_lat, there_lng) = h3.cell_to_latlng(cell), h3.cell_to_latlng(neighbour)
+
+    def between(share: float) -> Place:
+        lat_lng = (lat + share * (there_lat - lat), lng + share * (there_lng - lng))
+        return Place(lat=lat_lng[0], lng=lat_lng[1], cell=h3.latlng_to_cell(*lat_lng, 8))
+
+    pickup, near, far = between(0.45), between(0.55), between(-0.3)
+    assert (pickup.cell, near.cell, far.cell) == (cell, neighbour, cell)
+    index = free(
+        replace(driver("near", neighbour), position=near), replace(driver("far", cell), position=far), crowd=crowd
+    )
+    found = nearest_driver(index, pickup, rings=2, heard_since=NOW, allowed=lambda _: True)
+    assert found is not None
+    assert found.driver_id == "near"
 
 
 @pytest.mark.parametrize("crowd", [0, 200])

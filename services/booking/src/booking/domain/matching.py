@@ -80,19 +80,20 @@ def _grid_distance(a: str, b: str) -> int | None:
 def nearest_driver(
     free: CellIndex[Driver], pickup: Place, *, rings: int, heard_since: datetime, allowed: Callable[[Driver], bool]
 ) -> Driver | None:
-    """Return the nearest allowed free driver who was heard of since a moment.
+    """Return the allowed free driver who is the first to arrive, of those heard of since a moment.
 
-    The order is by ring, then by distance, then by id, so that a replay decides alike.
+    Estimated arrivals are distances at the speed and detour of the whole city, so the shortest distance decides, then
+    the id, so that a replay decides alike. The rings only bound who is looked at: a driver beyond a cell's border is
+    often nearer than one in the same cell.
     """
-    for found in free.rings(pickup.cell, rings):
-        candidates = [
-            (great_circle_m(driver.position, pickup), driver.driver_id, driver)
-            for driver in found
-            if driver.position is not None and driver.heard_at >= heard_since and allowed(driver)
-        ]
-        if candidates:
-            return min(candidates, key=lambda candidate: candidate[:2])[2]
-    return None
+    candidates = (
+        (great_circle_m(driver.position, pickup), driver.driver_id, driver)
+        for found in free.rings(pickup.cell, rings)
+        for driver in found
+        if driver.position is not None and driver.heard_at >= heard_since and allowed(driver)
+    )
+    first = min(candidates, key=lambda candidate: candidate[:2], default=None)
+    return None if first is None else first[2]
 
 
 def nearest_waiting(waiting: CellIndex[Ride], driver: Driver, *, rings: int, heard_since: datetime) -> Ride | None:
