@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ride_events.zones import zone_of_cell
+
 from hailbus_demo.city.plan import to_datetime, to_text
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.model import Finding, Line
@@ -129,6 +131,7 @@ class Figures:
                     "topics": list(lag.topics),
                     "lag_records": lag.records,
                     "lag_s": round(lag.seconds, 1),
+                    "progress": lag.progress.words(),
                     **self.groups.get(lag.group, {"expected": None, "seen": None, "applied": None}),
                 }
                 for lag in watch.groups.values()
@@ -142,7 +145,7 @@ class Figures:
             "recommendations_served": watch.served,
             "lake_rows": watch.lake.rows if watch.lake_dir is not None else None,
             "hottest": [
-                {"cell": cell, "multiplier": multiplier}
+                {"cell": cell, "zone": zone_name(cell), "multiplier": multiplier}
                 for cell, multiplier in watch.hot_cells(to_datetime(event_ms) if event_ms else None)
             ],
             "lines": [line.as_json() for line in self.lines],
@@ -220,6 +223,12 @@ class Figures:
         if timings.first_ride is None or end <= timings.first_ride:
             return None
         return round((len(self.book.rides) - self.rides_before) / (end - timings.first_ride), 1)
+
+
+def zone_name(cell: str) -> str:
+    """Return what people call the place of a cell."""
+    zone = zone_of_cell(cell)
+    return zone.name if zone is not None else "outside the city"
 
 
 def _names(deed: Deed, finding: Finding) -> bool:

@@ -14,12 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from hailbus_demo.figures import Figures
+from hailbus_demo.health import COLOURS, health, level_of_lag, process_state
 from hailbus_demo.ledger.model import Line
 
 PLAIN_EVERY_S = 5.0
 STILL_EVERY_S = 60.0
 """A plain line that says the same as the last one is printed this seldom: it shows that the demo is alive."""
 LIVE_EVERY_S = 1.0
+SIGNS: Final[Mapping[str, str]] = {"ok": "✓", "late": "▲", "bad": "✗"}
+"""So that colour is never the only sign of how well the city is."""
 
 
 class Screen:
@@ -80,7 +83,9 @@ class Screen:
 
     def _table(self, state: dict[str, Any]) -> Group:
         rides = state["rides"]
+        level, words = health(state)
         head = Table.grid(padding=(0, 3))
+        head.add_row("health", Text(f"{SIGNS[level]} {words}", style=f"bold {COLOURS[level]}"))
         head.add_row(
             f"[bold]{(state['event_time'] or '—')[:19].replace('T', ' ')}[/]",
             f"{rides['requested']:,} rides: {rides['completed']:,} completed, {rides['cancelled']:,} cancelled, "
@@ -92,8 +97,8 @@ class Screen:
             f"{state['events']:,} events · {state['recommendations_served']:,} recommendations · "
             f"{lake} rows in the lake",
         )
-        hottest = "  ".join(f"{h['cell'][:12]} ×{h['multiplier']:.1f}" for h in state["hottest"]) or "no surge"
-        head.add_row("hottest cells", hottest)
+        hottest = "  ".join(f"{zone} {multiplier:.1f}×" for zone, multiplier in hottest_zones(state)) or "no surge"
+        head.add_row("highest prices", hottest)
         if state["so_far"]:
             head.add_row("ledger so far", Text(so_far(state), style="bold red" if state["balanced"] is False else ""))
         if self.dashboard_url:
@@ -102,16 +107,17 @@ class Screen:
         for title in ("group", "behind", "seconds"):
             lags.add_column(title, justify="left" if title == "group" else "right")
         for group in state["groups"]:
-            lags.add_row(group["group"], f"{group['lag_records']:,}", f"{group['lag_s']:.1f}")
+            late = level_of_lag(group["lag_s"])
+            style = "" if late == "ok" else COLOURS[late]
+            lags.add_row(group["group"], f"{group['lag_records']:,}", Text(f"{group['lag_s']:.1f}", style=style))
         processes = Table(box=None, padding=(0, 2, 0, 0))
         for title in ("process", "state", "memory", "restarts"):
             processes.add_column(title, justify="left" if title in ("process", "state") else "right")
-        colours = {"ready": "green", "failed": "red", "restarting": "yellow", "starting": "yellow"}
         for process in state["processes"]:
-            colour = colours.get(process["state"], "default")
+            of_process, says = process_state(process, state)
             processes.add_row(
                 process["name"],
-                f"[{colour}]{process['state']}[/]",
+                Text(says, style="" if of_process is None else COLOURS[of_process]),
                 f"{process['memory_mb']:,.0f} MB",
                 str(process["restarts"] or ""),
             )
@@ -121,30 +127,32 @@ class Screen:
 
 
 def plain_line(state: dict[str, Any]) -> str:
-    """Return the state in one line, for logs and pipes."""
+    """Return the state in one line, for logs and pipes: how well the city is, then how far it has come."""
     rides = state["rides"]
-    lags = " ".join(f"{g['group']}={g['lag_records']}/{g['lag_s']:.0f}s" for g in state["groups"])
-    hottest = " ".join(f"{h['cell']}x{h['multiplier']:.1f}" for h in state["hottest"][:3]) or "-"
+    level, words = health(state)
     restarted = " ".join(f"{p['name']}:{p['restarts']}" for p in state["processes"] if p["restarts"])
-    unwell = " ".join(f"{p['name']}:{p['state']}" for p in state["processes"] if p["state"] not in ("ready", "stopped"))
     parts = [
-        f"{state['phase']}",
-        f"{(state['event_time'] or '-')[:19]}",
-        f"rides {rides['requested']} ({rides['in_flight']} in flight)",
-        f"{state['events_per_s']:.0f} events/s",
-        f"{state['events']} events",
-        f"recommendations {state['recommendations_served']}",
-        f"lake {'-' if state['lake_rows'] is None else state['lake_rows']}",
-        f"lag {lags}",
-        f"hottest {hottest}",
+        f"{SIGNS[level]} {words}",
+        f"{state['phase'].replace('_', ' ')} {(state['event_time'] or '-')[:19].replace('T', ' ')}",
+        f"{rides['requested']:,} rides ({rides['in_flight']:,} in flight)",
+        f"{state['events']:,} events, {state['events_per_s']:,.0f}/s",
     ]
-    if state["so_far"]:
+    hottest = hottest_zones(state)
+    if hottest:
+        parts.append(f"{hottest[0][0]} {hottest[0][1]:.1f}×")
+    if state["so_far"] and state["balanced"] is False:
         parts.append(f"ledger so far {so_far(state)}")
     if restarted:
         parts.append(f"restarts {restarted}")
-    if unwell:
-        parts.append(f"not ready {unwell}")
     return " | ".join(parts)
+
+
+def hottest_zones(state: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the zones with the highest prices, each once, highest first."""
+    found: dict[str, float] = {}
+    for hot in state["hottest"]:
+        found.setdefault(hot["zone"], hot["multiplier"])
+    return list(found.items())
 
 
 def so_far(state: dict[str, Any]) -> str:
@@ -165,7 +173,9 @@ MARKS: Final[Mapping[str, str]] = {
 
 def ledger_table(state: dict[str, Any]) -> Table:
     """Return the ledger's lines as a table."""
-    verdict = {True: "[bold green]balanced[/]", False: "[bold red]not balanced[/]", None: "not checked"}
+    # Books that balance are no reason for green while a group has not read to the end.
+    agreed = COLOURS["ok" if all(level_of_lag(group["lag_s"]) == "ok" for group in state["groups"]) else "late"]
+    verdict = {True: f"[bold {agreed}]balanced[/]", False: "[bold red]not balanced[/]", None: "not checked"}
     left_out = f"; not part of this run: {'; '.join(state['left_out'])}" if state["left_out"] else ""
     table = Table(title=f"Ledger: {verdict[state['balanced']]}", title_justify="left", caption=left_out.lstrip("; "))
     table.add_column("")

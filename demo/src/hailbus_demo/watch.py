@@ -16,6 +16,7 @@ from hailbus import Bus, ClusterAdmin, HailbusError, bus_reader
 from ride_events.pricing import SurgeUpdated
 from ride_events.recommendations import RecommendationServed
 
+from hailbus_demo.health import Progress
 from hailbus_demo.ledger.model import Consumer, Partition
 
 log = logging.getLogger("hailbus_demo.watch")
@@ -31,6 +32,7 @@ class GroupLag:
     topics: tuple[str, ...]
     records: int = 0
     seconds: float = 0.0
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(slots=True)
@@ -170,16 +172,18 @@ class Watch:
 
     async def _look_at_group(self, admin: ClusterAdmin, group: GroupLag, now: float) -> None:
         committed = {(tp.topic, tp.partition): offset for tp, offset in (await admin.committed(group.group)).items()}
-        records, seconds = 0, 0.0
+        records, taken, seconds = 0, 0, 0.0
         for place, end in self.ends.items():
             if place[0] not in group.topics:
                 continue
             reached = committed.get(place, self.starts.get(place, 0))
+            taken += reached
             if reached < end:
                 records += end - reached
                 since = next((at for at, ends in self._history if ends.get(place, 0) > reached), now)
                 seconds = max(seconds, now - since)
         group.records, group.seconds = records, seconds
+        group.progress.note(now, position=taken, lag=records)
 
     def look_at_lake(self) -> None:
         """Read what the lake sink last wrote about itself."""

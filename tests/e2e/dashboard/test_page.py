@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dashboard.adapters.watch import GroupLag, Watch
 from hailbus.testing import MemoryBus
 from hailbus_devtools.tools import chromium
 from playwright.async_api import Browser, Page, Response, async_playwright, expect
@@ -57,7 +58,7 @@ async def visit(
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     tab.on("request", lambda request: strangers.append(request.url) if not request.url.startswith(url) else None)
     await tab.goto(url)
-    await expect(tab.locator("#status")).to_have_text("live", timeout=PATIENCE_MS)
+    await expect(tab.locator("#status")).to_have_text("up to date", timeout=PATIENCE_MS)
     try:
         yield tab
     finally:
@@ -84,6 +85,60 @@ PLACE = """(id) => {
   const box = document.getElementById("map").getBoundingClientRect();
   return [found[1] + box.left, found[2] + box.top];
 }"""
+
+
+async def test_a_group_that_is_far_behind_is_said_and_nothing_is_green(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    behind_s = {"surge": 0.2, "booking": 0.1}
+
+    def groups(_watch: Watch) -> tuple[GroupLag, ...]:
+        return tuple(
+            GroupLag(group=name, records=9, seconds=seconds, per_second=80, progress="catching up", topics=())
+            for name, seconds in behind_s.items()
+        )
+
+    monkeypatch.setattr(Watch, "groups", property(groups, lambda _watch, _value: None), raising=False)
+    ledger = tmp_path / "ledger.json"
+    ledger.write_text(json.dumps({"balanced": None, "so_far": True, "lines": [line(1)], "audited_s_ago": 1}))
+    bus = MemoryBus()
+    async with (
+        story(bus),
+        page(bus, ledger_file=ledger) as url,
+        browser() as chromium,
+        visit(chromium, url) as tab,
+    ):
+        strip, said = tab.locator("#health"), tab.locator("#health-said")
+        await expect(strip).to_have_attribute("data-level", "ok")
+        await shows(tab, "#verdict", "✓ agrees so far")
+        await expect(said).to_have_text("up to date", timeout=PATIENCE_MS)
+        assert await said.get_attribute("role") == "status"
+
+        behind_s["surge"] = 8
+        await shows(tab, "#status", "surge 8 s behind, catching up")
+        await expect(strip).to_have_attribute("data-level", "late")
+        await expect(tab.locator("[data-chip=surge]")).to_have_text("▲surge 8 s")
+        await expect(tab.locator("[data-chip=booking]")).to_have_text("✓booking")
+        await expect(said).to_have_text("surge 8 s behind, catching up", timeout=PATIENCE_MS)
+        # Seconds go on; that is no news for who listens.
+        behind_s["surge"] = 12
+        await shows(tab, "#status", "surge 12 s behind, catching up")
+        await tab.wait_for_timeout(2_500)
+        await expect(said).to_have_text("surge 8 s behind, catching up")
+
+        behind_s |= {"surge": 107, "booking": 9}
+        await shows(tab, "#status", "surge 107 s behind, catching up")
+        await shows(tab, "#health-others", "+1 more")
+        await expect(strip).to_have_attribute("data-level", "bad")
+        await expect(said).to_have_text("surge 107 s behind, catching up", timeout=PATIENCE_MS)
+        await shows(tab, "#verdict", "✓ agrees so far, surge 107 s behind")
+        assert await tab.locator("#verdict").get_attribute("data-ok") == "late"
+        colour = "(found) => getComputedStyle(found).color"
+        assert await tab.locator("#status").evaluate(colour) == "rgb(255, 107, 107)"
+
+        behind_s |= {"surge": 0, "booking": 0}
+        await shows(tab, "#status", "up to date")
+        await expect(said).to_have_text("up to date", timeout=PATIENCE_MS)
 
 
 async def test_prices_colour_the_hexagons_as_the_legend_says() -> None:
@@ -367,14 +422,14 @@ async def test_brokers_show_their_leaders_and_a_lost_replica_stands_out() -> Non
         assert await tab.locator("#replicas").get_attribute("data-ok") == "false"
         bus.away = frozenset()
         await shows(tab, "#replicas", "✓ all replicas in sync")
-        await shows(tab, "#status", "live")
+        await shows(tab, "#status", "up to date")
 
         # A leader that is silent but not fenced yet is no cluster that is down.
         bus.has_silent_leader = True
         await shows(tab, "#status", "some partitions do not answer")
         await expect(tab.locator("#banner")).to_contain_text("Some partitions have not answered since")
         bus.has_silent_leader = False
-        await shows(tab, "#status", "live")
+        await shows(tab, "#status", "up to date")
         await expect(tab.locator("#banner")).to_be_hidden()
 
 
@@ -398,7 +453,7 @@ async def test_the_first_load_is_small() -> None:
         tab.on("response", note)
         await tab.goto(url)
         await tab.wait_for_function("globalThis.hailbus?.map.paths.size > 1200")
-        await expect(tab.locator("#status")).to_have_text("live", timeout=PATIENCE_MS)
+        await expect(tab.locator("#status")).to_have_text("up to date", timeout=PATIENCE_MS)
         await tab.close()
         static = {name: size for name, size in sizes.items() if "/api/" not in name}
         assert len(static) >= 7, static

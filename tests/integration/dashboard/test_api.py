@@ -224,7 +224,7 @@ async def test_lag_is_told_in_records_and_seconds() -> None:
             await tell.ride(f"ride-{number}", until="requested")
         behind = await until(
             lambda: get(client, "/api/lag"),
-            lambda found: any(g["records"] == 5 and g["seconds"] > 1 for g in found["groups"]),
+            lambda found: any(g["records"] == 5 and g["seconds"] > 1 and g["progress"] for g in found["groups"]),
         )
         (group,) = behind["groups"]
         assert group["group"] == "slow"
@@ -248,12 +248,24 @@ async def test_the_files_of_demo_and_lake_are_followed(tmp_path: Path) -> None:
         state = await until(lambda: get(client, "/api/state"), lambda found: found["full"]["error"] is not None)
         assert state["full"] == {"expected": True, "error": "not written yet", "content": None}
         line = {"id": "rides", "name": "rides", "verdict": "agrees", "detail": "3 of 3"}
-        ledger.write_text(json.dumps({"balanced": True, "so_far": False, "lines": [line], "processes": ["broker"]}))
+        ledger.write_text(
+            json.dumps(
+                {
+                    "balanced": True,
+                    "so_far": False,
+                    "lines": [line],
+                    "figures": {},
+                    "processes": [{"name": "surge", "state": "restarting", "restarts": 1}],
+                }
+            )
+        )
         lake.write_text(json.dumps({"state": "running", "rows": {"bronze": 9}, "lag_records": 2, "partitions": []}))
         state = await until(lambda: get(client, "/api/state"), lambda found: found["full"]["content"] is not None)
         assert state["full"]["content"]["lines"] == [line]
         assert (state["full"]["content"]["balanced"], state["full"]["content"]["so_far"]) == (True, False)
-        assert "processes" not in state["full"]["content"]  # the page has no use for them
+        assert "figures" not in state["full"]["content"]  # the page has no use for them
+        assert state["health"]["chips"] == [["surge", "late", "restarting", "restarting, restarted 1×"]]
+        assert "surge restarting" in [state["health"]["words"], *state["health"]["others"]]
         assert 0 <= state["ledger_age_s"] < 60
         state = await until(lambda: get(client, "/api/state"), lambda found: found["lake"]["progress"] is not None)
         assert state["lake"]["progress"]["rows"] == {"bronze": 9}

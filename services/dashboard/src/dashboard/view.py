@@ -8,6 +8,7 @@ from dashboard.adapters.nodes import Nodes
 from dashboard.adapters.watch import TOPIC_NAMES, Watch, as_json, wall_ms
 from dashboard.domain.city import City
 from dashboard.domain.cluster import Cluster, topics_of
+from dashboard.domain.health import GroupState, Health, ProcessState, judge
 from dashboard.domain.rides import Ride
 from dashboard.hexagons import is_land, shape
 
@@ -16,6 +17,8 @@ _RIDES_SHOWN: Final = 4_000
 _SLOW_EVERY: Final = 4  # ticks
 _LEDGER_FIELDS: Final = ("phase", "so_far", "balanced", "lines", "left_out", "audited_s_ago", "sabotage")
 """What the page shows of the demo's ledger; the demo writes all figures of its run beside them."""
+_PROCESSES_FRESH_S: Final = 20.0
+"""How old the demo's file may be for what it says of its processes to be shown."""
 
 
 class View:
@@ -111,6 +114,36 @@ class View:
         """Return how many seconds ago the cluster described itself."""
         return self._nodes.age_s()
 
+    def health(self) -> Json:
+        """Return the worst truth in words, the others, and a chip for each process and group."""
+        return _health(
+            judge(
+                broker=self._watch.status.broker,
+                cluster=self._nodes.cluster,
+                cluster_age_s=self.cluster_age_s(),
+                groups=[
+                    GroupState(group=group.group, seconds=group.seconds, progress=group.progress)
+                    for group in self._watch.groups
+                ],
+                processes=self._processes(),
+                unread=self._watch.status.behind,
+                is_unbalanced=(self._ledger.content or {}).get("balanced") is False,
+            )
+        )
+
+    def _processes(self) -> list[ProcessState]:
+        age_s = self._ledger.age_s()
+        if self._ledger.content is None or age_s is None or age_s > _PROCESSES_FRESH_S:
+            return []
+        found = self._ledger.content.get("processes")
+        if not isinstance(found, list):
+            return []
+        return [
+            ProcessState(name=str(one["name"]), state=str(one["state"]), restarts=int(one.get("restarts") or 0))
+            for one in found
+            if isinstance(one, dict) and "name" in one and "state" in one
+        ]
+
     def lag(self) -> list[Json]:
         """Return each group's lag."""
         return [as_json(group) for group in self._watch.groups]
@@ -148,6 +181,7 @@ class View:
                 for (source, topic), rate in sorted(city.flow.per_second().items())
             ],
             "groups": self.lag(),
+            "health": self.health(),
             "cluster_age_s": self.cluster_age_s(),
             "ledger": self.ledger(),
             "ledger_age_s": self._ledger.age_s(),
@@ -186,6 +220,16 @@ def _cluster(cluster: Cluster) -> Json:
             [name, [[found.partition, found.leader, found.replicas, found.isr] for found in partitions]]
             for name, partitions in topics_of(cluster).items()
         ],
+    }
+
+
+def _health(health: Health) -> Json:
+    return {
+        "level": health.level,
+        "words": health.words,
+        "subject": health.subject,
+        "others": [truth.words for truth in health.truths[1:]],
+        "chips": [[chip.name, chip.level, chip.words, chip.about] for chip in health.chips],
     }
 
 

@@ -12,6 +12,7 @@ from ride_events import TOPICS
 
 from dashboard.adapters.failures import closed, is_of_the_bus
 from dashboard.domain.city import City
+from dashboard.domain.health import Progress
 
 log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("dashboard.watch")
 
@@ -41,12 +42,20 @@ class TopicLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLag:
-    """How far a group is behind: records, the age in seconds of the oldest one it has not taken, its speed."""
+    """How far a group is behind.
+
+    Attributes:
+        records: Records that it has not taken.
+        seconds: The age of the oldest of them.
+        per_second: Its speed since the last look.
+        progress: Whether it catches up, in words; empty before that is known.
+    """
 
     group: str
     records: int
     seconds: float
     per_second: float
+    progress: str
     topics: tuple[TopicLag, ...]
 
 
@@ -88,6 +97,7 @@ class Watch:
         self.groups: tuple[GroupLag, ...] = ()
         self.ends: Mapping[TopicPartition, int] = {}
         self._committed: dict[str, tuple[float, int]] = {}
+        self._progress: dict[str, Progress] = {}
         self._restart = asyncio.Event()
         self._shorter_count = 0
 
@@ -189,11 +199,14 @@ class Watch:
         now = time.monotonic()
         before, taken_before = self._committed.get(group, (now, taken))
         self._committed[group] = (now, taken)
+        progress = self._progress.setdefault(group, Progress())
+        progress.note(now, position=taken, lag=sum(lags.values()))
         return GroupLag(
             group=group,
             records=sum(lags.values()),
             seconds=round(max(0.0, (wall_ms() - oldest_ms) / 1000), 1) if oldest_ms is not None else 0.0,
             per_second=round(max(0, taken - taken_before) / (now - before), 1) if now > before else 0.0,
+            progress=progress.words(),
             topics=tuple(TopicLag(topic=topic, lag=lags[topic], end=ends[topic]) for topic in topics),
         )
 
@@ -205,6 +218,7 @@ def as_json(group: GroupLag) -> dict[str, Any]:
         "records": group.records,
         "seconds": group.seconds,
         "per_second": group.per_second,
+        "progress": group.progress,
         "topics": [{"topic": part.topic, "lag": part.lag, "end": part.end} for part in group.topics],
     }
 

@@ -1,6 +1,6 @@
 // Everything beside the map.
 
-import { summaryOf } from "./cluster.js";
+import { showHealth } from "./health.js";
 import { count, element, eventTime, hour, multiplier, percent, rate, seconds, short, speed } from "./format.js";
 
 const $ = (id) => document.getElementById(id);
@@ -22,21 +22,10 @@ export function nameOf(state, cell) {
 }
 
 export function showStatus(state) {
+  showHealth(state);
   const [broker, detail, since] = state.broker;
-  const behind = state.slow?.behind ?? 0;
-  const { away } = summaryOf(state.cluster);
   // Any broker describes the cluster; the lag needs an answer of every leader.
   const partly = broker === "down" && state.cluster && (state.slow?.cluster_age_s ?? Infinity) < CLUSTER_FRESH_S;
-  const [dot, words] =
-    state.link !== "open" ? ["down", "page disconnected, trying again"]
-    : partly ? ["connecting", away ? `${count(away)} of ${count(state.cluster.brokers.length)} brokers away` : "some partitions do not answer"]
-    : broker === "down" ? ["down", "broker down"]
-    : broker === "connecting" ? ["connecting", "waiting for the broker"]
-    : behind > 5000 ? ["connecting", `catching up, ${short(behind)} records to read`]
-    : away ? ["connecting", `${count(away)} of ${count(state.cluster.brokers.length)} brokers away`]
-    : ["live", "live"];
-  $("status-dot").dataset.state = dot;
-  put("status", words);
   const banner = $("banner");
   const message =
     state.link !== "open" && state.link !== "connecting" ? "The dashboard's server does not answer. What you see is the last known state; the page comes back by itself."
@@ -100,12 +89,15 @@ function verdictOf(state) {
   const soFar = Boolean(content.so_far);
   const has = (verdict) => lines.filter((line) => line.verdict === verdict).length;
   if (has("disagrees") || (content.balanced === false && !soFar)) return ["false", soFar ? "✗ not balanced so far" : "✗ not balanced"];
-  if (!soFar) return content.balanced ? ["true", "✓ balanced"] : ["none", "no audit yet"];
+  // Accounts that agree are no reason for green while a group is far behind.
+  const late = (slow.groups ?? []).filter(({ seconds: behind }) => behind > LATE_S).sort((one, other) => other.seconds - one.seconds)[0];
+  const agreed = (words) => (late ? ["late", `${words}, ${late.group} ${seconds(late.seconds)} behind`] : ["true", words]);
+  if (!soFar) return content.balanced ? agreed("✓ balanced") : ["none", "no audit yet"];
   const age = Math.max(content.audited_s_ago ?? 0, slow.ledger_age_s ?? 0);
   if (!lines.length) return ["none", "no audit yet"];
   if (age > STALE_S) return ["none", `no audit for ${seconds(age)}`];
   const unchecked = has("not_checked");
-  return unchecked ? ["none", `${unchecked} not checked so far`] : ["true", "✓ agrees so far"];
+  return unchecked ? ["none", `${unchecked} not checked so far`] : agreed("✓ agrees so far");
 }
 
 export function showLedger(state) {
