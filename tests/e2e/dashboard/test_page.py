@@ -87,6 +87,76 @@ PLACE = """(id) => {
 }"""
 
 
+CONTRAST = """(one, other) => {
+  const hex = (colour) => [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  const channels = (colour) =>
+    (colour.startsWith("#") ? hex(colour) : colour.match(/[0-9.]+/g).slice(0, 3).map(Number));
+  const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const light = (colour) => {
+    const [red, green, blue] = channels(colour).map((value) => linear(value / 255));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const [least, most] = [light(one), light(other)].sort((a, b) => a - b);
+  return (most + 0.05) / (least + 0.05);
+}"""
+STEPS = """() => [1, 1.04, 1.1, 1.2, 1.3, 1.4, 1.5, 1.9, 2, 2.9, 3, 9].map(
+  (multiplier) => globalThis.hailbus.map.stepOf(multiplier)?.least ?? null
+)"""
+ZOOM_TO = """([lat, lng]) => {
+  const { map } = globalThis.hailbus;
+  map.zoom(3, map.toScreen(map.constructor.world(lat, lng)));
+}"""
+
+
+@pytest.mark.parametrize("dark", [True, False])
+async def test_every_price_stands_out_from_the_land_and_a_ride_from_every_price(dark: bool) -> None:
+    bus = MemoryBus()
+    async with story(bus), page(bus) as url, browser() as chromium, visit(chromium, url, dark=dark) as tab:
+        found = await tab.evaluate(
+            f"""() => {{
+              const contrast = {CONTRAST};
+              const {{ map }} = globalThis.hailbus;
+              const {{ land, halo, ride, wait }} = map.colours;
+              return map.steps.map(({{ least, colour, ink }}) => ({{
+                least, land: contrast(colour, land), ink: contrast(colour, ink), halo: contrast(colour, halo),
+                ride: contrast(halo, ride), wait: contrast(halo, wait),
+              }}));
+            }}"""
+        )
+        assert [step["least"] for step in found] == [1.1, 1.2, 1.3, 1.5, 2, 3]
+        for step in found:
+            assert min(step[name] for name in ("land", "halo", "ride", "wait")) >= 3, step
+            assert step["ink"] >= 4.5, step
+        steps = await tab.evaluate(STEPS)
+        assert steps == [None, None, 1.1, 1.2, 1.3, 1.3, 1.5, 1.5, 2, 2, 3, 3]
+        shown = await tab.locator("#ramp li").all_inner_texts()
+        assert shown == ["1.1", "1.2", "1.3", "1.5", "2", "3+"]
+
+
+async def test_a_price_is_written_into_its_cell_once_there_is_room() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await tell.price(1.3)
+        await shows(tab, "#f-surge", "1 · 1.3×")
+        written = "() => globalThis.hailbus.map.pricesWritten"
+        await tab.wait_for_function(f"{written} === 0")
+        place = await tab.evaluate("(cell) => globalThis.hailbus.state.shapes.get(cell).centre", HOT)
+        await tab.evaluate(ZOOM_TO, place)
+        await tab.wait_for_function(f"{written} === 1")
+
+
+async def test_a_ride_is_met_where_it_is_drawn_and_its_cell_beside_it() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await tell.ride("waits", until="requested")
+        await tab.wait_for_function(f"() => ({PLACE})('waits') !== null")
+        x, y = await tab.evaluate(PLACE, "waits")
+        await tab.mouse.move(x + 4, y)
+        await expect(tab.locator("#tip")).to_contain_text("waiting for a driver", timeout=PATIENCE_MS)
+        await tab.mouse.move(x + 10, y)
+        await expect(tab.locator("#tip")).to_contain_text("1.0×", timeout=PATIENCE_MS)
+
+
 async def test_a_group_that_is_far_behind_is_said_and_nothing_is_green(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -170,7 +240,7 @@ async def test_a_ride_moves_and_a_click_shows_its_records() -> None:
         await shows(tab, "#empty", "The city sleeps: no ride has been requested yet. Start some, and they move here.")
         await tell.ride("moving", until="riding")
         await expect(tab.locator("#empty")).to_be_hidden(timeout=PATIENCE_MS)
-        await tab.wait_for_function(f"({PLACE})('moving') !== null")
+        await tab.wait_for_function(f"() => ({PLACE})('moving') !== null")
         before = await tab.evaluate(PLACE, "moving")
         # Another ride's end is half an hour later: event time goes on, and with it the first ride.
         await tell.ride(

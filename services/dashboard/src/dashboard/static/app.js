@@ -26,7 +26,7 @@ function hover(hit, at) {
   tip.style.left = `${Math.min(at[0] + 14, clientWidth - tip.offsetWidth - 8)}px`;
   tip.style.top = `${Math.min(at[1] + 14, clientHeight - tip.offsetHeight - 8)}px`;
 }
-const map = new CityMap($("map"), $("ramp"), state, {
+const map = new CityMap($("map"), state, {
   onHover: hover,
   onPick: (hit, at) => (hit?.ride ? openRide(hit.ride) : hover(hit, at)),
 });

@@ -1,20 +1,24 @@
 // The city on a canvas: hexagons in a layer of their own, redrawn when a price changes; rides on top in every frame.
 
-const STOPS = [[1.05, "--r1"], [1.2, "--r2"], [1.5, "--r3"], [2.0, "--r4"], [2.5, "--r5"], [3.0, "--r6"]];
+// Real prices are between 1.1 and 1.5 nearly always: steps tell them apart, a ramp up to 3 would not.
+export const STEPS = [[1.1, "--r1"], [1.2, "--r2"], [1.3, "--r3"], [1.5, "--r4"], [2, "--r5"], [3, "--r6"]];
 const STRETCH = Math.cos((40.73 * Math.PI) / 180); // a degree of longitude is that much shorter than one of latitude
-const HIT_PX = 14;
+const HIT_PX = { mouse: 7, pen: 7, touch: 14 }; // a ride's reach; what is further away is its cell
+const PRICE_PX = 46; // width of a cell from which on its price is written into it
+const CELL_WIDTH = 0.0093; // of a hexagon, in degrees of latitude
 const MAX_ZOOM = 40;
 const CENTRE = box(40.66, -74.06, 40.86, -73.84); // Manhattan and the near sides of Brooklyn and Queens
 const TAIL = 0.16; // of a ride's way, drawn behind it
 const TAIL_PX = 20; // at most
+const HALO_PX = 1.6; // around a ride, so that it can be seen on every colour
+const TURN = 2 * Math.PI;
 
 export class CityMap {
-  constructor(canvas, ramp, state, { onHover, onPick }) {
+  constructor(canvas, state, { onHover, onPick }) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
     this.layer = document.createElement("canvas");
     this.layerContext = this.layer.getContext("2d");
-    this.ramp = ramp;
     this.state = state;
     this.onHover = onHover;
     this.onPick = onPick;
@@ -36,31 +40,24 @@ export class CityMap {
   restyle() {
     const style = getComputedStyle(document.documentElement);
     const read = (name) => style.getPropertyValue(name).trim();
-    this.colours = Object.fromEntries(["--water", "--land", "--land-line", "--ride", "--wait", "--good", "--warn", "--muted", "--text", "--panel", "--accent"].map((name) => [name.slice(2), read(name)]));
-    this.stops = STOPS.map(([at, name]) => [at, rgb(read(name))]);
-    this.#drawRamp();
+    this.font = read("--font");
+    this.colours = Object.fromEntries(["--water", "--land", "--land-line", "--ride", "--wait", "--good", "--warn", "--muted", "--text", "--panel", "--accent", "--halo"].map((name) => [name.slice(2), read(name)]));
+    this.steps = STEPS.map(([least, name]) => {
+      const channels = rgb(read(name));
+      return { least, colour: css(channels), ink: ink(channels) };
+    });
     this.drawn = null;
   }
 
-  colour(multiplier) {
-    const { stops } = this;
-    if (multiplier <= 1.001) return this.colours.land;
-    let index = stops.findIndex(([at]) => multiplier <= at);
-    if (index === -1) index = stops.length - 1;
-    if (index === 0) return css(stops[0][1]);
-    const [low, from] = stops[index - 1];
-    const [high, to] = stops[index];
-    const share = Math.min(1, (multiplier - low) / (high - low));
-    return css(from.map((value, channel) => value + (to[channel] - value) * share));
+  // The highest step that a multiplier reaches; null for what is no surge. Multipliers are tenths.
+  stepOf(multiplier) {
+    let found = null;
+    for (const step of this.steps) if (multiplier > step.least - 0.05) found = step;
+    return found;
   }
 
-  #drawRamp() {
-    const context = this.ramp.getContext("2d");
-    const { width, height } = this.ramp;
-    for (let x = 0; x < width; x++) {
-      context.fillStyle = this.colour(1 + (2 * x) / (width - 1));
-      context.fillRect(x, 0, 1, height);
-    }
+  colour(multiplier) {
+    return this.stepOf(multiplier)?.colour ?? this.colours.land;
   }
 
   // World: x to the east and y to the south, in degrees of latitude.
@@ -189,22 +186,52 @@ export class CityMap {
     context.lineWidth = 1;
     context.strokeStyle = colours["land-line"];
     const reach = [half[0] / view.scale + 0.02, half[1] / view.scale + 0.02];
+    // One path for each colour: filled at once.
+    const land = new Path2D();
+    const surging = new Map();
+    const prices = [];
     for (const [cell, { corners, centre }] of this.paths) {
       if (Math.abs(centre[0] - view.x) > reach[0] || Math.abs(centre[1] - view.y) > reach[1]) continue;
-      context.beginPath();
-      for (const [x, y] of corners) context.lineTo((x - view.x) * view.scale, (y - view.y) * view.scale);
-      context.closePath();
-      context.fillStyle = this.colour(this.state.multiplierOf(cell, now));
-      context.fill();
-      context.stroke();
+      const multiplier = this.state.multiplierOf(cell, now);
+      const step = this.stepOf(multiplier);
+      let path = land;
+      if (step) {
+        path = surging.get(step);
+        if (!path) surging.set(step, (path = new Path2D()));
+        prices.push([multiplier, step, centre]);
+      }
+      corners.forEach(([x, y], i) => path[i ? "lineTo" : "moveTo"]((x - view.x) * view.scale, (y - view.y) * view.scale));
+      path.closePath();
     }
+    context.fillStyle = colours.land;
+    context.fill(land);
+    context.stroke(land);
+    for (const [{ colour }, path] of surging) {
+      context.fillStyle = colour;
+      context.fill(path);
+      context.stroke(path);
+    }
+    this.pricesWritten = CELL_WIDTH * view.scale >= PRICE_PX ? prices.length : 0;
+    if (this.pricesWritten) this.#drawPrices(context, prices);
     this.#drawLabels(context);
     this.drawn = { version: this.state.cellsVersion, at: performance.now() };
   }
 
+  #drawPrices(context, prices) {
+    const { view } = this;
+    context.font = `650 12px ${this.font}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (const [multiplier, step, [x, y]] of prices) {
+      context.fillStyle = step.ink;
+      context.fillText(`${multiplier.toFixed(1)}×`, (x - view.x) * view.scale, (y - view.y) * view.scale);
+    }
+    context.textBaseline = "alphabetic";
+  }
+
   #drawLabels(context) {
     const { view, colours } = this;
-    context.font = `600 12px ${getComputedStyle(document.body).fontFamily}`;
+    context.font = `600 12px ${this.font}`;
     context.textAlign = "center";
     context.lineWidth = 3;
     context.lineJoin = "round";
@@ -233,66 +260,87 @@ export class CityMap {
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.drawImage(this.layer, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    const size = Math.min(5, Math.max(2.6, this.view.scale / 1100));
-    this.places = [];
-    for (const ride of this.state.rides.values()) this.#drawRide(context, ride, now, size);
+    this.#drawRides(context, now);
     this.#drawEnds(context, here);
-    const picked = this.picked && this.places.find(([id]) => id === this.picked);
-    if (picked) {
-      context.beginPath();
-      context.arc(picked[1], picked[2], size + 5, 0, 7);
-      context.strokeStyle = colours.accent;
-      context.lineWidth = 2;
-      context.stroke();
-    }
   }
 
-  #drawRide(context, ride, now, size) {
-    const { colours } = this;
-    const [lat, lng, share] = this.state.place(ride, now);
-    const [x, y] = this.toScreen(CityMap.world(lat, lng));
-    if (x < -20 || y < -20 || x > this.canvas.clientWidth + 20 || y > this.canvas.clientHeight + 20) return;
-    this.places.push([ride.id, x, y]);
+  // All rides of a phase are one path with one halo, whatever their number.
+  #drawRides(context, now) {
+    const { colours, state, view } = this;
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const size = Math.min(5, Math.max(2.8, view.scale / 1100));
+    const [left, top] = [width / 2 - view.x * view.scale, height / 2 - view.y * view.scale];
+    const [across, down] = [STRETCH * view.scale, -view.scale];
+    const [waiting, coming, riding, tails, halos] = [new Path2D(), new Path2D(), new Path2D(), new Path2D(), new Path2D()];
+    const ids = [];
+    const xs = [];
+    const ys = [];
+    let picked = null;
+    for (const ride of state.rides.values()) {
+      const { t0, t1, lat0, lat1, lng0, lng1, phase } = ride;
+      const share = t1 > t0 ? Math.min(1, Math.max(0, (now - t0) / (t1 - t0))) : 1;
+      const x = left + (lng0 + (lng1 - lng0) * share) * across;
+      const y = top + (lat0 + (lat1 - lat0) * share) * down;
+      if (x < -20 || y < -20 || x > width + 20 || y > height + 20) continue;
+      ids.push(ride.id);
+      xs.push(x);
+      ys.push(y);
+      if (ride.id === this.picked) picked = { ride, x, y };
+      const isRiding = phase === "riding";
+      const radius = isRiding ? size : size * 0.9;
+      halos.moveTo(x + radius + HALO_PX, y);
+      halos.arc(x, y, radius + HALO_PX, 0, TURN);
+      const path = isRiding ? riding : phase === "requested" ? waiting : coming;
+      path.moveTo(x + radius, y);
+      path.arc(x, y, radius, 0, TURN);
+      if (isRiding && share > 0) {
+        const back = Math.min(share, TAIL);
+        const dx = (lng0 - lng1) * back * across;
+        const dy = (lat0 - lat1) * back * down;
+        const length = Math.hypot(dx, dy);
+        const cut = length > TAIL_PX ? TAIL_PX / length : 1;
+        tails.moveTo(x + dx * cut, y + dy * cut);
+        tails.lineTo(x, y);
+      }
+    }
+    this.shown = { ids, xs, ys };
+    context.strokeStyle = colours.ride;
+    context.globalAlpha = 0.5;
+    context.lineWidth = size * 0.7;
+    context.stroke(tails);
+    context.globalAlpha = 1;
+    context.fillStyle = colours.halo;
+    context.fill(halos);
+    context.fillStyle = colours.ride;
+    context.fill(riding);
+    context.lineWidth = 1.7;
+    context.stroke(coming);
+    context.strokeStyle = colours.wait;
+    context.stroke(waiting);
+    if (picked) this.#drawPicked(context, picked, size);
+  }
+
+  #drawPicked(context, { ride, x, y }, size) {
+    context.strokeStyle = this.colours.accent;
+    context.lineWidth = 2;
     context.beginPath();
-    if (ride.phase === "riding") {
-      const back = Math.max(0, share - TAIL);
-      const tail = this.toScreen(CityMap.world(ride.lat0 + (ride.lat1 - ride.lat0) * back, ride.lng0 + (ride.lng1 - ride.lng0) * back));
-      const length = Math.hypot(x - tail[0], y - tail[1]);
-      const cut = length > TAIL_PX ? TAIL_PX / length : 1;
-      context.moveTo(x + (tail[0] - x) * cut, y + (tail[1] - y) * cut);
-      context.lineTo(x, y);
-      context.strokeStyle = colours.ride;
-      context.globalAlpha = 0.4;
-      context.lineWidth = size * 0.7;
-      context.lineCap = "round";
-      context.stroke();
-      context.globalAlpha = 1;
-      context.beginPath();
-      context.arc(x, y, size, 0, 7);
-      context.fillStyle = colours.ride;
-      context.fill();
-      context.lineWidth = 1;
-      context.strokeStyle = colours.water;
-      context.stroke();
-    } else {
-      context.arc(x, y, ride.phase === "requested" ? size * 0.9 : size * 0.8, 0, 7);
-      context.fillStyle = colours.water;
-      context.fill();
-      context.lineWidth = 1.6;
-      context.strokeStyle = ride.phase === "requested" ? colours.wait : colours.ride;
-      context.stroke();
-    }
-    if (ride.id === this.picked && ride.phase !== "requested") {
-      const goal = this.toScreen(CityMap.world(ride.toLat, ride.toLng));
-      context.setLineDash([3, 4]);
-      context.beginPath();
-      context.moveTo(x, y);
-      context.lineTo(...goal);
-      context.strokeStyle = colours.accent;
-      context.lineWidth = 1.5;
-      context.stroke();
-      context.setLineDash([]);
-    }
+    context.arc(x, y, size + 5, 0, TURN);
+    context.stroke();
+    if (ride.phase === "requested") return;
+    const goal = this.toScreen(CityMap.world(ride.toLat, ride.toLng));
+    context.setLineDash([3, 4]);
+    context.beginPath();
+    context.moveTo(x, y);
+    context.lineTo(...goal);
+    context.lineWidth = 1.5;
+    context.stroke();
+    context.setLineDash([]);
+  }
+
+  // Where rides were drawn: id, x, y.
+  get places() {
+    const { ids, xs, ys } = this.shown ?? { ids: [], xs: [], ys: [] };
+    return ids.map((id, i) => [id, xs[i], ys[i]]);
   }
 
   #drawEnds(context, here) {
@@ -313,11 +361,12 @@ export class CityMap {
   }
 
   // What is under a point: a ride, else a cell.
-  at(px, py) {
+  at(px, py, pointer = "mouse") {
     let best = null;
-    for (const [id, x, y] of this.places ?? []) {
-      const away = Math.hypot(px - x, py - y);
-      if (away < HIT_PX && (!best || away < best.away)) best = { ride: id, away };
+    const { ids, xs, ys } = this.shown ?? { ids: [], xs: [], ys: [] };
+    for (let i = 0; i < ids.length; i++) {
+      const away = Math.hypot(px - xs[i], py - ys[i]);
+      if (away < (HIT_PX[pointer] ?? HIT_PX.mouse) && (!best || away < best.away)) best = { ride: ids[i], away };
     }
     if (best) return best;
     if (!this.view) return null;
@@ -347,7 +396,7 @@ export class CityMap {
     canvas.addEventListener("pointermove", (event) => {
       const now = place(event);
       const before = pointers.get(event.pointerId);
-      if (!before) return this.onHover(this.at(...now), now);
+      if (!before) return this.onHover(this.at(...now, event.pointerType), now);
       this.onHover(null, now);
       if (pointers.size === 2) {
         const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
@@ -362,7 +411,7 @@ export class CityMap {
       pointers.set(event.pointerId, now);
     });
     const up = (event) => {
-      if (pointers.delete(event.pointerId) && event.type === "pointerup" && this.dragged < 6) this.onPick(this.at(...place(event)), place(event));
+      if (pointers.delete(event.pointerId) && event.type === "pointerup" && this.dragged < 6) this.onPick(this.at(...place(event), event.pointerType), place(event));
     };
     canvas.addEventListener("pointerup", up);
     canvas.addEventListener("pointercancel", up);
@@ -396,6 +445,12 @@ function inside([x, y], corners) {
 function rgb(text) {
   const hex = text.replace("#", "");
   return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16));
+}
+
+// Black or white, whichever can be read better on a colour.
+function ink(channels) {
+  const [red, green, blue] = channels.map((value) => (value <= 10 ? value / 3294 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
 }
 
 const css = (channels) => `rgb(${channels.map(Math.round).join(" ")})`;
