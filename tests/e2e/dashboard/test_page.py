@@ -272,6 +272,197 @@ async def test_a_ride_moves_and_a_click_shows_its_records() -> None:
         await expect(tab.locator("#ride-about")).to_contain_text("Midtown Center → ")
 
 
+SIZES = [(1440, 900), (1024, 768), (390, 844)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_a_ride_is_a_column_where_there_is_room_and_else_a_modal_dialog(width: int, height: int) -> None:
+    bus = MemoryBus()
+    async with (
+        story(bus) as tell,
+        page(bus) as url,
+        browser() as chromium,
+        visit(chromium, url, width=width, height=height) as tab,
+    ):
+        await tell.ride("one", until="riding")
+        button = tab.locator("#rides button")
+        await expect(button).to_contain_text("riding", timeout=PATIENCE_MS)
+        await button.focus()
+        await tab.keyboard.press("Enter")
+        ride = tab.locator("#ride")
+        await expect(tab.locator("#timeline > li")).to_have_count(7, timeout=PATIENCE_MS)
+        await expect(tab.locator("#ride-title")).to_be_focused(timeout=PATIENCE_MS)
+        assert await tab.evaluate("document.documentElement.scrollWidth") <= width
+        is_modal = await ride.evaluate("(found) => found.matches(':modal')")
+        assert is_modal == (width < 1100)
+        if is_modal:
+            # Tab goes round in the dialog; what is behind cannot be reached.
+            for _ in range(25):
+                await tab.keyboard.press("Tab")
+                where = "document.activeElement === document.body || !!document.activeElement.closest('#ride')"
+                assert await tab.evaluate(where)
+        else:
+            drawer = await ride.bounding_box()
+            assert drawer is not None
+            for beside in ("#city", "#ledger", "#flow", "#brokers", "#lag", "#foot"):
+                box = await tab.locator(beside).bounding_box()
+                assert box is not None
+                assert box["x"] + box["width"] <= drawer["x"], beside
+                assert box["width"] > 300
+        await tab.keyboard.press("Escape")
+        await expect(ride).to_be_hidden()
+        assert await tab.evaluate("document.activeElement.dataset.ride") == "one"
+        assert "#ride" not in tab.url
+
+
+async def test_an_open_ride_follows_the_width_of_the_window() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium:
+        await tell.ride("one", until="matched")
+        async with visit(chromium, url) as tab:
+            await tab.locator("#rides button").click()
+            await expect(tab.locator("#timeline > li")).to_have_count(5, timeout=PATIENCE_MS)
+            for width in (800, 1280, 390):
+                await tab.set_viewport_size({"width": width, "height": 800})
+                await tab.wait_for_function(
+                    "(modal) => document.getElementById('ride').matches(':modal') === modal", arg=width < 1100
+                )
+                await expect(tab.locator("#timeline > li")).to_have_count(5)
+                assert tab.url.endswith("#ride=one")
+
+
+async def test_events_say_how_long_after_the_one_before_by_which_trace_and_which_attempt() -> None:
+    bus = MemoryBus()
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+    def event(offset: int, at: str, ident: str) -> dict[str, Any]:
+        headers = [["ce_id", ident], ["ce_traceparent", f"00-{trace}-00f067aa0ba902b7-01"]]
+        place = {"topic": "rides.v1", "partition": 0, "offset": offset, "key": "r", "written_ms": 1_700_000_000_000}
+        return {"type": "ride.requested", "id": ident, "event_time": at, "headers": headers, "payload": {}, **place}
+
+    events = [
+        event(1, "2014-05-01T18:00:00Z", "first"),
+        event(2, "2014-05-01T18:00:04.2Z", "again"),
+        event(7, "2014-05-01T18:00:04.2Z", "again"),
+        event(9, "2014-05-01T18:03:24.2Z", "last"),
+    ]
+    async with story(bus), page(bus) as url, browser() as chromium:
+        context = await chromium.new_context(viewport={"width": 1280, "height": 800})
+        await context.grant_permissions(["clipboard-read", "clipboard-write"])
+        tab = await context.new_page()
+        body = json.dumps({"ride_id": "r", "events": events, "booking": None})
+        await tab.route("**/api/rides/r", lambda route: route.fulfill(body=body, content_type="application/json"))
+        await tab.goto(f"{url}/#ride=r")
+        items = tab.locator("#timeline > li")
+        await expect(items).to_have_count(4, timeout=PATIENCE_MS)
+        assert await items.locator(".after").all_inner_texts() == ["", "+4.2 s", "+0.0 s", "+3 min 20 s"]
+        assert await items.locator(".tries").all_inner_texts() == ["", "attempt 1 of 2", "attempt 2 of 2", ""]
+        await expect(items.first.locator(".where")).to_contain_text("trace 4bf92f35…")
+        await items.first.locator("button.copy").click()
+        await expect(items.first.locator("button.copy")).to_have_text("copied")
+        assert json.loads(await tab.evaluate("navigator.clipboard.readText()")) == events[0]
+        await tab.locator("#ride-copy").click()
+        await expect(tab.locator("#ride-copy")).to_have_text("copied")
+        assert json.loads(await tab.evaluate("navigator.clipboard.readText()")) == events
+        await context.close()
+
+
+# What breaks WCAG 2.2 AA: targets under 24 px, contrast of text; and, by the page's own rule, text under 12 px.
+_FAULTS = """
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const over = ([r, g, b, a], below) => [r, g, b].map((value, at) => (value * a + below[at] * (255 - a)) / 255);
+  const ground = (element) => {
+    const layers = [];
+    for (let at = element; at; at = at.parentElement) {
+      const colour = rgba(getComputedStyle(at).backgroundColor);
+      if (colour[3]) layers.unshift(colour);
+      if (colour[3] === 255) break;
+    }
+    return layers.reduce((below, layer) => over(layer, below), [255, 255, 255]);
+  };
+  const css = (channels) => `rgb(${channels.slice(0, 3).map(Math.round).join(" ")})`;
+  const isSeen = (element) => element.checkVisibility() && !element.closest(".hidden, .skip, script, noscript");
+  const faults = [];
+  const say = ({ tagName, id, className, textContent }, what) =>
+    faults.push(`${tagName} ${id || className} "${textContent.slice(0, 30)}" ${what}`);
+  for (const element of document.querySelectorAll("button, summary, a, select, [tabindex='0']")) {
+    const { width, height } = element.getBoundingClientRect();
+    if (isSeen(element) && (width < 24 || height < 23.99)) say(element, `is ${width} x ${height}`);
+  }
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const element = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !isSeen(element)) continue;
+    const style = getComputedStyle(element);
+    const size = parseFloat(style.fontSize);
+    if (size < 12) say(element, `is ${size} px`);
+    const isSvg = element instanceof SVGElement;
+    const below = isSvg ? rgba(style.getPropertyValue("--raised")) : ground(element);
+    const ratio = contrast(css(rgba(isSvg ? style.fill : style.color)), css(below));
+    if (ratio < 4.5) say(element, `has contrast ${ratio.toFixed(2)}`);
+  }
+  return faults;
+"""
+FAULTS = f"() => {{ const contrast = {CONTRAST}; {_FAULTS} }}"
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("dark", [True, False])
+async def test_targets_are_large_and_text_can_be_read(width: int, height: int, dark: bool, tmp_path: Path) -> None:
+    bus, ledger = BusOfThree(), tmp_path / "ledger.json"
+    lines = [line(1), line(2, "disagrees", findings=[LOST]), line(3, "not_checked"), line(4, "shown")]
+    processes = [{"name": "surge", "state": "restarting"}, {"name": "booking", "state": "failed"}]
+    written = {"balanced": False, "so_far": True, "lines": lines, "audited_s_ago": 1, "processes": processes}
+    ledger.write_text(json.dumps(written))
+    bus.away = frozenset({2})
+    async with story(bus) as tell, page(bus, ledger_file=ledger) as url, browser() as chromium:
+        for step, multiplier in enumerate((1.1, 1.5), 1):
+            await tell.price(multiplier, version=step)
+        await tell.recommend()
+        for until in ("requested", "matched", "riding", "completed", "cancelled"):
+            await tell.ride(f"ride-{until}", until=until)
+        tab = await chromium.new_page(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+        )
+        tab.set_default_timeout(PATIENCE_MS)
+        await tab.goto(url)
+        await shows(tab, "#l-requested", "5")
+        await shows(tab, "#verdict", "✗ not balanced so far")
+        await expect(tab.locator("#rides button")).not_to_have_count(0, timeout=PATIENCE_MS)
+        assert await tab.evaluate(FAULTS) == []
+        await tab.evaluate("() => { location.hash = '#ride=ride-riding'; location.reload(); }")
+        await expect(tab.locator("#timeline > li")).to_have_count(7, timeout=PATIENCE_MS)
+        for opener in await tab.locator("#timeline summary").all():
+            await opener.click()
+        payload = tab.locator("#timeline pre").first
+        assert await payload.get_attribute("tabindex") == "0"
+        assert await payload.get_attribute("aria-label") == "Payload of quote.offered"
+        assert await tab.evaluate(FAULTS) == []
+        await tab.close()
+
+
+async def test_forced_colours_keep_the_signs() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium:
+        await tell.price(1.5)
+        tab = await chromium.new_page(viewport={"width": 1280, "height": 800}, forced_colors="active")
+        tab.set_default_timeout(PATIENCE_MS)
+        await tab.goto(url)
+        await shows(tab, "#status", "up to date")
+        await expect(tab.locator("#health-sign")).to_have_text("✓")
+        ground = "(found) => getComputedStyle(found).backgroundColor"
+        canvas = await tab.locator("#legend").evaluate(ground)
+        for sign in (".k-riding", "#ramp .s1", "#ramp .s6", "#hottest i"):
+            assert await tab.locator(sign).first.evaluate(ground) not in (canvas, "rgba(0, 0, 0, 0)"), sign
+        await tab.close()
+
+
 async def test_a_page_opened_after_the_last_ride_says_so() -> None:
     bus = MemoryBus()
     async with story(bus) as tell, page(bus) as url, browser() as chromium:

@@ -61,10 +61,24 @@ async function loadRide(id) {
   }
 }
 
+// From 1100 px a column beside the others, so that nothing is covered; below, a modal dialog.
+const drawer = $("ride");
+const isWide = matchMedia("(min-width: 1100px)");
+function showDrawer() {
+  if (drawer.open) return;
+  if (isWide.matches) drawer.show();
+  else drawer.showModal();
+}
+isWide.addEventListener("change", () => {
+  if (!drawer.open) return;
+  drawer.close();
+  showDrawer();
+});
+
 function openRide(id) {
-  backTo ??= document.activeElement;
+  if (!opened) backTo = document.activeElement;
   opened = map.picked = id;
-  $("ride").hidden = false;
+  showDrawer();
   history.replaceState(null, "", `#ride=${encodeURIComponent(id)}`);
   clearInterval(refresh);
   const load = () => loadRide(id).catch(() => { $("ride-about").textContent = "The server does not answer; trying again."; });
@@ -73,15 +87,27 @@ function openRide(id) {
 }
 
 function closeRide() {
+  if (!opened) return;
   opened = map.picked = null;
   clearInterval(refresh);
-  $("ride").hidden = true;
+  if (drawer.open) drawer.close();
   history.replaceState(null, "", location.pathname + location.search);
   backTo?.focus?.();
   backTo = null;
 }
 $("ride-close").addEventListener("click", closeRide);
-addEventListener("keydown", (event) => { if (event.key === "Escape" && opened && !$("topics").open) closeRide(); });
+drawer.addEventListener("close", () => { if (!drawer.open) closeRide(); });
+addEventListener("keydown", (event) => { if (event.key === "Escape" && opened && isWide.matches && !$("topics").open) closeRide(); });
+drawer.addEventListener("click", async (event) => {
+  const button = event.target.closest("#ride-copy, button.copy");
+  const text = button && panels.textOf(button.closest("li")?.dataset.place);
+  if (!text) return;
+  const isDone = await panels.copy(text, drawer);
+  const words = button.textContent;
+  button.textContent = isDone ? "copied" : "not possible here";
+  $("said").textContent = isDone ? "copied" : "this browser refuses to copy";
+  setTimeout(() => { button.textContent = words; $("said").textContent = ""; }, 1500);
+});
 
 // ------------------------------------------------------------------ leaders and replicas
 $("topics-open").addEventListener("click", () => openTopics(state));

@@ -26,6 +26,14 @@ export function seconds(s) {
   return `${Math.round(s / 3600)} h`;
 }
 
+/** How long after the one before an event was: "+4.2 s". */
+export function after(ms) {
+  const s = Math.abs(ms) / 1000;
+  const sign = ms < 0 ? "−" : "+";
+  if (s < 60) return `${sign}${s.toFixed(1)} s`;
+  return s < 7200 ? `${sign}${Math.floor(s / 60)} min ${Math.round(s % 60)} s` : `${sign}${(s / 3600).toFixed(1)} h`;
+}
+
 export function speed(rateOfTime) {
   if (rateOfTime < 0.05) return "paused";
   return rateOfTime >= 10 ? `×${counts.format(rateOfTime)}` : `×${tenths.format(rateOfTime)}`;

@@ -1,7 +1,7 @@
 // Everything beside the map.
 
 import { showHealth } from "./health.js";
-import { count, element, eventTime, hour, multiplier, percent, rate, seconds, short, speed } from "./format.js";
+import { after, count, element, eventTime, hour, multiplier, percent, rate, seconds, short, speed } from "./format.js";
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
@@ -213,7 +213,7 @@ export function showFlow(state) {
   const rows = Math.max(topics.length, sources.length, slow.groups.length, 1);
   const [step, box, top] = [21, 17, 18];
   const height = top + rows * step;
-  const columns = { source: [0, width * 0.225], topic: [width * 0.31, width * 0.38], group: [width * 0.775, width * 0.225] };
+  const columns = { source: [0, width * 0.235], topic: [width * 0.305, width * 0.4], group: [width * 0.765, width * 0.235] };
   const parts = [];
   const place = (index, total) => top + ((rows - total) * step) / 2 + index * step + box / 2;
   const y = {
@@ -235,8 +235,8 @@ export function showFlow(state) {
     const [x, wide] = columns[column];
     const middle = y[column].get(name);
     parts.push(svg("rect", { x: x + 0.5, y: middle - box / 2, width: wide - 1, height: box, rx: 5 }));
-    parts.push(svg("text", { x: x + 6, y: middle + 4 }, clip(text, wide - (perSecond === null ? 9 : 40))));
-    if (perSecond !== null) parts.push(svg("text", { x: x + wide - 6, y: middle + 4, "text-anchor": "end", class: "rate" }, rate(perSecond)));
+    parts.push(svg("text", { x: x + 5, y: middle + 4 }, clip(text, wide - (perSecond === null ? 9 : 44))));
+    if (perSecond !== null) parts.push(svg("text", { x: x + wide - 5, y: middle + 4, "text-anchor": "end", class: "rate" }, rate(perSecond)));
   };
   for (const name of sources) node("source", name, name.replace(/^\//, ""), null);
   for (const name of topics) node("topic", name, name.replace(/\.v1$/, ""), perTopic.get(name));
@@ -251,9 +251,13 @@ export function showFlow(state) {
   graph.replaceChildren(...parts);
 }
 
+const measure = document.createElement("canvas").getContext("2d");
 function clip(text, width) {
-  const most = Math.max(3, Math.floor(width / 6));
-  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+  measure.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  if (measure.measureText(text).width <= width) return text;
+  let most = text.length - 1;
+  while (most > 3 && measure.measureText(`${text.slice(0, most)}…`).width > width) most--;
+  return `${text.slice(0, most)}…`;
 }
 
 function showHottest(state, surging) {
@@ -378,22 +382,62 @@ export function showTimeline(found, state) {
   const list = $("timeline");
   if (list.dataset.ride !== found.ride_id) list.replaceChildren();
   list.dataset.ride = found.ride_id;
-  const placeOf = (event) => `${event.topic} ${event.partition} ${event.offset}`;
+  shownEvents = new Map(events.map((event) => [placeOf(event), event]));
   events.forEach((event, index) => {
     // What was read late may belong before what is shown.
     const there = list.children[index] ?? null;
-    if (there?.dataset.place === placeOf(event)) return;
-    list.insertBefore(
-      element("li", { "data-topic": event.topic, "data-place": placeOf(event) },
-        element("div", { class: "what" }, element("span", {}, event.type), element("time", { datetime: event.event_time }, hour(Date.parse(event.event_time)))),
-        element("div", { class: "where" }, `${event.topic}[${event.partition}] @ ${event.offset} · written ${new Date(event.written_ms).toISOString().slice(11, 23)}`),
-        element("details", {}, element("summary", {}, "headers and payload"),
-          element("table", {}, element("tbody", {}, element("tr", {}, element("td", {}, "key"), element("td", {}, event.key ?? "none")),
-            ...event.headers.map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", {}, value))))),
-          element("pre", {}, JSON.stringify(event.payload, null, 2)))),
-      there,
-    );
+    if (there?.dataset.place !== placeOf(event)) list.insertBefore(eventItem(event), there);
   });
+  events.forEach((event, index) => {
+    const item = list.children[index];
+    const since = index ? Date.parse(event.event_time) - Date.parse(events[index - 1].event_time) : NaN;
+    const same = events.filter(({ id }) => id && id === event.id);
+    const tries = same.length > 1 ? `attempt ${same.indexOf(event) + 1} of ${same.length}` : "";
+    for (const [name, text] of [["after", Number.isFinite(since) ? after(since) : ""], ["tries", tries]]) {
+      const place = item.querySelector(`.${name}`);
+      if (place.textContent !== text) place.textContent = text;
+    }
+  });
+}
+
+let shownEvents = new Map();
+const placeOf = (event) => `${event.topic} ${event.partition} ${event.offset}`;
+
+function eventItem(event) {
+  const headers = Object.fromEntries(event.headers);
+  const trace = headers.ce_traceparent?.split("-")[1];
+  return element("li", { "data-topic": event.topic, "data-place": placeOf(event) },
+    element("div", { class: "what" }, element("span", {}, event.type), element("small", { class: "after" }), element("time", { datetime: event.event_time }, hour(Date.parse(event.event_time)))),
+    element("div", { class: "where" }, `${event.topic}[${event.partition}] @ ${event.offset} · written ${new Date(event.written_ms).toISOString().slice(11, 23)}`,
+      trace ? element("span", { title: `trace ${trace}` }, ` · trace ${trace.slice(0, 8)}…`) : null, element("span", { class: "tries" })),
+    element("div", { class: "more" },
+      element("details", {}, element("summary", {}, "headers and payload"),
+        element("table", {}, element("tbody", {}, element("tr", {}, element("td", {}, "key"), element("td", {}, event.key ?? "none")),
+          ...event.headers.map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", {}, value))))),
+        element("pre", { tabindex: "0", role: "group", "aria-label": `Payload of ${event.type}` }, JSON.stringify(event.payload, null, 2))),
+      element("button", { type: "button", class: "copy", "aria-label": `Copy ${event.type}` }, "copy")));
+}
+
+/** One event as it was on the wire, or all of the ride. */
+export function textOf(place) {
+  const found = place ? shownEvents.get(place) : [...shownEvents.values()];
+  return found ? JSON.stringify(found, null, 2) : "";
+}
+
+export async function copy(text, within) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch { /* no permission, or an address that is not secure: the old way may work */ }
+  const area = element("textarea", { class: "hidden", "aria-hidden": "true" });
+  area.value = text;
+  within.append(area);
+  const { activeElement } = document;
+  area.select();
+  const isDone = document.execCommand("copy");
+  area.remove();
+  activeElement?.focus?.();
+  return isDone;
 }
 
 export function tipFor(state, hit) {
