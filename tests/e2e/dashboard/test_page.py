@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from hailbus.testing import MemoryBus
 from hailbus_devtools.tools import chromium
 from playwright.async_api import Browser, Page, Response, async_playwright, expect
 from ride_events import LatLng
+from ride_events.pricing import DemandForecastPublished
 
-from tests.integration.dashboard.city import HOT, BusOfThree, page, story
+from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, BusOfThree, page, story
 
 FLAGS = [
     "--headless",
@@ -614,6 +616,52 @@ async def test_flow_recommendations_and_groups_are_told() -> None:
         await expect(tab.locator("#served li")).to_contain_text("usual at this hour from Times Sq/Theatre District")
         await shows(tab, "#groups td", "no group has committed yet")
         await expect(tab.locator("#lake-rows")).to_have_text("no lake is connected to this page")
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, height: int) -> None:
+    bus = MemoryBus()
+    async with (
+        story(bus) as tell,
+        page(bus) as url,
+        browser() as chromium,
+        visit(chromium, url, width=width, height=height) as tab,
+    ):
+        await shows(tab, "#forecast-error", "no forecast yet")
+        # Eight requests in the first quarter, six in the second, of which five were expected.
+        for number in range(8):
+            await tell.ride(f"first-{number}", until="requested")
+
+        async def expect_of(cell: str, minute: int, median: float) -> None:
+            band: dict[str, Any] = {"p10": median / 2, "p50": median, "p90": 2 * median, "mean": median, "model": "m"}
+            issued_at = EVENING + timedelta(minutes=minute)
+            await tell.say(DemandForecastPublished(cell=cell, horizon_min=15, issued_at=issued_at, **band), 60 * minute)
+
+        await expect_of(HOT, 15, 5.0)
+        await expect_of(BROOKLYN.cell(), 15, 1.0)
+        await shows(tab, "#forecast-zone", "Midtown Center")
+        await shows(tab, "#forecast-error", "not scored yet")
+        for number in range(6):
+            await tell.ride(f"second-{number}", until="requested", later_s=16 * 60)
+        await tell.ride("third", until="requested", later_s=33 * 60)
+        # |6 - 5| and |0 - 1| against |6 - 8| and |0 - 0|.
+        await shows(tab, "#forecast-error", "MAE 1.0 against naive 1.0")
+        await expect_of(HOT, 30, 7.0)
+        await expect(tab.locator("#forecast-chart")).to_have_attribute(
+            "aria-label",
+            "Midtown Center, from 18:30:00 for 15 minutes: 7 requests expected, 3.5 to 14 likely, naive 6",
+            timeout=PATIENCE_MS,
+        )
+        await expect(tab.locator("#forecast-chart .band")).to_have_count(1)
+        await expect(tab.locator("#forecast-chart .naive")).to_have_count(1)
+        await expect(tab.locator("#forecast-chart .came")).to_have_count(1)
+        card = await tab.locator("#forecast").bounding_box()
+        assert card is not None
+        for inside in ("#forecast-zone", "#forecast-chart", "#forecast-key"):
+            box = await tab.locator(inside).bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] <= card["y"] + card["height"], inside
+        assert await tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 async def test_a_server_that_goes_away_is_said_and_comes_back() -> None:

@@ -57,9 +57,19 @@ class Story:
         )
 
     async def ride(
-        self, ride_id: str, *, until: str = "riding", start: LatLng = TIMES_SQUARE, end: LatLng = BROOKLYN
+        self,
+        ride_id: str,
+        *,
+        until: str = "riding",
+        start: LatLng = TIMES_SQUARE,
+        end: LatLng = BROOKLYN,
+        later_s: float = 0,
     ) -> None:
-        """Tell a ride up to a phase: requested, matched, riding, completed or cancelled."""
+        """Tell a ride up to a phase: requested, matched, riding, completed or cancelled. It begins `later_s` later."""
+
+        async def say(event: Any, seconds: float = 0) -> None:
+            await self.say(event, seconds + later_s)
+
         fare = Money(amount_minor=2350)
         route: dict[str, Any] = {
             "pickup": start,
@@ -68,7 +78,7 @@ class Story:
             "dropoff_cell": end.cell(),
         }
         quote: dict[str, Any] = {"quote_id": f"quote-of-{ride_id}", "rider_id": "rider-7"}
-        await self.say(
+        await say(
             QuoteOffered(
                 **quote,
                 **route,
@@ -81,8 +91,8 @@ class Story:
                 expires_at=EVENING + timedelta(minutes=2),
             )
         )
-        await self.say(QuoteAccepted(**quote, seq=2, ride_id=ride_id, pickup_cell=start.cell()), 5)
-        await self.say(
+        await say(QuoteAccepted(**quote, seq=2, ride_id=ride_id, pickup_cell=start.cell()), 5)
+        await say(
             RideRequested(ride_id=ride_id, seq=1, **quote, **route, fare=fare, multiplier=2.0, surge_version=1),
             5,
         )
@@ -92,11 +102,11 @@ class Story:
             "rider_id": "rider-7",
             "amount": fare,
         }
-        await self.say(PaymentAuthorised(**payment, seq=1), 5)
+        await say(PaymentAuthorised(**payment, seq=1), 5)
         if until == "requested":
             return
         if until == "cancelled":
-            await self.say(
+            await say(
                 RideCancelled(
                     ride_id=ride_id,
                     seq=2,
@@ -112,14 +122,14 @@ class Story:
             return
         driver: dict[str, Any] = {"ride_id": ride_id, "driver_id": f"driver-of-{ride_id}"}
         place = LatLng(lat=start.lat + 0.01, lng=start.lng)
-        await self.say(RideMatched(**driver, seq=2, driver_position=place, pickup_cell=start.cell(), eta_s=180), 10)
+        await say(RideMatched(**driver, seq=2, driver_position=place, pickup_cell=start.cell(), eta_s=180), 10)
         if until == "matched":
             return
-        await self.say(RideDriverArrived(**driver, seq=3), 150)
-        await self.say(RideStarted(**driver, seq=4, pickup=start, dropoff=end), 200)
+        await say(RideDriverArrived(**driver, seq=3), 150)
+        await say(RideStarted(**driver, seq=4, pickup=start, dropoff=end), 200)
         if until == "riding":
             return
-        await self.say(
+        await say(
             RideCompleted(
                 **driver,
                 **route,
@@ -135,7 +145,7 @@ class Story:
             ),
             1_900,
         )
-        await self.say(PaymentCaptured(**payment, seq=2), 1_900)
+        await say(PaymentCaptured(**payment, seq=2), 1_900)
 
     async def drivers(self, count: int, busy: int) -> None:
         for number in range(count):

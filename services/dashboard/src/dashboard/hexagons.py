@@ -17,10 +17,16 @@ def shape(cell: str) -> dict[str, Any]:  # Any: JSON
     boundary = [round(degrees, _DIGITS) for corner in h3.cell_to_boundary(cell) for degrees in corner]
     return {
         "id": cell,
-        "name": zone.name if zone else "outside the city",
+        "name": name_of(cell),
         "borough": zone.borough if zone else "",
         "boundary": boundary,
     }
+
+
+def name_of(cell: str) -> str:
+    """Return what people call the place of a cell."""
+    zone = zone_of_cell(cell)
+    return zone.name if zone else "outside the city"
 
 
 @cache
@@ -39,4 +45,4 @@ def _land() -> frozenset[str]:
     return frozenset(land_cells(RESOLUTION))
 
 
-__all__ = ["RESOLUTION", "is_land", "land", "shape"]
+__all__ = ["RESOLUTION", "is_land", "land", "name_of", "shape"]

@@ -10,13 +10,15 @@ from dashboard.domain.city import City
 from dashboard.domain.cluster import Cluster, topics_of
 from dashboard.domain.health import GroupState, Health, ProcessState, judge
 from dashboard.domain.rides import Ride
-from dashboard.hexagons import is_land, shape
+from dashboard.hexagons import is_land, name_of, shape
 
 Json = dict[str, Any]  # Any: JSON
 _RIDES_SHOWN: Final = 4_000
 _SLOW_EVERY: Final = 4  # ticks
 _LEDGER_FIELDS: Final = ("phase", "so_far", "balanced", "lines", "left_out", "audited_s_ago", "sabotage")
 """What the page shows of the demo's ledger; the demo writes all figures of its run beside them."""
+_CAUGHT_UP: Final = 1_000
+"""Records that may be unread when forecasts are compared with what came."""
 _PROCESSES_FRESH_S: Final = 20.0
 """How old the demo's file may be for what it says of its processes to be shown."""
 
@@ -61,6 +63,8 @@ class View:
         message = self._clock()
         if self._ticks % _SLOW_EVERY == 0:
             self._lake.refresh()
+            if self._watch.ends and self._watch.status.behind < _CAUGHT_UP:
+                city.demand.settle()
             message |= self._slow()
             if self._ledger.refresh():
                 message["full"] = self.full_ledger()
@@ -191,6 +195,7 @@ class View:
                 "chosen_first": recommendations.chosen_first,
                 "recent": list(recommendations.recent),
             },
+            "forecast": _forecast(city),
             "lake": {
                 "expected": self._lake.path is not None,
                 "error": self._lake.error,
@@ -230,6 +235,32 @@ def _health(health: Health) -> Json:
         "subject": health.subject,
         "others": [truth.words for truth in health.truths[1:]],
         "chips": [[chip.name, chip.level, chip.words, chip.about] for chip in health.chips],
+    }
+
+
+def _forecast(city: City) -> Json | None:
+    """Return the busiest cell's forecasts and the errors of all."""
+    demand = city.demand
+    cell = demand.shown()
+    if cell is None:
+        return None
+    mae = demand.mae
+    return {
+        "cell": cell,
+        "zone": name_of(cell),
+        "scored": demand.scored,
+        "mae": None if mae is None else [round(error, 2) for error in mae],
+        "points": [
+            [
+                point.forecast.issued_ms,
+                round(point.forecast.p10, 1),
+                round(point.forecast.p50, 1),
+                round(point.forecast.p90, 1),
+                point.actual,
+                point.naive,
+            ]
+            for point in demand.points(cell)
+        ],
     }
 
 

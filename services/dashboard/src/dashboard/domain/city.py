@@ -9,22 +9,30 @@ from hailbus import ContractError
 from hailbus.codec import decode
 from ride_events import CATALOGUE
 from ride_events.drivers import DriverBecameBusy, DriverBecameFree, DriverWentOffline, DriverWentOnline
-from ride_events.pricing import SurgeUpdated
+from ride_events.pricing import DemandForecastPublished, SurgeUpdated
 from ride_events.quotes import QuoteOffered
 from ride_events.recommendations import RecommendationChosen, RecommendationServed
 from ride_events.rides import RideEvent, RideRequested
 from ride_events.zones import zone_of_cell
 
+from dashboard.domain.demand import HORIZON_MIN, Demand, Forecast
 from dashboard.domain.flow import Flow, OffsetTimes
 from dashboard.domain.rides import RideBook
 from dashboard.domain.timeline import Record, Timelines
 
 _SHOWN_TYPES: Final = frozenset(
-    {b"quote.offered", b"surge.updated", b"recommendation.served", b"recommendation.chosen"}
+    {
+        b"demand.forecast_published",
+        b"quote.offered",
+        b"surge.updated",
+        b"recommendation.served",
+        b"recommendation.chosen",
+    }
 )
 _SHOWN_PREFIXES: Final = (b"ride.", b"driver.went", b"driver.became")
 _DURATIONS: Final = 20_000
 _RECENT: Final = 8
+_OUTSIDE: Final = "outside the city"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +65,7 @@ class Recommendations:
                 "id": event.recommendation_id,
                 "at": at_ms,
                 "rider": event.rider_id,
-                "from": zone.name if zone else event.origin_cell,
+                "from": zone.name if zone else _OUTSIDE,
                 "options": [{"name": _name(option.cell), "score": round(option.score, 3)} for option in destinations],
                 "reason": destinations[0].reason if destinations else "",
                 "kinds": sorted({option.kind for option in event.options}),
@@ -67,7 +75,7 @@ class Recommendations:
 
 def _name(cell: str | None) -> str:
     zone = zone_of_cell(cell) if cell is not None else None
-    return zone.name if zone is not None else str(cell)
+    return zone.name if zone is not None else _OUTSIDE
 
 
 class City:
@@ -78,6 +86,7 @@ class City:
         self.cells: dict[str, Multiplier] = {}
         self.changed_cells: set[str] = set()
         self.recommendations = Recommendations()
+        self.demand = Demand()
         self.timelines = Timelines()
         self.flow = Flow(tick_s=tick_s)
         self.offsets = OffsetTimes()
@@ -116,6 +125,8 @@ class City:
         match event:
             case RideRequested():
                 self.timelines.begin(event.ride_id, event.quote_id)
+                if self.rides.is_new(event.ride_id):
+                    self.demand.requested(event.pickup_cell, at_ms)
                 self.rides.apply(event, at_ms, duration_s=self._durations.pop(event.quote_id, None))
             case RideEvent():
                 self.rides.apply(event, at_ms)
@@ -134,6 +145,11 @@ class City:
                         surge_version=event.surge_version,
                     )
                     self.changed_cells.add(event.cell)
+            case DemandForecastPublished():
+                if event.horizon_min == HORIZON_MIN:
+                    issued_ms = _ms(event.issued_at)
+                    expected = Forecast(issued_ms=issued_ms, p10=event.p10, p50=event.p50, p90=event.p90)
+                    self.demand.forecast(event.cell, expected)
             case RecommendationServed():
                 self.recommendations.take(event, at_ms)
             case RecommendationChosen():

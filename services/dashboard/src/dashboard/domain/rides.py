@@ -62,6 +62,10 @@ class RideBook:
     ended: list[tuple[str, Phase]] = field(default_factory=list)
     _past: dict[int, None] = field(default_factory=dict)
 
+    def is_new(self, ride_id: str) -> bool:
+        """Return whether no event of a ride was applied."""
+        return ride_id not in self.open and hash(ride_id) not in self._past
+
     def apply(self, event: RideEvent, at_ms: int, *, duration_s: int | None = None) -> None:
         """Take an event of a ride. `duration_s` is the quoted one of a request, where it is known."""
         ride = self.open.get(event.ride_id)

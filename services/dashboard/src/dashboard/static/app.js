@@ -1,6 +1,7 @@
 // Wires stream, state, map and panels.
 
 import { openTopics, showCluster } from "./cluster.js";
+import { showForecast } from "./forecast.js";
 import { CityMap } from "./map.js";
 import * as panels from "./panels.js";
 import { State } from "./state.js";
@@ -165,6 +166,7 @@ function render(force = false) {
   panels.showFlow(state);
   panels.showRecommendations(state);
   panels.showLake(state);
+  showForecast(state);
 }
 
 loadCells();

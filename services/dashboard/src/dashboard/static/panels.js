@@ -1,10 +1,10 @@
 // Everything beside the map.
 
 import { showHealth } from "./health.js";
+import { svg } from "./svg.js";
 import { after, count, element, eventTime, hour, multiplier, percent, rate, seconds, short, speed } from "./format.js";
 
 const $ = (id) => document.getElementById(id);
-const SVG = "http://www.w3.org/2000/svg";
 const HOT = 6;
 const RIDES = 6;
 const LATE_S = 5;
@@ -189,13 +189,6 @@ export function showGroups(state) {
   );
 }
 
-const svg = (tag, attributes, text) => {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
-
 // Three columns of boxes, and links as wide as the events that go through them.
 export function showFlow(state) {
   const { slow } = state;
@@ -213,7 +206,7 @@ export function showFlow(state) {
   const rows = Math.max(topics.length, sources.length, slow.groups.length, 1);
   const [step, box, top] = [21, 17, 18];
   const height = top + rows * step;
-  const columns = { source: [0, width * 0.235], topic: [width * 0.305, width * 0.4], group: [width * 0.765, width * 0.235] };
+  const columns = { source: [0, width * 0.23], topic: [width * 0.29, width * 0.42], group: [width * 0.77, width * 0.23] };
   const parts = [];
   const place = (index, total) => top + ((rows - total) * step) / 2 + index * step + box / 2;
   const y = {
@@ -235,7 +228,7 @@ export function showFlow(state) {
     const [x, wide] = columns[column];
     const middle = y[column].get(name);
     parts.push(svg("rect", { x: x + 0.5, y: middle - box / 2, width: wide - 1, height: box, rx: 5 }));
-    parts.push(svg("text", { x: x + 5, y: middle + 4 }, clip(text, wide - (perSecond === null ? 9 : 44))));
+    parts.push(svg("text", { x: x + 5, y: middle + 4 }, clip(text, wide - (perSecond === null ? 8 : 42))));
     if (perSecond !== null) parts.push(svg("text", { x: x + wide - 5, y: middle + 4, "text-anchor": "end", class: "rate" }, rate(perSecond)));
   };
   for (const name of sources) node("source", name, name.replace(/^\//, ""), null);

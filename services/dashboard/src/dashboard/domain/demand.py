@@ -1,0 +1,132 @@
+"""Demand and its forecasts: what was expected of a cell in 15 minutes, what came, and how far off that was."""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+SLOT_MS: Final = 300_000
+SLOTS: Final = 3
+"""Of a forecast: 15 minutes."""
+HORIZON_MIN: Final = 15
+_KEPT_SLOTS: Final = 60
+_FORECASTS_PER_CELL: Final = 24
+_WAITING: Final = 20_000
+_LATE_MS: Final = 120_000
+"""How long after its end a forecast is compared: partitions are read side by side, so some requests come later."""
+_STAYS: Final = 1.5
+"""Another cell is shown once this much more is expected of it: otherwise the card would jump."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Requests expected in a cell in the 15 minutes after `issued_ms`."""
+
+    issued_ms: int
+    p10: float
+    p50: float
+    p90: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A forecast beside what came, and beside the naive one: what came in the 15 minutes before.
+
+    `actual` is `None` before all of it is known, `naive` where the log begins too late.
+    """
+
+    forecast: Forecast
+    actual: int | None
+    naive: int | None
+
+
+class Demand:
+    """Requests per cell and slot of five minutes in the last five hours of event time, and forecasts of them."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, dict[str, int]] = {}
+        self._first_ms: int | None = None
+        self._newest_ms = 0
+        self._forecasts: dict[str, deque[Forecast]] = {}
+        self._waiting: list[tuple[int, str, float]] = []
+        self._shown: str | None = None
+        self.scored = 0
+        self._error = 0.0
+        self._error_naive = 0.0
+
+    def requested(self, cell: str, at_ms: int) -> None:
+        """Count a request."""
+        slot = at_ms // SLOT_MS
+        self._first_ms = at_ms if self._first_ms is None else min(self._first_ms, at_ms)
+        counts = self._slots.setdefault(slot, {})
+        counts[cell] = counts.get(cell, 0) + 1
+        if at_ms > self._newest_ms:
+            self._newest_ms = at_ms
+            for old in [known for known in self._slots if known <= slot - _KEPT_SLOTS]:
+                del self._slots[old]
+
+    def forecast(self, cell: str, forecast: Forecast) -> None:
+        """Take a forecast; one that was read before is not counted twice."""
+        known = self._forecasts.setdefault(cell, deque(maxlen=_FORECASTS_PER_CELL))
+        if known and forecast.issued_ms <= known[-1].issued_ms:
+            return
+        known.append(forecast)
+        if len(self._waiting) < _WAITING:
+            heapq.heappush(self._waiting, (forecast.issued_ms, cell, forecast.p50))
+
+    def settle(self) -> None:
+        """Compare the forecasts whose 15 minutes are over. Call it when the log is read to its end.
+
+        Partitions are read side by side, so while the log is caught up with, requests of that time may be missing.
+        """
+        while self._waiting and self._is_over(self._waiting[0][0]):
+            issued_ms, cell, median = heapq.heappop(self._waiting)
+            naive = self._naive(cell, issued_ms)
+            if naive is None or issued_ms // SLOT_MS - SLOTS <= self._newest_ms // SLOT_MS - _KEPT_SLOTS:
+                continue
+            came = self._came(cell, issued_ms)
+            self.scored += 1
+            self._error += abs(came - median)
+            self._error_naive += abs(came - naive)
+
+    @property
+    def mae(self) -> tuple[float, float] | None:
+        """The mean absolute error of the medians, and that of the naive forecast for the same cells and times."""
+        return None if not self.scored else (self._error / self.scored, self._error_naive / self.scored)
+
+    def shown(self) -> str | None:
+        """Return the cell of which most is expected; `None` before there is a forecast."""
+        newest = max((known[-1].issued_ms for known in self._forecasts.values()), default=0)
+        current = {cell: known[-1].p50 for cell, known in self._forecasts.items() if known[-1].issued_ms == newest}
+        best = max(current, key=lambda cell: (current[cell], cell), default=None)
+        held = current.get(self._shown or "", 0.0)
+        if best is not None and current[best] > held * _STAYS:
+            self._shown = best
+        return self._shown
+
+    def points(self, cell: str) -> list[Point]:
+        """Return the last two hours of a cell, oldest first."""
+        return [
+            Point(
+                forecast=forecast,
+                actual=self._came(cell, forecast.issued_ms) if self._is_over(forecast.issued_ms) else None,
+                naive=self._naive(cell, forecast.issued_ms),
+            )
+            for forecast in self._forecasts.get(cell, ())
+        ]
+
+    def _is_over(self, issued_ms: int) -> bool:
+        return issued_ms + SLOTS * SLOT_MS + _LATE_MS <= self._newest_ms
+
+    def _naive(self, cell: str, issued_ms: int) -> int | None:
+        start_ms = issued_ms - SLOTS * SLOT_MS
+        if self._first_ms is None or self._first_ms > start_ms + SLOT_MS:
+            return None
+        return self._came(cell, start_ms)
+
+    def _came(self, cell: str, start_ms: int) -> int:
+        first = start_ms // SLOT_MS
+        return sum(self._slots.get(slot, {}).get(cell, 0) for slot in range(first, first + SLOTS))
+
+
+__all__ = ["HORIZON_MIN", "SLOT_MS", "Demand", "Forecast", "Point"]
