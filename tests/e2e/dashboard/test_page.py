@@ -16,7 +16,7 @@ from hailbus.testing import MemoryBus
 from hailbus_devtools.tools import chromium
 from playwright.async_api import Browser, Page, Response, async_playwright, expect
 from ride_events import LatLng
-from ride_events.pricing import DemandForecastPublished
+from ride_events.pricing import DemandForecastPublished, SurgeUpdated
 
 from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, BusOfThree, page, story
 
@@ -35,6 +35,13 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 PATIENCE_MS = 30_000
+PRICE: dict[str, Any] = {
+    "surge_version": 1,
+    "window_end": EVENING,
+    "demand": 4.0,
+    "supply": 3.0,
+    "valid_until": EVENING + timedelta(days=1),
+}
 
 
 @asynccontextmanager
@@ -491,6 +498,93 @@ async def test_the_keyboard_reaches_a_ride_and_comes_back() -> None:
         scale = await tab.evaluate("globalThis.hailbus.map.view.scale")
         await tab.keyboard.press("+")
         assert await tab.evaluate("globalThis.hailbus.map.view.scale") == pytest.approx(1.4 * scale)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_the_keyboard_steps_through_cells_and_rides_on_the_map(width: int, height: int) -> None:
+    bus = MemoryBus()
+    async with (
+        story(bus) as tell,
+        page(bus) as url,
+        browser() as chromium,
+        visit(chromium, url, width=width, height=height) as tab,
+    ):
+        canvas, said, tip = tab.locator("#map"), tab.locator("#said"), tab.locator("#tip")
+        assert await canvas.get_attribute("role") == "application"
+        await tab.wait_for_function("() => globalThis.hailbus.map.paths.size > 1200")
+        await canvas.focus()
+        await tab.keyboard.press("]")
+        await expect(said).to_have_text("no cell is above 1.0")
+        await tab.keyboard.press("r")
+        await expect(said).to_have_text("no ride is under way")
+        await tell.price(2.0)
+        await tell.say(SurgeUpdated(**PRICE, cell=BROOKLYN.cell(), multiplier=1.2))
+        await tell.ride("one", until="matched")
+        await tell.ride("two", until="riding")
+        await expect(tab.locator("#rides button")).to_have_count(2, timeout=PATIENCE_MS)
+        await shows(tab, "#f-surge", "2 · 2.0×")
+        await tab.keyboard.press("]")
+        await expect(said).to_contain_text("Midtown Center")
+        await expect(said).to_contain_text("2.0× · demand 12.5 · supply 3")
+        await expect(tip).to_contain_text("2.0×")
+        await tab.keyboard.press("]")
+        await expect(said).to_contain_text("Crown Heights North")
+        await tab.keyboard.press("]")
+        await expect(said).to_contain_text("2.0×")
+        await tab.keyboard.press("[")
+        await expect(said).to_contain_text("1.2×")
+        place = await tab.evaluate("() => globalThis.hailbus.map.selected && document.getElementById('tip').hidden")
+        assert place is False
+        # No id of a cell is in what people read.
+        assert "882a" not in await said.inner_text() + await tip.inner_text()
+        await tab.keyboard.press("r")
+        await expect(said).to_have_text(re.compile("^riding to .* click for its events$"))
+        await tab.keyboard.press("r")
+        await expect(said).to_contain_text("driver on the way")
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#timeline > li")).to_have_count(5, timeout=PATIENCE_MS)
+        await tab.keyboard.press("Escape")
+        await expect(tab.locator("#ride")).to_be_hidden()
+        await expect(canvas).to_be_focused()
+        await tab.keyboard.press("Escape")
+        assert await tab.evaluate("() => globalThis.hailbus.map.selected") is None
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_the_map_as_a_list_has_all_cells_and_rides_and_can_be_sorted(width: int, height: int) -> None:
+    bus = MemoryBus()
+    async with (
+        story(bus) as tell,
+        page(bus) as url,
+        browser() as chromium,
+        visit(chromium, url, width=width, height=height) as tab,
+    ):
+        await tell.price(2.0)
+        await tell.ride("one", until="matched")
+        await tell.ride("two", until="requested")
+        await shows(tab, "#f-surge", "1 · 2.0×")
+        await expect(tab.locator("#rides button")).to_have_count(2, timeout=PATIENCE_MS)
+        await tab.locator("#map").focus()
+        await tab.keyboard.press("l")
+        rows = tab.locator("#list-rows tr")
+        await expect(rows).to_have_count(1265)
+        assert (await rows.first.inner_text()).split("\t")[1:5] == ["Manhattan", "2.0×", "12.5", "3"]
+        await expect(tab.locator("#list-head [aria-sort=descending]")).to_have_text("price ▼")
+        assert "882a" not in await tab.locator("#list-rows").inner_text()
+        await tab.locator("#list-head button", has_text="place").click()
+        places = await tab.locator("#list-rows th").all_inner_texts()
+        in_order = "(texts) => texts.every((text, i) => !i || texts[i - 1].localeCompare(text) <= 0)"
+        assert await tab.evaluate(in_order, places)
+        await tab.keyboard.press("Enter")
+        await expect(tab.locator("#list-head [aria-sort=descending]")).to_have_text("place ▼")
+        await tab.locator("#list-rides").click()
+        await expect(rows).to_have_count(2)
+        await expect(rows.first).to_contain_text("waiting")
+        await expect(rows.nth(1)).to_contain_text("Midtown Center")
+        assert await tab.evaluate(FAULTS) == []
+        await rows.nth(1).locator("button").click()
+        await expect(tab.locator("#timeline > li")).to_have_count(5, timeout=PATIENCE_MS)
+        assert await tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def line(number: int, verdict: str = "agrees", **more: Any) -> dict[str, Any]:

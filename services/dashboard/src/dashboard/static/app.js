@@ -2,6 +2,7 @@
 
 import { openTopics, showCluster } from "./cluster.js";
 import { showForecast } from "./forecast.js";
+import { List } from "./list.js";
 import { CityMap } from "./map.js";
 import * as panels from "./panels.js";
 import { State } from "./state.js";
@@ -36,6 +37,47 @@ $("zoom").addEventListener("click", (event) => {
   const act = { in: () => map.zoom(1.5), out: () => map.zoom(1 / 1.5), all: () => map.showAll() }[event.target.dataset.zoom];
   act?.();
 });
+// By keys: cells hottest first, rides newest first; what is selected is drawn, shown beside it and said.
+function say(parts) {
+  $("said").textContent = "";
+  $("said").textContent = parts.map((part) => part.textContent ?? part).filter(Boolean).join(" ");
+}
+function select(hit) {
+  const at = map.select(hit);
+  if (!at) return hover(null);
+  hover(hit, at);
+  const parts = panels.tipFor(state, hit);
+  if (parts) say([hit.cell ? panels.cellName(state, hit.cell) : "", ...parts.slice(hit.cell ? 2 : 0)]);
+}
+function step(all, key, by, none) {
+  if (!all.length) return say([none]);
+  const at = map.selected ? all.indexOf(map.selected[key]) : -1;
+  const next = at === -1 ? (by > 0 ? 0 : all.length - 1) : (at + by + all.length) % all.length;
+  select({ [key]: all[next] });
+}
+const stepCells = (by) => step(state.surging(state.now()).map(([cell]) => cell), "cell", by, "no cell is above 1.0");
+const stepRides = (by) => step([...state.rides.keys()].reverse(), "ride", by, "no ride is under way");
+const list = new List(state, panels, (hit) => {
+  if (hit.ride) return openRide(hit.ride);
+  $("map").focus();
+  select(hit);
+});
+$("list-open").addEventListener("click", () => list.open());
+$("map").addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const act = {
+    "]": () => stepCells(1), "[": () => stepCells(-1), r: () => stepRides(1), R: () => stepRides(-1), l: () => list.open(),
+    Enter: () => map.selected && (map.selected.ride ? openRide(map.selected.ride) : select(map.selected)),
+  }[event.key];
+  if (act) {
+    event.preventDefault();
+    act();
+  } else if (event.key === "Escape" && map.selected) {
+    event.stopPropagation();
+    select(null);
+  }
+});
+$("map").addEventListener("blur", () => hover(null));
 $("theme").addEventListener("click", () => {
   const next = document.documentElement.dataset.theme === "light" ? "dark" : "light";
   document.documentElement.dataset.theme = next;

@@ -25,6 +25,7 @@ export class CityMap {
     this.paths = new Map();
     this.view = null; // {x, y, scale}: what is in the middle, pixels per unit
     this.picked = null;
+    this.selected = null; // by keys: {cell} or {ride}
     this.pointers = new Map();
     this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     this.restyle();
@@ -262,6 +263,7 @@ export class CityMap {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.#drawRides(context, now);
     this.#drawEnds(context, here);
+    this.#drawSelected(context);
   }
 
   // All rides of a phase are one path with one halo, whatever their number.
@@ -335,6 +337,44 @@ export class CityMap {
     context.lineWidth = 1.5;
     context.stroke();
     context.setLineDash([]);
+  }
+
+  // Where something is: the middle of a cell, or where a ride is now; null when it is not there any more.
+  placeOf({ cell, ride: id }) {
+    if (cell) return this.paths.get(cell)?.centre ?? null;
+    const ride = this.state.rides.get(id);
+    if (!ride) return null;
+    const [lat, lng] = this.state.place(ride, this.state.now());
+    return CityMap.world(lat, lng);
+  }
+
+  // Select by keys, and bring it into view. Returns where it is on the screen.
+  select(hit) {
+    this.selected = hit;
+    this.lastFrame = 0;
+    const place = hit && this.view && this.placeOf(hit);
+    if (!place) return null;
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const [x, y] = this.toScreen(place);
+    if (x < 30 || y < 30 || x > width - 30 || y > height - 30) {
+      [this.view.x, this.view.y] = place;
+      this.moved = true;
+      this.drawn = null;
+    }
+    return this.toScreen(place);
+  }
+
+  #drawSelected(context) {
+    const place = this.selected && this.placeOf(this.selected);
+    if (!place) return;
+    context.lineWidth = 3;
+    context.strokeStyle = this.colours.accent;
+    context.beginPath();
+    if (this.selected.cell) {
+      for (const corner of this.paths.get(this.selected.cell).corners) context.lineTo(...this.toScreen(corner));
+      context.closePath();
+    } else context.arc(...this.toScreen(place), 11, 0, TURN);
+    context.stroke();
   }
 
   // Where rides were drawn: id, x, y.

@@ -18,7 +18,12 @@ const put = (id, text) => {
 };
 
 export function nameOf(state, cell) {
-  return state.shapes.get(cell)?.name ?? cell ?? "?";
+  return state.shapes.get(cell)?.name ?? "a place outside the city";
+}
+
+export function cellName(state, cell) {
+  const shape = state.shapes.get(cell);
+  return shape?.number ? `${shape.name}, cell ${shape.number[0]}` : nameOf(state, cell);
 }
 
 export function showStatus(state) {
@@ -267,7 +272,7 @@ function showHottest(state, surging) {
   }
   list.replaceChildren(
     ...[...names].slice(0, HOT).map(([name, [cell, value]]) =>
-      element("li", { title: cell }, element("i", { color: showHottest.colour(value) }), element("span", { class: "name" }, name), element("b", {}, multiplier(value)))),
+      element("li", { title: cellName(state, cell) }, element("i", { color: showHottest.colour(value) }), element("span", { class: "name" }, name), element("b", {}, multiplier(value)))),
   );
 }
 showHottest.colour = () => "transparent";
@@ -308,7 +313,7 @@ export function showRides(state, open) {
 
 // The name of the nearest known cell; places are looked up once.
 const placeNames = new Map();
-function zoneAt(state, lat, lng) {
+export function zoneAt(state, lat, lng) {
   const key = `${lat},${lng}`;
   let name = placeNames.get(key);
   if (name !== undefined || !state.shapes.size) return name ?? "…";
@@ -445,8 +450,8 @@ export function tipFor(state, hit) {
   const cell = state.cells.get(hit.cell);
   const valid = cell && cell.until > now;
   return [
-    element("b", {}, shape?.name ?? hit.cell),
-    element("span", {}, `${shape?.borough ?? ""} · ${hit.cell}`), element("br"),
+    element("b", {}, nameOf(state, hit.cell)),
+    element("span", {}, [shape?.borough, shape?.number && `cell ${shape.number[0]} of ${shape.number[1]}`].filter(Boolean).join(" · ")), element("br"),
     valid ? `${multiplier(cell.multiplier)} · demand ${cell.demand} · supply ${cell.supply}` : cell ? "1.0× · the last price has run out" : "1.0× · no price was ever needed here",
     valid ? element("br") : null, valid ? element("span", {}, `until ${hour(cell.until)}`) : null,
   ].filter((part) => part !== null);

@@ -34,7 +34,22 @@ export class State {
       shape.centre = [0, 1].map((part) => boundary.reduce((sum, value, i) => (i % 2 === part ? sum + value : sum), 0) / corners);
       this.shapes.set(shape.id, shape);
     }
+    this.#number();
     this.cellsVersion++;
+  }
+
+  // Cells of one zone have numbers, as nobody can tell their ids apart.
+  #number() {
+    const zones = new Map();
+    for (const shape of this.shapes.values()) {
+      const cells = zones.get(shape.name);
+      if (cells) cells.push(shape);
+      else zones.set(shape.name, [shape]);
+    }
+    for (const cells of zones.values()) {
+      cells.sort((one, other) => (one.id < other.id ? -1 : 1));
+      cells.forEach((shape, i) => { shape.number = cells.length > 1 ? [i + 1, cells.length] : null; });
+    }
   }
 
   take(message, whole) {
