@@ -16,9 +16,10 @@ from hailbus.testing import MemoryBus
 from hailbus_devtools.tools import chromium
 from playwright.async_api import Browser, Page, Response, async_playwright, expect
 from ride_events import LatLng
+from ride_events.drivers import DriverBecameBusy, DriverLocationReported
 from ride_events.pricing import DemandForecastPublished, SurgeUpdated
 
-from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, BusOfThree, page, story
+from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, TIMES_SQUARE, BusOfThree, page, story
 
 FLAGS = [
     "--headless",
@@ -498,6 +499,60 @@ async def test_the_keyboard_reaches_a_ride_and_comes_back() -> None:
         scale = await tab.evaluate("globalThis.hailbus.map.view.scale")
         await tab.keyboard.press("+")
         assert await tab.evaluate("globalThis.hailbus.map.view.scale") == pytest.approx(1.4 * scale)
+
+
+async def test_free_cars_are_dots_that_follow_their_reports_and_busy_ones_are_none() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        cars = "() => [...globalThis.hailbus.state.cars.values()]"
+        await tell.drivers(3, busy=1)
+        await shows(tab, "#f-drivers", "2 / 3")
+        await tab.wait_for_function("() => globalThis.hailbus.state.cars.size === 2")
+        assert await tab.evaluate(cars) == [[BROOKLYN.lat, BROOKLYN.lng]] * 2
+        dots = """() => {
+          const { map } = globalThis.hailbus;
+          const { width, height } = map.cars;
+          return map.carsContext.getImageData(0, 0, width, height).data.some((value) => value > 0);
+        }"""
+        await tab.wait_for_function(dots)
+        here = TIMES_SQUARE
+
+        async def report(driver_id: str, *, free: bool) -> None:
+            await tell.say(
+                DriverLocationReported(driver_id=driver_id, position=here, cell=here.cell(), free=free), seconds=60
+            )
+
+        await report("driver-0", free=False)  # busy: booking's word
+        await report("driver-2", free=True)
+        moved = [[BROOKLYN.lat, BROOKLYN.lng], [here.lat, here.lng]]
+        await tab.wait_for_function(f"(moved) => JSON.stringify(({cars})()) === JSON.stringify(moved)", arg=moved)
+        for driver in ("driver-1", "driver-2"):
+            await tell.say(DriverBecameBusy(driver_id=driver, seq=3, ride_id="r"))
+        await tab.wait_for_function("() => globalThis.hailbus.state.cars.size === 0")
+        await tab.wait_for_function(f"() => !({dots})()")
+
+
+async def test_a_thousand_rides_are_drawn_thirty_times_a_second() -> None:
+    bus = MemoryBus()
+    async with story(bus), page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await tab.wait_for_function("() => globalThis.hailbus.map.paths.size > 1200")
+        frames = """(count) => {
+          const { map, state } = globalThis.hailbus;
+          const ride = (id) => [String(id), "riding", 40.75, -73.98, 40.7, -73.95, 0, 1, 40.7, -73.95];
+          const rides = Array.from({ length: count }, (_, id) => ride(id));
+          state.take({ t: 1, rate: 0, broker: state.broker, rides });
+          map.draw();
+          let drawn = 0;
+          for (let at = 1; at <= 60; at++) {
+            map.lastFrame -= 16; // as if a frame of a screen with 60 a second had passed
+            const before = map.lastFrame;
+            map.draw();
+            drawn += map.lastFrame !== before;
+          }
+          return drawn;
+        }"""
+        assert await tab.evaluate(frames, 1_000) == 60
+        assert 25 <= await tab.evaluate(frames, 1_001) <= 35
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)

@@ -50,6 +50,7 @@ class View:
             "cells": [_cell(city, cell) for cell in city.cells],
             "shapes": [shape(cell) for cell in city.cells if not is_land(cell)],
             "rides": [_ride(ride) for ride in rides],
+            "cars": [_car(city, number) for number in city.cars.places],
         }
 
     def tick(self) -> tuple[Json, bool]:
@@ -66,6 +67,9 @@ class View:
             if self._watch.ends and self._watch.status.behind < _CAUGHT_UP:
                 city.demand.settle()
             message |= self._slow()
+            if city.cars.changed:
+                message["cars"] = [_car(city, number) for number in city.cars.changed]
+                city.cars.changed.clear()
             if self._ledger.refresh():
                 message["full"] = self.full_ledger()
             if self._nodes.cluster != self._cluster_sent:
@@ -273,6 +277,12 @@ def _lake(content: Json | None) -> Json | None:
 def _cell(city: City, cell: str) -> list[Any]:
     found = city.cells[cell]
     return [cell, found.multiplier, round(found.demand, 2), round(found.supply, 2), found.valid_until_ms]
+
+
+def _car(city: City, number: int) -> list[float]:
+    """Return a free car's number and place to about ten metres, and the number alone of one that is gone."""
+    place = city.cars.places.get(number)
+    return [number] if place is None else [number, round(place.lat, 4), round(place.lng, 4)]
 
 
 def _ride(ride: Ride) -> list[Any]:

@@ -8,13 +8,22 @@ from typing import Any, Final
 from hailbus import ContractError
 from hailbus.codec import decode
 from ride_events import CATALOGUE
-from ride_events.drivers import DriverBecameBusy, DriverBecameFree, DriverWentOffline, DriverWentOnline
+from ride_events.drivers import (
+    DRIVER_LOCATIONS,
+    DriverBecameBusy,
+    DriverBecameFree,
+    DriverLocationReported,
+    DriverWentOffline,
+    DriverWentOnline,
+)
+from ride_events.geo import LatLng
 from ride_events.pricing import DemandForecastPublished, SurgeUpdated
 from ride_events.quotes import QuoteOffered
 from ride_events.recommendations import RecommendationChosen, RecommendationServed
 from ride_events.rides import RideEvent, RideRequested
 from ride_events.zones import zone_of_cell
 
+from dashboard.domain.cars import Cars
 from dashboard.domain.demand import HORIZON_MIN, Demand, Forecast
 from dashboard.domain.flow import Flow, OffsetTimes
 from dashboard.domain.rides import RideBook
@@ -92,6 +101,7 @@ class City:
         self.offsets = OffsetTimes()
         self.drivers: dict[str, bool] = {}
         self.free_drivers = 0
+        self.cars = Cars()
         self.event_ms = 0
         self.records = 0
         self.unreadable = 0
@@ -113,7 +123,7 @@ class City:
             elif name == "ce_source":
                 source = value
         self.flow.count(source.decode(errors="replace"), topic)
-        if record.value is None or not (kind in _SHOWN_TYPES or kind.startswith(_SHOWN_PREFIXES)):
+        if record.value is None or not (self._is_shown(kind) or self._is_due(record)):
             return
         try:
             event, envelope = decode(record, CATALOGUE)
@@ -156,17 +166,36 @@ class City:
                 self.recommendations.chosen += 1
                 self.recommendations.chosen_first += event.rank == 1
             case DriverWentOnline() | DriverBecameFree():
-                self._driver(event.driver_id, free=True)
+                self._driver(event.driver_id, event.position)
             case DriverBecameBusy():
-                self._driver(event.driver_id, free=False)
+                self._driver(event.driver_id, None)
             case DriverWentOffline():
                 self.free_drivers -= self.drivers.pop(event.driver_id, False)
+                self.cars.gone(event.driver_id)
+            case DriverLocationReported():
+                # Booking says who is free; a position that is read late does not bring a busy car back.
+                if self.drivers.get(event.driver_id):
+                    self.cars.at(event.driver_id, event.position)
             case _:
                 pass
 
-    def _driver(self, driver_id: str, *, free: bool) -> None:
-        self.free_drivers += int(free) - int(self.drivers.get(driver_id, False))
-        self.drivers[driver_id] = free
+    def _is_shown(self, kind: bytes) -> bool:
+        return kind in _SHOWN_TYPES or kind.startswith(_SHOWN_PREFIXES)
+
+    def _is_due(self, record: Record) -> bool:
+        """Return whether a position is read: positions are most of the log, and a dot need not move more often."""
+        if record.topic != DRIVER_LOCATIONS.name or record.key is None:
+            return False
+        driver_id = record.key.decode(errors="replace")
+        return bool(self.drivers.get(driver_id)) and self.cars.is_due(driver_id, record.timestamp)
+
+    def _driver(self, driver_id: str, free_at: LatLng | None) -> None:
+        self.free_drivers += int(free_at is not None) - int(self.drivers.get(driver_id, False))
+        self.drivers[driver_id] = free_at is not None
+        if free_at is None:
+            self.cars.gone(driver_id)
+        else:
+            self.cars.at(driver_id, free_at)
 
 
 def _ms(time: datetime) -> int:

@@ -11,6 +11,9 @@ const CENTRE = box(40.66, -74.06, 40.86, -73.84); // Manhattan and the near side
 const TAIL = 0.16; // of a ride's way, drawn behind it
 const TAIL_PX = 20; // at most
 const HALO_PX = 1.6; // around a ride, so that it can be seen on every colour
+const MANY_RIDES = 1000; // above this 30 frames a second are drawn
+const FRAME_MS = 32;
+const CAR_PX = 2.4;
 const TURN = 2 * Math.PI;
 
 export class CityMap {
@@ -19,6 +22,8 @@ export class CityMap {
     this.context = canvas.getContext("2d");
     this.layer = document.createElement("canvas");
     this.layerContext = this.layer.getContext("2d");
+    this.cars = document.createElement("canvas"); // free cars: they move once a second
+    this.carsContext = this.cars.getContext("2d");
     this.state = state;
     this.onHover = onHover;
     this.onPick = onPick;
@@ -108,7 +113,7 @@ export class CityMap {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     if (!width || !height) return;
     this.ratio = ratio;
-    for (const canvas of [this.canvas, this.layer]) {
+    for (const canvas of [this.canvas, this.layer, this.cars]) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
     }
@@ -252,18 +257,39 @@ export class CityMap {
     if (!this.fitted && !this.moved && this.state.rides.size >= 30) this.view = this.drawn = null;
     if (!this.view && !this.#fit()) return;
     const here = performance.now();
-    if (this.still && this.drawn && here - this.lastFrame < 250) return;
+    const rest = this.still ? 250 : this.state.rides.size > MANY_RIDES ? FRAME_MS : 0;
+    if (this.drawn && here - this.lastFrame < rest) return;
     this.lastFrame = here;
     const now = this.state.now();
     // Prices also run out by themselves: look again every second.
-    if (!this.drawn || this.drawn.version !== this.state.cellsVersion || here - this.drawn.at > 1000) this.#drawLayer(now);
+    const isMoved = !this.drawn;
+    if (isMoved || this.drawn.version !== this.state.cellsVersion || here - this.drawn.at > 1000) this.#drawLayer(now);
+    if (isMoved || this.carsDrawn !== this.state.carsVersion) this.#drawCars();
     const { context, ratio, colours } = this;
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.drawImage(this.layer, 0, 0);
+    if (this.state.cars.size) context.drawImage(this.cars, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.#drawRides(context, now);
     this.#drawEnds(context, here);
     this.#drawSelected(context);
+  }
+
+  #drawCars() {
+    const { carsContext: context, view, ratio } = this;
+    this.carsDrawn = this.state.carsVersion;
+    const { width, height } = this.cars;
+    context.clearRect(0, 0, width, height);
+    context.fillStyle = this.colours.muted;
+    context.globalAlpha = 0.65;
+    const size = CAR_PX * ratio;
+    const [across, down] = [STRETCH * view.scale * ratio, -view.scale * ratio];
+    const [left, top] = [width / 2 - view.x * view.scale * ratio - size / 2, height / 2 - view.y * view.scale * ratio - size / 2];
+    for (const [lat, lng] of this.state.cars.values()) {
+      const x = left + lng * across;
+      const y = top + lat * down;
+      if (x > -size && y > -size && x < width && y < height) context.fillRect(x, y, size, size);
+    }
   }
 
   // All rides of a phase are one path with one halo, whatever their number.

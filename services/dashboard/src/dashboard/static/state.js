@@ -14,6 +14,8 @@ export class State {
   reset() {
     this.cells = new Map(); // cell -> {multiplier, demand, supply, until}
     this.rides = new Map();
+    this.cars = new Map(); // number -> [lat, lng] of free cars
+    this.carsVersion = 0;
     this.finished = []; // short marks where rides ended
     this.latest = []; // ride ids, newest first
     this.ends = new Map(); // of the latest rides that ended: id -> {phase, ride}
@@ -68,6 +70,12 @@ export class State {
     if (message.cells) {
       for (const [cell, multiplier, demand, supply, until] of message.cells) this.cells.set(cell, { multiplier, demand, supply, until });
       this.cellsVersion++;
+    }
+    if (message.cars) {
+      for (const [number, lat, lng] of message.cars)
+        if (lat === undefined) this.cars.delete(number);
+        else this.cars.set(number, [lat, lng]);
+      this.carsVersion++;
     }
     for (const ride of message.rides ?? []) this.#ride(ride);
     for (const [id, phase] of message.ended ?? []) this.#end(id, phase, here);
