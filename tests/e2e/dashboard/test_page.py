@@ -501,6 +501,39 @@ async def test_the_keyboard_reaches_a_ride_and_comes_back() -> None:
         assert await tab.evaluate("globalThis.hailbus.map.view.scale") == pytest.approx(1.4 * scale)
 
 
+@pytest.mark.parametrize(("width", "height"), SIZES)
+async def test_figures_and_lags_have_a_line_of_60_s_with_marks_at_restarts_and_checks(
+    width: int, height: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group = GroupLag(group="surge", records=9, seconds=3, per_second=80, progress="catching up", topics=())
+    monkeypatch.setattr(Watch, "groups", property(lambda _watch: (group,), lambda _watch, _value: None), raising=False)
+    bus, ledger = MemoryBus(), tmp_path / "ledger.json"
+
+    def audit(restarts: int, ago_s: float) -> None:
+        process = {"name": "surge", "state": "ready", "restarts": restarts}
+        content = {"balanced": None, "so_far": True, "lines": [line(1)], "audited_s_ago": ago_s, "processes": [process]}
+        (tmp_path / "new").write_text(json.dumps(content))
+        (tmp_path / "new").replace(ledger)
+
+    audit(0, 9)
+    async with (
+        story(bus) as tell,
+        page(bus, ledger_file=ledger) as url,
+        browser() as chromium,
+        visit(chromium, url, width=width, height=height) as tab,
+    ):
+        await tell.ride("one", until="riding")
+        lines = tab.locator("#figures .spark .line")
+        await expect(lines).to_have_count(5, timeout=PATIENCE_MS)
+        await expect(tab.locator("#groups .spark .line")).to_have_count(1, timeout=PATIENCE_MS)
+        await expect(tab.locator(".spark .restart")).to_have_count(0)
+        audit(1, 0)
+        for place in ("#figures div:first-child", "#groups"):
+            await expect(tab.locator(f"{place} .restart title")).to_have_text("surge restarted", timeout=PATIENCE_MS)
+            await expect(tab.locator(f"{place} .check title")).to_have_text("accounts compared", timeout=PATIENCE_MS)
+        assert await tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
 async def test_free_cars_are_dots_that_follow_their_reports_and_busy_ones_are_none() -> None:
     bus = MemoryBus()
     async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:

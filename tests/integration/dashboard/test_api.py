@@ -264,7 +264,7 @@ async def test_the_files_of_demo_and_lake_are_followed(tmp_path: Path) -> None:
         assert state["full"]["content"]["lines"] == [line]
         assert (state["full"]["content"]["balanced"], state["full"]["content"]["so_far"]) == (True, False)
         assert "figures" not in state["full"]["content"]  # the page has no use for them
-        assert state["health"]["chips"] == [["surge", "late", "restarting", "restarting, restarted 1×"]]
+        assert state["health"]["chips"] == [["surge", "late", "restarting", "restarting, restarted 1×", 1]]
         assert "surge restarting" in [state["health"]["words"], *state["health"]["others"]]
         assert 0 <= state["ledger_age_s"] < 60
         state = await until(lambda: get(client, "/api/state"), lambda found: found["lake"]["progress"] is not None)

@@ -238,7 +238,7 @@ def _health(health: Health) -> Json:
         "words": health.words,
         "subject": health.subject,
         "others": [truth.words for truth in health.truths[1:]],
-        "chips": [[chip.name, chip.level, chip.words, chip.about] for chip in health.chips],
+        "chips": [[chip.name, chip.level, chip.words, chip.about, chip.restarts] for chip in health.chips],
     }
 
 

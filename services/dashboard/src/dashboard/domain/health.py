@@ -81,6 +81,7 @@ class Chip:
     level: Level | Literal["off"]
     words: str
     about: str
+    restarts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +223,8 @@ def _chip(name: str, groups: Sequence[GroupState], process: ProcessState | None)
     about += [lag_words(group) for group in groups if level_of_lag(group.seconds) != "ok"]
     if process is not None and process.restarts:
         about.append(f"restarted {process.restarts:,}×")
-    return Chip(name=name, level=level, words=words, about=", ".join(about) or "up to date")
+    restarts = 0 if process is None else process.restarts
+    return Chip(name=name, level=level, words=words, about=", ".join(about) or "up to date", restarts=restarts)
 
 
 __all__ = [

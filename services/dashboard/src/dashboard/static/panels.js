@@ -1,6 +1,7 @@
 // Everything beside the map.
 
 import { showHealth } from "./health.js";
+import * as sparks from "./spark.js";
 import { svg } from "./svg.js";
 import { after, count, element, eventTime, hour, multiplier, percent, rate, seconds, short, speed } from "./format.js";
 
@@ -56,7 +57,11 @@ export function showFigures(state) {
   put("f-events", rate(events));
   put("f-drivers", slow.drivers[0] ? `${short(slow.drivers[1])} / ${short(slow.drivers[0])}` : "—");
   put("f-surge", surging.length ? `${surging.length} · ${multiplier(surging[0][1])}` : "0");
-  put("f-rides", ridesPerHour(state));
+  const perHour = ridesPerHour(state);
+  put("f-rides", perHour === null ? "—" : short(perHour));
+  sparks.noteMarks(state);
+  const figures = { "f-flight": slow.ledger.in_flight, "f-events": events, "f-drivers": slow.drivers[1], "f-surge": surging.length, "f-rides": perHour ?? 0 };
+  for (const [id, value] of Object.entries(figures)) sparks.show(id, value);
   showHottest(state, surging);
   showEmpty(state);
 }
@@ -70,7 +75,7 @@ function ridesPerHour(state) {
   while (marks.length > 2 && marks.at(-1)[0] - marks[0][0] > 30 * 60000) marks.shift();
   const [first, newest] = [marks[0], marks.at(-1)];
   const hours = (newest[0] - first[0]) / 3600000;
-  return hours > 0.005 ? short(Math.round((newest[1] - first[1]) / hours)) : "—";
+  return hours > 0.005 ? Math.round((newest[1] - first[1]) / hours) : null;
 }
 
 function showEmpty(state) {
@@ -189,7 +194,7 @@ export function showGroups(state) {
       const worst = group.seconds > VERY_LATE_S ? "very-late" : group.seconds > LATE_S ? "late" : null;
       return element("tr", {},
         element("td", {}, group.group), element("td", {}, rate(group.per_second)),
-        element("td", {}, count(group.records)), element("td", { class: worst }, seconds(group.seconds)));
+        element("td", {}, count(group.records)), element("td", { class: worst }, seconds(group.seconds)), sparks.sparkCell(`lag ${group.group}`, group.seconds));
     }),
   );
 }
