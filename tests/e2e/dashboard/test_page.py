@@ -846,6 +846,31 @@ async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, he
         assert await tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+async def test_gold_tables_come_first_and_all_tables_can_be_reached(tmp_path: Path) -> None:
+    lake = tmp_path / "progress.json"
+    names = ["bronze.events", "silver.rides", "silver.payments", "silver.surge", "silver.drivers", "silver.quotes"]
+    rows = {name: 9_000 - 100 * number for number, name in enumerate(names)} | {"gold.payments": 7, "gold.hourly": 9}
+    lake.write_text(json.dumps({"state": "running", "rows": rows, "lag_records": 0}))
+    async with page(MemoryBus(), lake_file=lake) as url, browser() as chromium, visit(chromium, url) as tab:
+        shown = tab.locator("#lake-rows dt")
+        await expect(shown).to_have_count(8, timeout=PATIENCE_MS)
+        assert (await shown.all_inner_texts())[:3] == ["gold.hourly", "gold.payments", "silver.rides"]
+        assert await tab.locator("#lake-rows dd").first.inner_text() == "9"
+        await tab.locator("#lake-rows div").last.scroll_into_view_if_needed()
+        await expect(tab.locator("#lake-rows div").last).to_be_in_viewport()
+
+
+async def test_a_place_outside_the_city_is_said_to_be_near_it() -> None:
+    bus = MemoryBus()
+    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+        await tell.ride(
+            "far", until="riding", start=LatLng(lat=40.6895, lng=-74.1745), end=LatLng(lat=40.75, lng=-74.3)
+        )
+        await expect(tab.locator("#rides .way")).to_have_text(
+            "Newark Airport → near Newark Airport", timeout=PATIENCE_MS
+        )
+
+
 async def test_a_server_that_goes_away_is_said_and_comes_back() -> None:
     bus = MemoryBus()
     async with story(bus) as tell, browser() as chromium:

@@ -12,6 +12,7 @@ const LATE_S = 5;
 const VERY_LATE_S = 60;
 const STALE_S = 20;
 const CLUSTER_FRESH_S = 5;
+const OUTSIDE_DEGREES = 0.0062; // from the middle of a cell to beyond its corners, in degrees of latitude
 
 const put = (id, text) => {
   const place = $(id);
@@ -327,6 +328,8 @@ export function zoneAt(state, lat, lng) {
     const away = (centre[0] - lat) ** 2 + ((centre[1] - lng) * 0.757) ** 2;
     if (away < best) [best, name] = [away, candidate];
   }
+  // A place that is in no cell of the city is not in the nearest one either.
+  if (best > OUTSIDE_DEGREES ** 2) name = `near ${name}`;
   if (placeNames.size > 5000) placeNames.clear();
   placeNames.set(key, name ?? "?");
   return name ?? "?";
@@ -355,9 +358,11 @@ export function showLake(state) {
   }
   const { progress } = lake;
   put("lake-state", `${progress.state ?? ""}${progress.lag_records ? ` · ${short(progress.lag_records)} to land` : ""}`);
-  const entries = Object.entries(progress.rows ?? {}).sort((a, b) => b[1] - a[1]);
+  // Gold has the fewest rows and matters most: it comes first.
+  const layer = (name) => ["gold", "silver", "bronze"].indexOf(name.split(".")[0]);
+  const entries = Object.entries(progress.rows ?? {}).sort((a, b) => layer(a[0]) - layer(b[0]) || b[1] - a[1]);
   rows.replaceChildren(
-    ...(entries.length ? entries.slice(0, 6).map(([name, total]) => element("div", {}, element("dt", {}, name), element("dd", {}, count(total)))) : [element("p", { class: "note" }, progress.message || "no rows yet")]),
+    ...(entries.length ? entries.map(([name, total]) => element("div", {}, element("dt", { title: name }, name), element("dd", {}, count(total)))) : [element("p", { class: "note" }, progress.message || "no rows yet")]),
   );
 }
 
