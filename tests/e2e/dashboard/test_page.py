@@ -846,6 +846,21 @@ async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, he
         assert await tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+async def test_the_page_of_the_api_asks_nobody_else_and_keeps_the_policy() -> None:
+    async with page(MemoryBus()) as url, browser() as chromium:
+        tab = await chromium.new_page()
+        complaints: list[str] = []
+        strangers: list[str] = []
+        tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        tab.on("request", lambda request: strangers.append(request.url) if not request.url.startswith(url) else None)
+        await tab.goto(f"{url}/docs")
+        await expect(tab.locator(".opblock-summary-path").first).to_be_visible(timeout=PATIENCE_MS)
+        assert await tab.locator(".opblock").count() >= 6
+        await tab.close()
+        assert [found for found in strangers if not found.startswith("data:")] == []
+        assert complaints == []
+
+
 async def test_gold_tables_come_first_and_all_tables_can_be_reached(tmp_path: Path) -> None:
     lake = tmp_path / "progress.json"
     names = ["bronze.events", "silver.rides", "silver.payments", "silver.surge", "silver.drivers", "silver.quotes"]

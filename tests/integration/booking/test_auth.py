@@ -27,8 +27,8 @@ ROLES = ("rider", "driver", "fleet", "operator")
 QUOTE = {"rider_id": "r1", "pickup": PICKUP, "dropoff": DROPOFF}
 R1, R2, D1, D2, OPERATOR = ("rider", "r1"), ("rider", "r2"), ("driver", "d1"), ("driver", "d2"), ("operator", "o")
 README = Path(__file__).resolve().parents[3] / "services" / "booking" / "README.md"
-NO_TOKEN = {"/livez", "/readyz", "/metrics", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
-NO_TOKEN |= {"/problems/{code}"}
+NO_TOKEN = {"/livez", "/readyz", "/metrics", "/docs", "/openapi.json", "/problems/{code}"}
+NO_TOKEN |= {f"/docs/{name}" for name in ("start.js", "swagger-ui.css", "swagger-ui-bundle.js")}
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from hailbus._extras import extra
 with extra("fastapi"):
     import fastapi as _fastapi  # noqa: F401 says which extra is missing before a module below fails
 
+from hailbus.fastapi.api_page import serve_api_page
 from hailbus.fastapi.bodies import BodyGate
 from hailbus.fastapi.dead_letters import dead_letter_router
 from hailbus.fastapi.headers import EventTime, IdempotencyKey, in_range, moment_of
@@ -40,4 +41,5 @@ __all__ = [
     "moment_of",
     "reply_to",
     "serve",
+    "serve_api_page",
 ]

@@ -86,7 +86,10 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
         finally:
             await engine.dispose()
 
-    app = FastAPI(title="booking", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="booking", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
+    hailbus.fastapi.serve_api_page(app)
     add_routes(app.router, writer, Reader(engine), clock, guard)
     app.include_router(service.health(reasons))
     PROBLEMS.install(app)

@@ -35,7 +35,15 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await engine.dispose()
 
-    app = FastAPI(title="payment-provider", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="payment-provider",
+        version=VERSION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    hailbus.fastapi.serve_api_page(app)
     add_routes(app.router, books, Switchboard(settings.faults()))
     PROBLEMS.install(app)
     return app

@@ -57,7 +57,8 @@ def create_app(
             await provider.close()
             await engine.dispose()
 
-    app = FastAPI(title=NAME, version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(title=NAME, version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None)
+    hailbus.fastapi.serve_api_page(app)
     add_routes(app.router, desk)
     app.include_router(service.health())
     PROBLEMS.install(app)

@@ -69,7 +69,10 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
         finally:
             await engine.dispose()
 
-    app = FastAPI(title="recommender", version=VERSION, lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="recommender", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
+    hailbus.fastapi.serve_api_page(app)
     add_routes(app.router, serving, city, now=utc_now)
     app.include_router(service.health())
     PROBLEMS.install(app, body_limit_bytes=BODY_LIMIT_BYTES)

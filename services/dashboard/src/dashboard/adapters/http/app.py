@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final
 
+import hailbus.fastapi
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.datastructures import MutableHeaders
@@ -36,7 +37,8 @@ def build_app(
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
     """Return the application."""
-    app = FastAPI(title="dashboard", version="0.1.0", lifespan=lifespan)
+    app = FastAPI(title="dashboard", version="0.1.0", lifespan=lifespan, docs_url=None, redoc_url=None)
+    hailbus.fastapi.serve_api_page(app)
     cells = gzip.compress(land(), 6)
 
     @app.get("/api/state", summary="Everything that the page shows")
