@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -316,15 +317,17 @@ def catalogue_page(
             sections.append(_section(cls, own))
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
-        "<meta name='viewport' content='width=device-width'><style>:root{color-scheme:light dark}"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'><style>:root{color-scheme:light dark}"
         "body{font:15px/1.45 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}"
         "table{border-collapse:collapse;width:100%}th,td{padding:.25rem .8rem .25rem 0;vertical-align:top;"
         "text-align:left;border-bottom:1px solid #8884}.topic th{padding-top:1.2rem}small{font-weight:400;opacity:.75}"
         "details{border:1px solid #8886;border-radius:.4rem;padding:.5rem .8rem;margin:.6rem 0}"
-        "summary{cursor:pointer}pre{overflow:auto}code{font-size:.92em}</style>"
+        "summary{cursor:pointer;min-height:24px;overflow-wrap:anywhere}pre,.wide{overflow:auto}code{font-size:.92em}"
+        "</style><main>"
         f"<h1>{html.escape(title)}</h1><p>{len(events)} events on {len(_by_topic(events))} topics.</p>"
-        "<table><thead><tr><th>Event</th><th></th><th>Key</th><th>Published by</th><th>Consumed by</th></tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table><h2>Events</h2>{''.join(sections)}"
+        "<div class='wide' tabindex='0' role='group' aria-label='Events by topic'><table><thead><tr>"
+        "<th>Event</th><th></th><th>Key</th><th>Published by</th><th>Consumed by</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div><h2>Events</h2>{''.join(sections)}</main>"
         "<script>addEventListener('hashchange',open_);function open_(){const d=document.getElementById("
         "location.hash.slice(1));if(d){d.open=true;d.scrollIntoView()}}open_()</script></html>\n"
     )
@@ -339,17 +342,19 @@ def _section(cls: type[Event], needs: Sequence[Need]) -> str:
     }
     fields = "".join(
         f"<tr><td>{_code(name)}</td><td>{html.escape(type_text(field))}</td>"
-        f"<td>{html.escape(str(field.get('description', '')))}</td>"
+        f"<td>{_prose(str(field.get('description', '')))}</td>"
         f"<td>{_names(readers[name]) if needs else ''}</td></tr>"
         for name, field in schema.get("properties", {}).items()
     )
     return (
         f"<details id='{_message(cls)}'><summary><b>{html.escape(info.type)}</b> v{info.version} · "
-        f"{html.escape((cls.__doc__ or '').strip().splitlines()[0] if cls.__doc__ else '')}</summary>"
-        f"<p>{html.escape((cls.__doc__ or '').strip())}</p>"
+        f"{_prose((cls.__doc__ or '').strip().splitlines()[0] if cls.__doc__ else '')}</summary>"
+        f"<p>{_prose((cls.__doc__ or '').strip())}</p>"
+        f"<div class='wide' tabindex='0' role='group' aria-label='Fields of {html.escape(info.type)}'>"
         "<table><thead><tr><th>Field</th><th>Type</th><th></th>"
-        f"<th>{'Read by' if needs else ''}</th></tr></thead>{fields}</table>"
-        f"<details><summary>JSON Schema</summary><pre>{html.escape(json.dumps(schema, indent=2))}</pre></details>"
+        f"<th>{'Read by' if needs else ''}</th></tr></thead>{fields}</table></div>"
+        "<details><summary>JSON Schema</summary>"
+        f"<pre tabindex='0'>{html.escape(json.dumps(schema, indent=2))}</pre></details>"
         "</details>"
     )
 
@@ -362,11 +367,16 @@ def _about(cls: type[Event]) -> str:
     topic = event_info(cls).topic
     kept = f"kept {topic.retention.days} days" if topic.retention is not None and topic.retention.days else ""
     parts = [topic.description, f"{topic.partitions} partitions", topic.cleanup_policy, kept]
-    return f" <small>{html.escape(' · '.join(part for part in parts if part))}</small>"
+    return f" <small>{_prose(' · '.join(part for part in parts if part))}</small>"
 
 
 def _code(text: str | None) -> str:
     return f"<code>{html.escape(text)}</code>" if text else "–"
+
+
+def _prose(text: str) -> str:
+    """Return a docstring's text as HTML, with what stands between backticks as code."""
+    return re.sub(r"(`{1,2})([^`]+)\1", r"<code>\2</code>", html.escape(text))
 
 
 def _names(names: Sequence[str]) -> str:

@@ -122,6 +122,13 @@ def test_a_browser_opens_the_page_and_an_event_by_its_link(tmp_path: Path) -> No
         opened = page.locator("#ride-started-v1")
         assert opened.evaluate("node => node.open")
         assert (RideStarted.__doc__ or "").strip() in opened.inner_text()
+        described = page.locator("#surge-updated-v1")
+        described.locator("summary").first.click()
+        assert described.locator("p code").all_inner_texts()[:1] == ["valid_until"]
+        assert "`" not in page.locator("main").inner_text()
+        for width in (390, 1024, 1440):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
         page.screenshot(path=str(tmp_path / "events.png"), full_page=True)
         browser.close()
     assert errors == []
