@@ -43,6 +43,16 @@ def test_a_forecast_that_is_read_twice_counts_once() -> None:
     assert (demand.scored, len(demand.points("a"))) == (1, 1)
 
 
+def test_a_forecast_is_compared_when_nobody_asks_any_more() -> None:
+    demand = Demand()
+    requests(demand, "a", START_MS, 4)
+    demand.forecast("a", forecast(START_MS + QUARTER_MS, 1.0))
+    demand.passed(START_MS + 3 * QUARTER_MS)
+    demand.settle()
+    assert demand.mae == (1.0, 4.0)
+    assert demand.points("a")[0].actual == 0
+
+
 def test_nothing_is_scored_whose_quarter_before_is_not_in_the_log() -> None:
     demand = Demand()
     demand.forecast("a", forecast(START_MS, 3.0))

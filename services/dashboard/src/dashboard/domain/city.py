@@ -132,6 +132,7 @@ class City:
             return
         at_ms = _ms(envelope.time)
         self.event_ms = max(self.event_ms, at_ms)
+        self.demand.passed(self.event_ms)
         match event:
             case RideRequested():
                 self.timelines.begin(event.ride_id, event.quote_id)

@@ -60,10 +60,15 @@ class Demand:
         self._first_ms = at_ms if self._first_ms is None else min(self._first_ms, at_ms)
         counts = self._slots.setdefault(slot, {})
         counts[cell] = counts.get(cell, 0) + 1
-        if at_ms > self._newest_ms:
-            self._newest_ms = at_ms
-            for old in [known for known in self._slots if known <= slot - _KEPT_SLOTS]:
+        self.passed(at_ms)
+        if len(self._slots) > _KEPT_SLOTS:
+            oldest = self._newest_ms // SLOT_MS - _KEPT_SLOTS
+            for old in [known for known in self._slots if known <= oldest]:
                 del self._slots[old]
+
+    def passed(self, at_ms: int) -> None:
+        """Note that event time has come so far: where nobody asks any more, forecasts end all the same."""
+        self._newest_ms = max(self._newest_ms, at_ms)
 
     def forecast(self, cell: str, forecast: Forecast) -> None:
         """Take a forecast; one that was read before is not counted twice."""
