@@ -323,6 +323,14 @@ async def test_a_ride_is_a_column_where_there_is_room_and_else_a_modal_dialog(wi
         await expect(ride).to_be_hidden()
         assert await tab.evaluate("document.activeElement.dataset.ride") == "one"
         assert "#ride" not in tab.url
+        if not is_modal:
+            # Escape closes the dialog above, and leaves the ride open.
+            await button.click()
+            await tab.locator("#list-open").click()
+            await expect(tab.locator("#list")).to_be_visible()
+            await tab.keyboard.press("Escape")
+            await expect(tab.locator("#list")).to_be_hidden()
+            await expect(ride).to_be_visible()
 
 
 async def test_an_open_ride_follows_the_width_of_the_window() -> None:

@@ -140,7 +140,7 @@ function closeRide() {
 }
 $("ride-close").addEventListener("click", closeRide);
 drawer.addEventListener("close", () => { if (!drawer.open) closeRide(); });
-addEventListener("keydown", (event) => { if (event.key === "Escape" && opened && isWide.matches && !$("topics").open) closeRide(); });
+addEventListener("keydown", (event) => { if (event.key === "Escape" && opened && !$("topics").open && !$("list").open) closeRide(); });
 drawer.addEventListener("click", async (event) => {
   const button = event.target.closest("#ride-copy, button.copy");
   const text = button && panels.textOf(button.closest("li")?.dataset.place);
