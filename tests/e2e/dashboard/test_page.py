@@ -481,14 +481,17 @@ async def test_forced_colours_keep_the_signs() -> None:
         await tab.close()
 
 
-async def test_a_page_opened_after_the_last_ride_says_so() -> None:
+async def test_a_page_opened_after_the_last_ride_shows_how_the_last_ones_ended() -> None:
     bus = MemoryBus()
     async with story(bus) as tell, page(bus) as url, browser() as chromium:
         await tell.ride("early", until="completed")
         async with visit(chromium, url) as first:
             await shows(first, "#l-completed", "1")
         async with visit(chromium, url) as tab:
-            await shows(tab, "#rides li", "none since this page was opened")
+            await expect(tab.locator("#rides button")).to_have_text("completedMidtown Center → Crown Heights North")
+            await shows(tab, "#f-drivers", "0 / 0")
+            await tab.locator("#rides button").click()
+            await expect(tab.locator("#timeline > li")).to_have_count(9, timeout=PATIENCE_MS)
 
 
 async def test_the_keyboard_reaches_a_ride_and_comes_back() -> None:
@@ -616,8 +619,9 @@ async def test_the_keyboard_steps_through_cells_and_rides_on_the_map(width: int,
         await tell.price(2.0)
         await tell.say(SurgeUpdated(**PRICE, cell=BROOKLYN.cell(), multiplier=1.2))
         await tell.ride("one", until="matched")
+        await tab.wait_for_function("() => globalThis.hailbus.state.rides.get('one')?.phase === 'matched'")
         await tell.ride("two", until="riding")
-        await expect(tab.locator("#rides button")).to_have_count(2, timeout=PATIENCE_MS)
+        await tab.wait_for_function("() => globalThis.hailbus.state.rides.get('two')?.phase === 'riding'")
         await shows(tab, "#f-surge", "2 · 2.0×")
         await tab.keyboard.press("]")
         await expect(said).to_contain_text("Midtown Center")

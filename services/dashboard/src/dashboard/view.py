@@ -51,6 +51,7 @@ class View:
             "shapes": [shape(cell) for cell in city.cells if not is_land(cell)],
             "rides": [_ride(ride) for ride in rides],
             "cars": [_car(city, number) for number in city.cars.places],
+            "latest_ended": [_ride(ride) for ride in city.rides.latest_ended],
         }
 
     def tick(self) -> tuple[Json, bool]:
@@ -82,7 +83,9 @@ class View:
                 message["shapes"] = outside
         rides = city.rides
         if rides.changed:
-            message["rides"] = [_ride(rides.open[ride_id]) for ride_id in list(rides.changed)[:_RIDES_SHOWN]]
+            # In the order of their requests, so that every page lists them alike.
+            changed = [ride for ride_id, ride in rides.open.items() if ride_id in rides.changed]
+            message["rides"] = [_ride(ride) for ride in changed[-_RIDES_SHOWN:]]
         if rides.ended:
             message["ended"] = [[ride_id, phase] for ride_id, phase in rides.ended[-_RIDES_SHOWN:]]
         city.changed_cells.clear()

@@ -1,5 +1,6 @@
 """Rides by the log: where each one is, and how many ended in which way."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -19,6 +20,7 @@ from ride_events.rides import (
 
 Phase = Literal["requested", "matched", "arrived", "riding", "completed", "cancelled", "unmatched"]
 _ENDED_KEPT: Final = 200_000
+_LATEST_ENDED: Final = 6
 _METRES_PER_DEGREE: Final = 111_200.0
 _CITY_SPEED_M_PER_S: Final = 5.5
 _DETOUR: Final = 1.35
@@ -60,6 +62,8 @@ class RideBook:
     open: dict[str, Ride] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     ended: list[tuple[str, Phase]] = field(default_factory=list)
+    latest_ended: deque[Ride] = field(default_factory=lambda: deque(maxlen=_LATEST_ENDED))
+    """For a page that is opened when no ride is under way any more."""
     _past: dict[int, None] = field(default_factory=dict)
 
     def is_new(self, ride_id: str) -> bool:
@@ -138,7 +142,9 @@ class RideBook:
         self.changed.add(ride.ride_id)
 
     def _close(self, ride_id: str, phase: Phase) -> None:
-        del self.open[ride_id]
+        ride = self.open.pop(ride_id)
+        ride.phase = phase
+        self.latest_ended.append(ride)
         self.changed.discard(ride_id)
         self.ended.append((ride_id, phase))
         self._remember(ride_id)

@@ -56,7 +56,7 @@ export function showFigures(state) {
   const events = slow.flow.reduce((sum, [, , perSecond]) => sum + perSecond, 0);
   put("f-flight", count(slow.ledger.in_flight));
   put("f-events", rate(events));
-  put("f-drivers", slow.drivers[0] ? `${short(slow.drivers[1])} / ${short(slow.drivers[0])}` : "—");
+  put("f-drivers", slow.drivers[0] || slow.ledger.requested ? `${short(slow.drivers[1])} / ${short(slow.drivers[0])}` : "—");
   put("f-surge", surging.length ? `${surging.length} · ${multiplier(surging[0][1])}` : "0");
   const perHour = ridesPerHour(state);
   put("f-rides", perHour === null ? "—" : short(perHour));

@@ -77,6 +77,11 @@ export class State {
         else this.cars.set(number, [lat, lng]);
       this.carsVersion++;
     }
+    for (const ride of message.latest_ended ?? []) {
+      this.#ride(ride);
+      this.#end(ride[0], ride[1], here);
+    }
+    if (message.latest_ended) this.finished = []; // they ended before
     for (const ride of message.rides ?? []) this.#ride(ride);
     for (const [id, phase] of message.ended ?? []) this.#end(id, phase, here);
     if (message.topics) this.slow = message;
