@@ -426,6 +426,10 @@ class _Run:
             self.played_to_the_end = not interrupted
             if interrupted:
                 figures.phase = "stopping"
+                if self.interrupts.asked.is_set():
+                    self.screen.say(
+                        "stopping: no new ride begins, then the ledger is drawn up (Ctrl-C again: quit at once)"
+                    )
                 stage.stop()
             await self._unless_insisted(playing, lost="rides under way were left alone")
             if not interrupted:

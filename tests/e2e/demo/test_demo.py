@@ -268,6 +268,7 @@ def test_control_c_ends_with_a_ledger_and_leaves_nothing_behind(
     assert len(children) >= 6
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 0, (folder / "out.txt").read_text()[-5000:]
+    assert "stopping: no new ride begins" in (folder / "out.txt").read_text()
     state = summary_of(folder / "summary.json")
     assert state["balanced"] is True
     if "spark" in request.keywords:
