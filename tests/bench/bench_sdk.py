@@ -359,11 +359,21 @@ class Bench:
 
     # ------------------------------------------------------------------------------------------ others
 
-    async def confluent(self) -> Result:
+    async def confluent(self, *, reports: bool = False) -> Result:
+        """Hands over records one by one, as its batch calls drop headers.
+
+        With `reports` it keeps the offset of each record, as publishers return it: the fastest that hailbus could be
+        over it. It is not idempotent: librdkafka's idempotent producer spins while more than one batch waits.
+        """
         from confluent_kafka import Producer
 
         topic, cls = await self.topic()
         producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "linger.ms": 5, "batch.size": 131_072})
+        offsets: list[int] = []
+
+        def report(error: Any, message: Any) -> None:
+            assert error is None
+            offsets.append(message.offset())
 
         async def work() -> int:
             for i in range(self.count):
@@ -372,7 +382,11 @@ class Bench:
                     try:
                         key = event.ride_id.encode()
                         producer.produce(
-                            topic.name, event.__pydantic_serializer__.to_json(event), key, headers=headers(key)
+                            topic.name,
+                            event.__pydantic_serializer__.to_json(event),
+                            key,
+                            on_delivery=report if reports else None,
+                            headers=headers(key),
                         )
                     except BufferError:
                         producer.poll(0.01)
@@ -381,6 +395,7 @@ class Bench:
                 if i % 1000 == 0:
                     producer.poll(0)
             producer.flush()
+            assert len(offsets) == (self.count if reports else 0)
             return self.count
 
         return await measured(work)
@@ -526,6 +541,7 @@ def cases_of(bench: Bench) -> dict[str, Case]:
         cases["consume: hailbus batches, librdkafka"] = lambda: fast.hailbus_consume(how="batches")
         cases["latency of one awaited publish, librdkafka"] = fast.latency
         cases["publish: confluent-kafka + model"] = bench.confluent
+        cases["publish: confluent-kafka + model, reports"] = lambda: bench.confluent(reports=True)
         cases["consume: confluent-kafka + model"] = lambda: bench.confluent_consume(with_headers=False)
         cases["consume: confluent-kafka + model, headers"] = lambda: bench.confluent_consume(with_headers=True)
     if importlib.util.find_spec("faststream"):
