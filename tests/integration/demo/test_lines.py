@@ -9,7 +9,7 @@ import pytest
 from hailbus_demo.ledger.accounts import ProviderAccount, RecommenderAccount
 from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.ledger.lines.log import RETENTION_MS
-from hailbus_demo.ledger.log import milliseconds
+from hailbus_demo.ledger.log import Step, milliseconds
 
 from tests.integration.demo.accounts import (
     accounts_of,
@@ -333,6 +333,46 @@ async def test_an_authorisation_that_the_provider_lost_holds_nothing(run: Record
     (what,) = [one.what for one in found.findings if name in one.what]
     assert what.startswith(f"authorisation {name} of ride {charge.reference} holds nothing by ")
     assert f"captured {charge.amount}" in what
+
+
+async def test_a_ride_under_way_hides_no_other(run: RecordedRun) -> None:
+    accounts, ride_id = await under_way(run)
+    book = book_of(accounts)
+    rides = {
+        name: told if name == ride_id else told._replace(fare_minor=told.fare_minor + 1)
+        for name, told in book.rides.items()
+    }
+    assert max(rides) != ride_id
+    found = line(replace(accounts, book=replace(book, rides=rides)), "rides-book-booking")
+    assert {finding.id for finding in found.findings} == rides.keys() - {ride_id}
+
+
+async def test_a_driver_may_be_busy_with_a_ride_under_way(run: RecordedRun) -> None:
+    accounts, ride_id = await under_way(run)
+    booking = booking_of(accounts)
+    driver_id = booking.rides[ride_id].driver_id
+    assert driver_id is not None
+    busy = {**booking.drivers, driver_id: booking.drivers[driver_id]._replace(status="busy", ride_id=ride_id)}
+    found = line(replace(accounts, booking=replace(booking, drivers=busy)), "drivers-booking-log")
+    assert not any("which has ended" in finding.what for finding in found.findings)
+    assert next(one.what for one in found.findings if ride_id in one.what and "by booking" in one.what).startswith(
+        f"driver {driver_id} is busy with ride {ride_id} after event "
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "seq", "verdict"), [("matched", 0, "disagrees"), ("matched", 1, "agrees"), ("arrived", 0, "agrees")]
+)
+async def test_a_timer_that_elapsed_is_about_one_state_and_event(
+    run: RecordedRun, state: str, seq: int, verdict: str
+) -> None:
+    accounts, ride_id = await under_way(run)
+    booking = booking_of(accounts)
+    ride = booking.rides[ride_id]
+    reader = log_of(accounts).reader
+    data_ = {"ride_id": ride_id, "state": state}
+    reader.overdue.append(Step("booking.ride_overdue", reader.timers[0].row, (ride.timer_seq or 0) + seq, 0, data_))
+    assert line(accounts, "booking-timers").verdict == verdict
 
 
 async def test_booking_and_the_log_may_be_ahead_of_what_a_rider_was_told_of_a_ride_under_way(run: RecordedRun) -> None:

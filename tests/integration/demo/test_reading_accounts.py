@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.ledger import gather
-from hailbus_demo.ledger.databases import count_due, count_under_way, read_booking, read_inbox, read_payment
+from hailbus_demo.ledger.databases import (
+    count_due,
+    count_under_way,
+    read_booking,
+    read_inbox,
+    read_journal,
+    read_payment,
+)
 from hailbus_demo.ledger.gather import read_lake_report
 from hailbus_demo.ledger.log import milliseconds
 
@@ -78,6 +85,20 @@ async def test_what_was_due_refused_and_not_captured_is_owed(
         state["payment"]["refused"] = reason
         run.sql("payment", "UPDATE hailbus_state SET data = ? WHERE instance = ?", json.dumps(state), instance)
         assert (await read_payment(run.urls()["payment"])).payments[instance].owed == expected
+
+
+async def test_a_database_that_cannot_be_read_is_named_without_its_password() -> None:
+    with pytest.raises(RunFailedError, match=r"//ledger:\*\*\*@127\.0\.0\.1:1/booking cannot be read: ") as failed:
+        await read_booking("postgresql+asyncpg://ledger:s3cret@127.0.0.1:1/booking")
+    assert "s3cret" not in str(failed.value)
+
+
+@pytest.mark.parametrize(("name", "reason"), [(".", "Is a directory"), ("none", "No such file or directory")])
+def test_a_file_of_the_event_logger_that_cannot_be_read_is_no_account(tmp_path: Path, name: str, reason: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(RunFailedError) as failed:
+        read_journal(path)
+    assert str(failed.value) == f"{path} cannot be read: {reason}"
 
 
 async def test_a_waiting_timer_is_told_of(run: RecordedRun) -> None:

@@ -177,6 +177,15 @@ def test_the_reader_keeps_the_order_of_the_log_and_the_first_of_two_publications
     assert reader.broken == []
 
 
+def test_only_a_higher_offset_of_the_same_key_and_partition_replaces_a_record() -> None:
+    reader = LogReader()
+    reader.feed(record(3, key="882a100d25fffff")._replace(topic="surge.v1"))
+    place = ("surge.v1", 0)
+    assert [reader.newer_of_key(place, b"882a100d25fffff", offset) for offset in (2, 3, 4)] == [True, False, False]
+    assert not reader.newer_of_key(place, b"another", 0)
+    assert not reader.newer_of_key(("surge.v1", 1), b"882a100d25fffff", 0)
+
+
 def test_the_readers_checksum_is_the_sum_of_the_records_hashes() -> None:
     reader = LogReader()
     records = [record(0), record(1, event_id=RIDE[:-1] + "2")]
