@@ -19,7 +19,7 @@ from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported
 from ride_events.pricing import DemandForecastPublished, SurgeUpdated
 
-from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, TIMES_SQUARE, BusOfThree, page, story
+from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, TIMES_SQUARE, BusOfThree, Story, page, story
 
 FLAGS = [
     "--headless",
@@ -77,6 +77,19 @@ async def visit(
     assert may_complain or complaints == []
 
 
+@asynccontextmanager
+async def told(*, width: int = 1280, height: int = 800, dark: bool = True) -> AsyncIterator[tuple[Story, Page]]:
+    """Open the page of a city whose events the test tells."""
+    bus = MemoryBus()
+    async with (
+        story(bus) as tell,
+        page(bus) as url,
+        browser() as chromium,
+        visit(chromium, url, width=width, height=height, dark=dark) as tab,
+    ):
+        yield tell, tab
+
+
 async def shows(tab: Page, selector: str, text: str) -> None:
     await expect(tab.locator(selector)).to_have_text(text, timeout=PATIENCE_MS)
 
@@ -120,8 +133,7 @@ ZOOM_TO = """([lat, lng]) => {
 
 @pytest.mark.parametrize("dark", [True, False])
 async def test_every_price_stands_out_from_the_land_and_a_ride_from_every_price(dark: bool) -> None:
-    bus = MemoryBus()
-    async with story(bus), page(bus) as url, browser() as chromium, visit(chromium, url, dark=dark) as tab:
+    async with told(dark=dark) as (_, tab):
         found = await tab.evaluate(
             f"""() => {{
               const contrast = {CONTRAST};
@@ -144,8 +156,7 @@ async def test_every_price_stands_out_from_the_land_and_a_ride_from_every_price(
 
 
 async def test_a_price_is_written_into_its_cell_once_there_is_room() -> None:
-    bus = MemoryBus()
-    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+    async with told() as (tell, tab):
         await tell.price(1.3)
         await shows(tab, "#f-surge", "1 · 1.3×")
         written = "() => globalThis.hailbus.map.pricesWritten"
@@ -156,8 +167,7 @@ async def test_a_price_is_written_into_its_cell_once_there_is_room() -> None:
 
 
 async def test_a_ride_is_met_where_it_is_drawn_and_its_cell_beside_it() -> None:
-    bus = MemoryBus()
-    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+    async with told() as (tell, tab):
         await tell.ride("waits", until="requested")
         await tab.wait_for_function(f"() => ({PLACE})('waits') !== null")
         x, y = await tab.evaluate(PLACE, "waits")
@@ -495,8 +505,7 @@ async def test_a_page_opened_after_the_last_ride_shows_how_the_last_ones_ended()
 
 
 async def test_the_keyboard_reaches_a_ride_and_comes_back() -> None:
-    bus = MemoryBus()
-    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+    async with told() as (tell, tab):
         await tell.ride("one", until="matched")
         button = tab.locator("#rides button")
         await expect(button).to_contain_text("car coming", timeout=PATIENCE_MS)
@@ -546,8 +555,7 @@ async def test_figures_and_lags_have_a_line_of_60_s_with_marks_at_restarts_and_c
 
 
 async def test_free_cars_are_dots_that_follow_their_reports_and_busy_ones_are_none() -> None:
-    bus = MemoryBus()
-    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+    async with told() as (tell, tab):
         cars = "() => [...globalThis.hailbus.state.cars.values()]"
         await tell.drivers(3, busy=1)
         await shows(tab, "#f-drivers", "2 / 3")
@@ -577,8 +585,7 @@ async def test_free_cars_are_dots_that_follow_their_reports_and_busy_ones_are_no
 
 
 async def test_a_thousand_rides_are_drawn_thirty_times_a_second() -> None:
-    bus = MemoryBus()
-    async with story(bus), page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+    async with told() as (_, tab):
         await tab.wait_for_function("() => globalThis.hailbus.map.paths.size > 1200")
         frames = """(count) => {
           const { map, state } = globalThis.hailbus;
@@ -601,13 +608,7 @@ async def test_a_thousand_rides_are_drawn_thirty_times_a_second() -> None:
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 async def test_the_keyboard_steps_through_cells_and_rides_on_the_map(width: int, height: int) -> None:
-    bus = MemoryBus()
-    async with (
-        story(bus) as tell,
-        page(bus) as url,
-        browser() as chromium,
-        visit(chromium, url, width=width, height=height) as tab,
-    ):
+    async with told(width=width, height=height) as (tell, tab):
         canvas, said, tip = tab.locator("#map"), tab.locator("#said"), tab.locator("#tip")
         assert await canvas.get_attribute("role") == "application"
         await tab.wait_for_function("() => globalThis.hailbus.map.paths.size > 1200")
@@ -652,13 +653,7 @@ async def test_the_keyboard_steps_through_cells_and_rides_on_the_map(width: int,
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 async def test_the_map_as_a_list_has_all_cells_and_rides_and_can_be_sorted(width: int, height: int) -> None:
-    bus = MemoryBus()
-    async with (
-        story(bus) as tell,
-        page(bus) as url,
-        browser() as chromium,
-        visit(chromium, url, width=width, height=height) as tab,
-    ):
+    async with told(width=width, height=height) as (tell, tab):
         await tell.price(2.0)
         await tell.ride("one", until="matched")
         await tell.ride("two", until="requested")
@@ -801,8 +796,7 @@ async def test_an_auditor_that_stopped_proves_nothing(tmp_path: Path) -> None:
 
 
 async def test_flow_recommendations_and_groups_are_told() -> None:
-    bus = MemoryBus()
-    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+    async with told() as (tell, tab):
         await tell.ride("one", until="completed")
         await tell.recommend()
         await expect(tab.locator("#graph")).to_contain_text("payments", timeout=PATIENCE_MS)
@@ -814,13 +808,7 @@ async def test_flow_recommendations_and_groups_are_told() -> None:
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, height: int) -> None:
-    bus = MemoryBus()
-    async with (
-        story(bus) as tell,
-        page(bus) as url,
-        browser() as chromium,
-        visit(chromium, url, width=width, height=height) as tab,
-    ):
+    async with told(width=width, height=height) as (tell, tab):
         await shows(tab, "#forecast-error", "no forecast yet")
         # Eight requests in the first quarter, six in the second, of which five were expected.
         for number in range(8):
@@ -888,8 +876,7 @@ async def test_gold_tables_come_first_and_all_tables_can_be_reached(tmp_path: Pa
 
 
 async def test_a_place_outside_the_city_is_said_to_be_near_it() -> None:
-    bus = MemoryBus()
-    async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+    async with told() as (tell, tab):
         await tell.ride(
             "far", until="riding", start=LatLng(lat=40.6895, lng=-74.1745), end=LatLng(lat=40.75, lng=-74.3)
         )
@@ -977,8 +964,7 @@ async def test_brokers_show_their_leaders_and_a_lost_replica_stands_out() -> Non
 
 
 async def test_one_broker_claims_no_replicas() -> None:
-    bus = MemoryBus()
-    async with story(bus), page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
+    async with told() as (_, tab):
         await shows(tab, "#replicas", "✓ one copy of each record")
         await expect(tab.locator("#nodes li")).to_have_count(1)
 
