@@ -66,7 +66,10 @@ TARGETS = (
         name="demo",
         files=_all("demo/src/hailbus_demo/ledger"),
         tests=(
-            *(f"tests/unit/demo/test_{name}.py" for name in ("ledger", "kafka_log", "repricing", "so_far")),
+            *(
+                f"tests/unit/demo/test_{name}.py"
+                for name in ("ledger", "kafka_log", "repricing", "rules_of_money", "so_far")
+            ),
             *(f"tests/integration/demo/test_{name}.py" for name in ("lines", "lines_of_surge", "several_faults")),
             *(f"tests/integration/demo/test_{name}.py" for name in ("reading_accounts", "the_auditor")),
         ),
