@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import Callable
 
-__all__ = ["context_that_hears", "failure_listener"]
+__all__ = ["Failures", "failure_listener"]
 
 _LISTENER: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.ContextVar(
     "hailbus_failure_listener", default=None
@@ -17,8 +18,20 @@ def failure_listener() -> Callable[[str], None] | None:
     return _LISTENER.get()
 
 
-def context_that_hears(listener: Callable[[str], None]) -> contextvars.Context:
-    """A copy of the current context, for a task: services that start in it report their failures to `listener`."""
-    context = contextvars.copy_context()
-    context.run(_LISTENER.set, listener)
-    return context
+class Failures:
+    """Notes the failures of services that start in its context; the first one sets `stop`."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self.reasons: list[str] = []
+        self._stop = stop
+
+    def context(self) -> contextvars.Context:
+        """A copy of the current context, for the task in which the services start."""
+        context = contextvars.copy_context()
+        context.run(_LISTENER.set, self._note)
+        return context
+
+    def _note(self, reason: str) -> None:
+        if self.reasons or not self._stop.is_set():  # what fails while everything stops needs no restart
+            self.reasons.append(reason)
+            self._stop.set()

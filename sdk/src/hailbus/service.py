@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from hailbus._consuming.member import Surroundings
 from hailbus._consuming.supervision import Supervisor
-from hailbus._failing import context_that_hears, failure_listener
+from hailbus._failing import Failures, failure_listener
 from hailbus._signals import on_stop_signal
 from hailbus._threads import HandlerThreads
 from hailbus._transport import Bus, Start
@@ -555,13 +555,7 @@ class Service(Registrar):
         """
         loop = asyncio.get_running_loop()
         stop_wanted = self._stop_wanted = asyncio.Event()
-        failures: list[str] = []
-
-        def on_failure(reason: str) -> None:
-            if failures or not stop_wanted.is_set():  # what fails while everything stops needs no restart
-                failures.append(reason)
-                stop_wanted.set()
-
+        failures = Failures(stop_wanted)
         task = asyncio.current_task()
         assert task is not None
 
@@ -572,7 +566,7 @@ class Service(Registrar):
 
         with on_stop_signal(on_signal):
             try:
-                starting = loop.create_task(self.start(bus), context=context_that_hears(on_failure))
+                starting = loop.create_task(self.start(bus), context=failures.context())
                 stopping = loop.create_task(stop_wanted.wait())
                 await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not starting.done():  # told to stop while the broker was still away
@@ -585,8 +579,8 @@ class Service(Registrar):
                     await stopping
                 finally:
                     await self.stop()
-                if failures:
-                    raise ServiceFailedError(reasons=failures)
+                if failures.reasons:
+                    raise ServiceFailedError(reasons=failures.reasons)
             finally:
                 self._stop_wanted = None
 

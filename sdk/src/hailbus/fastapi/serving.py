@@ -15,7 +15,7 @@ with extra("fastapi"):
     import uvicorn
     from fastapi import FastAPI
 
-from hailbus._failing import context_that_hears
+from hailbus._failing import Failures
 from hailbus._signals import on_stop_signal
 from hailbus.errors import ConfigurationError, ServiceFailedError
 
@@ -98,16 +98,10 @@ async def serve(
         log.info("serving: %s", address)
 
     server = _Server(config, on_started)
-    failures: list[str] = []
-
-    def on_failure(reason: str) -> None:
-        if failures or not stop.is_set():  # what fails while everything stops needs no restart
-            failures.append(reason)
-            stop.set()
-
+    failures = Failures(stop)
     loop = asyncio.get_running_loop()
     with contextlib.closing(listener), on_stop_signal(stop.set):
-        serving = loop.create_task(_serve(app, server, listener), context=context_that_hears(on_failure))
+        serving = loop.create_task(_serve(app, server, listener), context=failures.context())
         stopping = loop.create_task(stop.wait())
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,9 +111,9 @@ async def serve(
                     server.should_exit = True
                 else:
                     serving.cancel()
-            if failures:
+            if failures.reasons:
                 await asyncio.wait({serving}, timeout=DRAIN_LIMIT_S)
-                raise ServiceFailedError(reasons=failures) from _error_of(serving)
+                raise ServiceFailedError(reasons=failures.reasons) from _error_of(serving)
             try:
                 await serving
             except asyncio.CancelledError:
