@@ -135,7 +135,6 @@ class Writer:
         self._closing = False
         self._task: asyncio.Task[None] | None = None
         self._trouble: str | None = None
-        self._stuck = False
         self._upserts = _upserts(engine.dialect.name)
         self.figures = _Figures()
 
@@ -158,7 +157,7 @@ class Writer:
         self._waiting.set()
         if self._task is not None:
             await asyncio.wait({self._task})
-            if self._stuck:
+            if not self._task.cancelled() and isinstance(self._task.exception(), StuckError):
                 return  # to close the connection would wait for the statement
         await self._disconnect()
         self._ownership.release()
@@ -284,7 +283,6 @@ class Writer:
         try:
             await self._do_in_time(batch)
         except StuckError:
-            self._stuck = True
             _fail(batch, UnavailableError("booking is stopping; send the same request again"))
             raise
         except REFUSED_STATEMENT as error:
