@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Final
 
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, Response
 from starlette.requests import Request
 
 __all__ = ["serve_api_page"]
@@ -68,8 +68,8 @@ def serve_api_page(app: FastAPI) -> None:
 
 
 def _serve_file(app: FastAPI, name: str, media_type: str) -> None:
-    content = files("fastapi_offline").joinpath("static", name).read_bytes()
+    path = str(files("fastapi_offline").joinpath("static", name))
 
     @app.get(f"/docs/{name}", include_in_schema=False)
     async def api_page_file() -> Response:
-        return Response(content, media_type=media_type, headers={"Cache-Control": "max-age=3600"})
+        return FileResponse(path, media_type=media_type, headers={"Cache-Control": "max-age=3600"})
