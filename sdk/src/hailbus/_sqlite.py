@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,7 +21,6 @@ from hailbus._extras import extra
 
 with extra("sql"):
     import aiosqlite
-    from aiosqlite.core import _STOP_RUNNING_SENTINEL
 
 __all__ = ["SqliteConnection", "SqliteCursor"]
 
@@ -32,12 +32,42 @@ THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 T = TypeVar("T")
 
+Row = tuple[Any, ...]  # Any: whatever the columns hold
+Step = Callable[[], Any]  # Any: what a step answers
+Given = tuple["asyncio.Future[Any] | None", Step]
+
+_STOP = object()  # what the last step of a thread answers
+
 
 def _nothing() -> None:
     pass
 
 
-Row = tuple[Any, ...]  # Any: whatever the columns hold
+def _work(given: SimpleQueue[Given]) -> None:
+    """Run what is given to a connection's thread, in order, until a step answers `_STOP`."""
+    while True:
+        future, step = given.get()
+        try:
+            answer = step()
+        except BaseException as error:  # noqa: BLE001  # whatever it is belongs to who waits for it
+            _answer(future, asyncio.Future.set_exception, error)
+        else:
+            _answer(future, asyncio.Future.set_result, answer)
+            if answer is _STOP:
+                return
+
+
+def _answer(future: asyncio.Future[Any] | None, setter: Callable[[asyncio.Future[Any], Any], None], value: Any) -> None:
+    if future is None:
+        return
+    # A step outlives the task that gave it, if that task was cancelled, and may outlive the event loop.
+    with suppress(RuntimeError):  # the event loop is closed
+        future.get_loop().call_soon_threadsafe(_settle, future, setter, value)
+
+
+def _settle(future: asyncio.Future[Any], setter: Callable[[asyncio.Future[Any], Any], None], value: Any) -> None:
+    if not future.done():
+        setter(future, value)
 
 
 class SqliteConnection(aiosqlite.Connection):
@@ -47,7 +77,8 @@ class SqliteConnection(aiosqlite.Connection):
         self._opened: sqlite3.Connection | None = None
         self._connect_raw = connector
         super().__init__(self._connect_in_thread, iter_chunk_size=64)
-        self._thread.daemon = True  # as SQLAlchemy does it: a process may end without closing its pool
+        # A daemon, as SQLAlchemy has it: a process may end without closing its pool.
+        self._thread = threading.Thread(target=_work, args=(self._tx,), name="sqlite", daemon=True)
         THREADS.add(self._thread)
 
     async def _execute(self, fn: Any, *args: Any, **kwargs: Any) -> Any:  # Any: aiosqlite's own, untyped
@@ -56,8 +87,7 @@ class SqliteConnection(aiosqlite.Connection):
             try:
                 return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]  # aiosqlite's own
             except asyncio.CancelledError:
-                # Nothing interrupts the thread, and its answer to an event loop that has been closed would raise
-                # there. Steps run in order: an empty one ends when the cancelled one has.
+                # Nothing interrupts the thread. Steps run in order: an empty one ends when the cancelled one has.
                 with suppress(ValueError):  # the connection was closed
                     await super()._execute(_nothing)  # type: ignore[no-untyped-call]  # as above
                 raise
@@ -75,7 +105,7 @@ class SqliteConnection(aiosqlite.Connection):
         if self._opened is not None:
             self._opened.close()
         self._connection = None
-        return _STOP_RUNNING_SENTINEL
+        return _STOP
 
     async def in_thread(self, step: Callable[..., T], *arguments: Any) -> T:  # Any: whatever the step takes
         """Run a step in the connection's thread, behind what was given to it before."""

@@ -85,6 +85,31 @@ def test_a_stopped_thread_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> No
     assert failures == []
 
 
+def test_a_step_may_end_after_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    gate = Gate()
+    threads: list[threading.Thread] = []
+
+    async def main() -> None:
+        connection = await connected()
+        threads.append(connection._thread)
+        task = asyncio.create_task(connection.in_thread(gate))
+        await asyncio.to_thread(gate.entered.wait, 30)
+        for _ in range(2):  # a timeout, for example, and then the end of the service
+            task.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        connection.stop()
+
+    asyncio.run(main())
+    gate.opened.set()
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+    assert failures == []
+
+
 def test_virtual_time_does_not_overtake_a_step() -> None:
     gate = Gate()
 
