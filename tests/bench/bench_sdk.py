@@ -291,22 +291,17 @@ class Bench:
         await self.fill(cls, observed.service("fill", provision=False))
         svc = observed.service(f"bench-{random.randrange(10**9)}")
         deadline = timedelta(seconds=20) if observed.has_deadline else None
-        seen = 0
-        first = asyncio.Event()
-        done = asyncio.Event()
-
-        def count(more: int) -> None:
-            nonlocal seen
-            seen += more
-            first.set()
-            if seen >= self.count:
-                done.set()
+        seen, wanted = 0, 1
+        reached = asyncio.Event()
 
         if how == "batches":
 
             @svc.on_batch([cls], deadline=deadline)
             async def batch(items: Batch[Any]) -> None:
-                count(len(items))
+                nonlocal seen
+                seen += len(items)
+                if seen >= wanted:
+                    reached.set()
 
         else:
 
@@ -316,14 +311,19 @@ class Bench:
                 deadline=deadline,
             )
             async def one(event: Any, ctx: Context) -> None:
-                count(1)
+                nonlocal seen
+                seen += 1
+                if seen >= wanted:
+                    reached.set()
 
         async with svc.running(self.bus):
-            await first.wait()
-            before = seen
+            await reached.wait()
+            before, wanted = seen, self.count
+            if before < wanted:
+                reached.clear()
 
             async def work() -> int:
-                await done.wait()
+                await reached.wait()
                 return self.count - before
 
             return await measured(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from hailbus._transport import TopicPartition
@@ -16,16 +17,24 @@ class SettledPrefix:
     """What of one partition may be committed: everything below the first record that is not settled.
 
     Offsets may have gaps (compaction, transaction markers): what was never received is never waited for.
+
+    Settling notes the offset alone, as it is done for each record; what follows from it is worked out when somebody
+    asks, once for many records.
     """
 
-    __slots__ = ("_pending", "_position", "_settled", "closed")
+    __slots__ = ("_noted", "_pending", "_position", "_settled", "closed", "settled", "settled_all")
 
     def __init__(self) -> None:
         self._pending: deque[int] = deque()
         self._settled: set[int] = set()
+        self._noted: list[int] = []
         self._position: int | None = None
         self.closed = False
         """Set when the partition is gone; what settles later counts for nothing."""
+        self.settled: Callable[[int], None] = self._noted.append
+        """Settle a received record, in any order."""
+        self.settled_all: Callable[[list[int]], None] = self._noted.extend
+        """Settle several received records, in any order."""
 
     @property
     def position(self) -> int | None:
@@ -34,13 +43,11 @@ class SettledPrefix:
 
     def unsettled(self) -> set[int]:
         """The offsets of all records received and not settled."""
-        return set(self._pending) - self._settled
+        return set(self._unsettled()) - self._settled
 
     def received(self, offset: int) -> None:
         """A record came; offsets only grow."""
-        assert self._position is None or offset >= self._position, (offset, self._position)
-        self._pending.append(offset)
-        self._position = offset + 1
+        self.received_all([offset])
 
     def received_all(self, offsets: list[int]) -> None:
         """Several records came, in the order of their offsets."""
@@ -48,47 +55,41 @@ class SettledPrefix:
         self._pending.extend(offsets)
         self._position = offsets[-1] + 1
 
-    def settled(self, offset: int) -> None:
-        """Settle a received record, in any order."""
-        pending = self._pending
-        if pending and pending[0] == offset:
-            pending.popleft()
-            settled = self._settled
+    def _unsettled(self) -> deque[int]:
+        """The received records from the first one that is not settled."""
+        pending, settled, noted = self._pending, self._settled, self._noted
+        if noted:
+            for offset in noted:
+                if pending and pending[0] == offset:
+                    pending.popleft()
+                else:
+                    settled.add(offset)
+            noted.clear()
             while settled and pending and pending[0] in settled:
                 settled.remove(pending.popleft())
-        else:
-            self._settled.add(offset)
-
-    def settled_all(self, offsets: list[int]) -> None:
-        """Settle several received records, in any order."""
-        pending, settled = self._pending, self._settled
-        for offset in offsets:
-            if pending and pending[0] == offset:
-                pending.popleft()
-            else:
-                settled.add(offset)
-        while settled and pending and pending[0] in settled:
-            settled.remove(pending.popleft())
+        return pending
 
     @property
     def unsettled_count(self) -> int:
         """Records received and not settled."""
-        return len(self._pending) - len(self._settled)
+        return len(self._unsettled()) - len(self._settled)
 
     @property
     def spread(self) -> int:
         """Records held back from commit, the first unsettled one included."""
-        return len(self._pending)
+        return len(self._unsettled())
 
     @property
     def first_unsettled(self) -> int | None:
         """Offset of the first record that is not settled."""
-        return self._pending[0] if self._pending else None
+        pending = self._unsettled()
+        return pending[0] if pending else None
 
     @property
     def committable(self) -> int | None:
         """The offset to commit: the next one to read after a restart. None before the first record."""
-        return self._pending[0] if self._pending else self._position
+        pending = self._unsettled()
+        return pending[0] if pending else self._position
 
 
 class Lane(Generic[ItemT]):

@@ -286,11 +286,16 @@ class LaneRunner:
         spans = None if self._caller.tracing is None else self._caller.tracing.calls()
         now = self._loop.time
         began_s = 0.0
-        stats, group, places = self._stats, self._group, self._places
-        usual_kind, usual_schema, usual_route = router.usual
+        stats, group, places, settled = self._stats, self._group, self._places, prefix.settled
         deadlines = self._caller.deadlines
         until = deadlines.until
         held, ready, chunks = lanes.held, lanes.ready, self._chunks
+        # What a route says is looked up when the route changes: of most topics all records take the same.
+        usual_kind, usual_schema, usual_route = router.usual
+        route = usual_route
+        validate, handler, deadline_s = route.validate, route.handler, route.deadline_s
+        is_direct, is_by_key = route.is_direct and is_plain, route.order == "key"
+        streak = 0
         self._running[task] = partition
         try:
             while records:
@@ -304,28 +309,30 @@ class LaneRunner:
                     and headers[3] == usual_kind
                     and headers[6] == JSON_HEADER
                 ):
-                    route = usual_route
+                    found = usual_route
                 else:
                     try:
-                        route = router.route_of(record)
+                        found = router.route_of(record)
                     except StopReading as order:
                         self._fail(order.error)
                         break
                     usual_kind, usual_schema, usual_route = router.usual
+                if found is not route:
+                    route = found
+                    validate, handler, deadline_s = route.validate, route.handler, route.deadline_s
+                    is_direct, is_by_key = route.is_direct and is_plain, route.order == "key"
                 value = record.value
-                if not route.is_direct or not is_plain or value is None or places:
+                if not is_direct or validate is None or handler is None or value is None or places:
                     self.dispatch(chunk, record, route)
                     if ready:
                         break
                     continue
-                name = record.key if route.order == "key" else _lane_name(route, record)
+                name = record.key if is_by_key else _lane_name(route, record)
                 if name in names:
                     self.dispatch(chunk, record, route)
                     continue
-                assert route.validate is not None
-                assert route.handler is not None
                 try:
-                    event = route.validate(value)
+                    event = validate(value)
                 except BaseException as error:
                     if is_fatal(error):
                         raise
@@ -335,7 +342,6 @@ class LaneRunner:
                 if not self._worker_pending and (records or ready or len(chunks) > 1):
                     self._wake_worker()
                 ctx = Context(record, 1, group)  # by position: names would cost half as much again
-                deadline_s = route.deadline_s
                 if succeeded is not None or deadline_s is not None:
                     began_s = now()
                     if deadline_s is not None:
@@ -343,7 +349,7 @@ class LaneRunner:
                 try:
                     if spans is not None:
                         spans.begin(ctx)
-                    verdict = await route.handler(event, ctx)
+                    verdict = await handler(event, ctx)
                 except BaseException as error:  # noqa: BLE001 whatever a handler raises is judged by one path
                     failure = error
                     if deadline_s is not None:
@@ -371,7 +377,7 @@ class LaneRunner:
                         if behind is not None:
                             lanes.follow(names, behind)
                         if not prefix.closed:
-                            prefix.settled(record.offset)
+                            settled(record.offset)
                             stats.settled += 1
                             if partitions.room_wanted or partitions.spread:
                                 partitions.make_room(partition, prefix)
@@ -380,10 +386,16 @@ class LaneRunner:
                         item.attempt = 1
                         lane = lanes.adopt(partition, names, name, item)
                         await self._end_run(lane, item, self._path.judged(item, verdict))
-                self._streak += 1
-                if ready or (self._streak % LOOK_EVERY == 0 and self._turn_is_over()):
+                streak += 1
+                if streak == LOOK_EVERY:
+                    streak = 0
+                    self._streak += LOOK_EVERY
+                    if self._turn_is_over():
+                        break
+                if ready:
                     break
         finally:
+            self._streak += streak
             if spans is not None:
                 spans.close()
             del self._running[task]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain
+from operator import length_hint
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -56,7 +58,6 @@ _FETCHING: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
     (PartitionRecords, "_records", _FETCHED),
     (PartitionRecords, "_records_iterator", _FETCHED),
     (PartitionRecords, "_tp", _FETCHED),
-    (PartitionRecords, "_unpack_records", _FETCHED),
     (PartitionRecords, "next_fetch_offset", _FETCHED),
 )
 PRIVATE: Sequence[tuple[type[Any], str, str]] = (  # Any: aiokafka is untyped
@@ -219,6 +220,7 @@ class _Batches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
     """Reads the batches of one fetched partition, by the same rules as its base class.
 
     Control batches and the batches of aborted transactions are passed over, and `next_fetch_offset` moves past them.
+    A batch is read as a whole: going back and forth between two generators would cost as much as a record.
 
     Args:
         fetched: What has been fetched; nothing of it has been read.
@@ -226,14 +228,23 @@ class _Batches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
 
     def __init__(self, fetched: PartitionRecords) -> None:
         self.__dict__.update(vars(fetched))
-        self.next_fetch_offset: int = fetched.next_fetch_offset
-        self._records_iterator: Iterator[Record] | None = self._unpack_records()
+        self._read: list[Record] = []
+        self._left: Iterator[Record] = iter(())
+        self._behind_offset: int = self.__dict__.pop("next_fetch_offset")
+        """The offset behind the last batch that has been read."""
+        self._records_iterator: Iterator[Record] | None = chain.from_iterable(self._unpack_batches())
 
     def __iter__(self) -> Iterator[Record]:
-        # The generator itself: calling `__next__` of this object would cost more than a record.
+        # The iterator itself: calling `__next__` of this object would cost more than a record.
         return iter(self._records_iterator or ())
 
-    def _unpack_records(self) -> Iterator[Record]:
+    @property
+    def next_fetch_offset(self) -> int:
+        """The offset behind the last record that was handed over, or behind the last batch once the next is wanted."""
+        handed_over = len(self._read) - length_hint(self._left)
+        return self._read[handed_over - 1].offset + 1 if handed_over else self._behind_offset
+
+    def _unpack_batches(self) -> Iterator[Iterator[Record]]:
         topic, partition = self._tp
         batches, is_committed = self._records, self._isolation_level == READ_COMMITTED
         while batches.has_next():
@@ -249,17 +260,13 @@ class _Batches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
                     self._aborted_producers.discard(producer_id)
                 is_aborted = batch.is_transactional and producer_id in self._aborted_producers
             if not is_aborted and not batch.is_control_batch:
-                for record in batch:
-                    offset = record.offset
-                    if offset < self.next_fetch_offset:
-                        continue  # a seek into the middle of the batch
-                    self.next_fetch_offset = offset + 1
-                    yield new_record(
+                read = [
+                    new_record(
                         Record,
                         (
                             topic,
                             partition,
-                            offset,
+                            record.offset,
                             record.timestamp,
                             record.timestamp_type,
                             record.key,
@@ -267,5 +274,12 @@ class _Batches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
                             record.headers,
                         ),
                     )
+                    for record in batch
+                ]
+                if batch.base_offset < self._behind_offset:  # a seek into the middle of the batch
+                    read = [record for record in read if record.offset >= self._behind_offset]
+                self._read, self._left = read, iter(read)
+                yield self._left
+                self._read = []
             # Past what compaction has taken from the end of the batch.
-            self.next_fetch_offset = batch.next_offset
+            self._behind_offset = batch.next_offset
