@@ -214,6 +214,36 @@ def test_a_partition_that_is_deleted_within_a_checkpoint_is_not_in_it(monkeypatc
         assert [line.rsplit(" ", 1)[0] for line in data.decode().splitlines()[2:]] == ["rides 1", "rides 2"]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_partition_that_is_given_back_after_its_deletion_has_all_its_records_or_none(seed: int) -> None:
+    config = LogConfig(segment_bytes=512)
+    crash_at_step = 0
+    is_over = False
+    while not is_over:
+        disk = SimulatedDisk(random.Random(f"{seed}-{crash_at_step}"))
+        logs = open_directory(disk)
+        logs.create(WHERE, TOPIC_ID, config, now_ms=0)
+        for _ in range(30):
+            append(logs)
+        logs.logs[WHERE].sync()
+        folder = logs.delete(WHERE, unique="0" * 32)
+        disk.crash_at_step = disk.step_count + crash_at_step
+        try:
+            logs.remove_deleted(folder)
+            is_over = True
+        except SimulatedCrashError:
+            disk.cut_power()
+        disk.crash_at_step = None
+        meta = MetaProperties(cluster_id="c" * 22, node_id=1, directory_id=UUID(int=5))
+        again = LogDirectory.open(disk, "data", new_meta=meta)
+        again.restore_deleted({WHERE: TOPIC_ID})
+        again.load(lambda _: config, now_ms=0)
+        if (log := again.logs.get(WHERE)) is not None:
+            assert (log.log_start_offset, log.log_end_offset) == (0, 30), (seed, crash_at_step)
+        crash_at_step += 1
+    assert crash_at_step > 10
+
+
 def test_no_drawn_id_begins_with_a_dash() -> None:
     rng = random.Random(3)
     texts = [encode_uuid(draw_uuid(rng)) for _ in range(2_000)]

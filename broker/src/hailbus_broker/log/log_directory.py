@@ -233,7 +233,7 @@ class LogDirectory:
         for name in self._disk.list(self.path):
             path = f"{self.path}/{name}"
             if name.endswith(_DELETED_DIRECTORY_SUFFIX):
-                self._disk.remove_tree(path)
+                self.remove_deleted(path)
                 continue
             where = parse_partition_directory(name)
             if where is not None and where != METADATA_LOG:
@@ -376,7 +376,7 @@ class LogDirectory:
             partitions: With a text each that no other deletion has, for example 32 hexadecimal digits.
 
         Returns:
-            Paths of the renamed directories, to be given to `Disk.remove_tree` in any thread.
+            Paths of the renamed directories, to be given to `remove_deleted`.
 
         Raises:
             StorageError: The machine failed.
@@ -389,6 +389,18 @@ class LogDirectory:
         self._disk.sync_directory(self.path)
         return targets
 
+    def remove_deleted(self, path: str) -> None:
+        """Remove a directory that `rename_deleted` has renamed; in any thread.
+
+        The id goes first, and for good: a directory of which a crash leaves a part is not restored.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        self._disk.remove(f"{path}/{PARTITION_METADATA}")
+        self._disk.sync_directory(path)
+        self._disk.remove_tree(path)
+
     def delete(self, where: TopicPartition, *, unique: str) -> str:
         """Take one partition out and rename its directory; see `rename_deleted`."""
         self.take_out(where)
@@ -396,6 +408,9 @@ class LogDirectory:
 
     def restore_deleted(self, known: Mapping[TopicPartition, UUID]) -> list[tuple[TopicPartition, str]]:
         """Give partitions their names back that were being deleted, but whose topic is there. Call it before `load`.
+
+        Only those of which nothing has been removed yet: without its first segments a log would look like one whose
+        first records were deleted by retention.
 
         Args:
             known: The topic id of each partition that the metadata has.

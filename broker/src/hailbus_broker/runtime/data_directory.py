@@ -257,7 +257,7 @@ class DataDirectory:
     def prepare_removal(self, topic: str, indexes: Sequence[int]) -> Callable[[], list[str]]:
         """What renames the directories of partitions that were taken out, in any thread.
 
-        It returns the new paths, for `Disk.remove_tree`.
+        It returns the new paths, for `remove_folder`.
         """
         partitions = {TopicPartition(topic, index): self._rng.randbytes(16).hex() for index in indexes}
 
@@ -266,6 +266,14 @@ class DataDirectory:
                 return self.logs.rename_deleted(partitions)
 
         return rename
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a directory that was renamed for it; in any thread.
+
+        Raises:
+            StorageError: The machine failed.
+        """
+        self.logs.remove_deleted(path)
 
     def close(
         self,

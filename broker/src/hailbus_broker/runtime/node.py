@@ -536,6 +536,6 @@ class Node:
     async def _remove_folders(self, folders: Sequence[str]) -> None:
         for folder in folders:
             try:
-                await self.threads.run(partial(self.disk.remove_tree, folder))
+                await self.threads.run(partial(self.data.remove_folder, folder))
             except StorageError as error:
                 log.warning("folder_not_removed", path=folder, error=str(error), effect="the next start removes it")
