@@ -12,7 +12,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -41,6 +41,12 @@ _STOP = object()  # what the last step of a thread answers
 
 def _nothing() -> None:
     pass
+
+
+def _working() -> AbstractContextManager[None]:
+    """Tell a virtual loop that the thread works: it skips no time meanwhile."""
+    working: Callable[[], AbstractContextManager[None]] = getattr(asyncio.get_running_loop(), "working", nullcontext)
+    return working()
 
 
 def _work(given: SimpleQueue[Given]) -> None:
@@ -81,9 +87,12 @@ class SqliteConnection(aiosqlite.Connection):
         self._thread = threading.Thread(target=_work, args=(self._tx,), name="sqlite", daemon=True)
         THREADS.add(self._thread)
 
+    async def _connect(self) -> aiosqlite.Connection:
+        with _working():
+            return await super()._connect()
+
     async def _execute(self, fn: Any, *args: Any, **kwargs: Any) -> Any:  # Any: aiosqlite's own, untyped
-        working = getattr(asyncio.get_running_loop(), "working", nullcontext)
-        with working():  # a virtual loop skips no time while the thread works
+        with _working():
             try:
                 return await super()._execute(fn, *args, **kwargs)  # type: ignore[no-untyped-call]  # aiosqlite's own
             except asyncio.CancelledError:

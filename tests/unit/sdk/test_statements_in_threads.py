@@ -122,3 +122,21 @@ def test_virtual_time_does_not_overtake_a_step() -> None:
 
     run_virtual(main())
     assert gate.is_over
+
+
+def test_virtual_time_does_not_overtake_a_connect() -> None:
+    gate = Gate()
+
+    def connect() -> sqlite3.Connection:
+        gate()
+        return sqlite3.connect(":memory:", check_same_thread=False)
+
+    async def main() -> None:
+        connection = SqliteConnection(connect)
+        threading.Timer(0.6, gate.opened.set).start()  # longer than other threads are waited for
+        async with asyncio.timeout(1.0):
+            await connection
+        await connection.close()
+
+    run_virtual(main())
+    assert gate.is_over
