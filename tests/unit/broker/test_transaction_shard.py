@@ -128,6 +128,10 @@ class Bench:
             return ErrorCode.NONE, -1, -1
         return ErrorCode(response.error_code), response.producer_id, response.producer_epoch
 
+    def skip_to(self, producer_epoch: int) -> None:
+        """Leave out the epochs up to this one: there are 32,767."""
+        self.shard.transactions["t"] = replace(self.shard.transactions["t"], producer_epoch=producer_epoch)
+
     def is_in(self, state: State) -> bool:
         return self.shard.transactions["t"].state is state
 
@@ -210,7 +214,8 @@ def test_a_producer_may_bump_its_own_epoch(bench: Bench) -> None:
 
 def test_used_up_epochs_are_exchanged_for_a_new_producer_id(bench: Bench) -> None:
     bench.init()
-    for _ in range(2**15 - 2):
+    bench.skip_to(2**15 - 10)
+    for _ in range(8):
         bench.init()
     assert bench.shard.transactions["t"].producer_epoch == 2**15 - 2
     assert bench.init() == (ErrorCode.NONE, 1001, 0)
@@ -218,7 +223,8 @@ def test_used_up_epochs_are_exchanged_for_a_new_producer_id(bench: Bench) -> Non
 
 def test_the_last_epoch_of_version_two_is_exchanged_at_the_end(bench: Bench) -> None:
     bench.init()
-    for epoch in range(2**15 - 2):
+    bench.skip_to(2**15 - 10)
+    for epoch in range(2**15 - 10, 2**15 - 2):
         assert bench.end(1000, epoch, commit=False, is_v2=True) == (ErrorCode.NONE, 1000, epoch + 1)
     last = 2**15 - 2
     bench.add(1000, last, A, is_v2=True)

@@ -171,7 +171,7 @@ async def test_policies_for_unknown_types_and_versions(bus: MemoryBus, policy: A
 def test_retry_topics_wait_their_delay_and_end_in_the_dead_letter_topic() -> None:
     async def main() -> None:
         bus = MemoryBus(clock=VirtualClock())
-        svc = Service("shop", subscribing=FAST, clock=bus.clock)
+        svc = Service("shop", clock=bus.clock)
         calls: list[tuple[str, int, float]] = []
         delays = (timedelta(seconds=5), timedelta(minutes=10))
 
