@@ -30,7 +30,8 @@ def main(address: str, topic: str, group: str) -> None:
     )
     while os.getppid() == test:
         try:
-            polled = consumer.poll(timeout_ms=200, max_records=500)
+            # Long: kafka-python 3.0 never applies an assignment that comes after the poll which joined has timed out.
+            polled = consumer.poll(timeout_ms=10_000, max_records=500)
         except kafka.errors.KafkaError:
             continue  # the broker was killed
         handed = [
