@@ -80,6 +80,17 @@ def test_a_reassignment_is_taken_back(cluster: Brokers) -> None:
     assert refused.error_message == "No partition reassignment is in progress."
 
 
+def test_an_order_of_the_original_replicas_cancels_without_waiting_for_the_isr() -> None:
+    cluster = Brokers(1, 2, 3)
+    cluster.create([3, 1, 2])
+    cluster.alter_isr(3, 1)
+    cluster.reassign([2, 1])
+    assert cluster.partition().removing_replicas == (3,), "broker 2 is not in sync"
+    assert cluster.reassign([2, 3, 1]).error_code == 0
+    state = cluster.partition()
+    assert (state.replicas, state.isr, state.leader, state.is_reassigning) == ((2, 3, 1), (3, 1), 3, False)
+
+
 @pytest.mark.parametrize(
     ("setting", "code"), [("false", ErrorCode.INVALID_REPLICA_ASSIGNMENT), ("true", ErrorCode.NONE)]
 )

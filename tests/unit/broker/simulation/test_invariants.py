@@ -110,6 +110,30 @@ def test_a_reassignment_waits_for_the_new_replicas() -> None:
     assert "moved to (1, 2, 4) while (1, 2) are in sync" in failure
 
 
+def test_a_reassignment_that_keeps_every_replica_waits_for_the_new_one() -> None:
+    judged = Judged()
+    moving = change(replicas=[1, 2, 3, 4], adding_replicas=[4])
+    (failure,) = judged.take(moving, change(adding_replicas=[]))
+    assert "moved to (1, 2, 3, 4) while (1, 2, 3) are in sync" in failure
+
+
+def test_a_reassignment_in_one_record_leaves_no_replica_that_lags() -> None:
+    judged = Judged()
+    (failure,) = judged.take(change(isr=[1, 3]), change(replicas=[1, 2], isr=[1]))
+    assert "moved to (1, 2) while (1,) are in sync" in failure
+    assert judged.notes["reassignment completed"] == 1
+
+
+@pytest.mark.parametrize("added", [[], [4]])
+@pytest.mark.parametrize("original", [[1, 2, 3], [3, 2, 1]])
+def test_a_reassignment_is_cancelled_while_a_replica_lags(original: list[int], added: list[int]) -> None:
+    judged = Judged()
+    moving = change(isr=[1, 3], replicas=[1, 2, *added, 3], adding_replicas=added, removing_replicas=[3])
+    cancelled = change(replicas=original, adding_replicas=[], removing_replicas=[])
+    assert judged.take(moving, cancelled) == []
+    assert (judged.notes["reassignment cancelled"], judged.notes["reassignment completed"]) == (1, 0)
+
+
 def test_a_replica_that_joins_last_may_lead_when_the_reassignment_ends() -> None:
     judged = Judged()
     moving = change(replicas=[4, 2, 3, 1], adding_replicas=[4], removing_replicas=[1])

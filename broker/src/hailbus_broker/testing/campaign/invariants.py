@@ -241,12 +241,7 @@ class ClusterInvariants:
             note("ISR at its minimum")
         if after.elr:
             note("eligible leaders kept")
-        if after.is_reassigning and not before.is_reassigning:
-            note("reassignment begun")
-        if before.is_reassigning and not after.is_reassigning and after.replicas != before.replicas:
-            note("reassignment completed")
-            if not set(after.replicas) <= set(after.isr):
-                fail(f"{where}: moved to {after.replicas} while {after.isr} are in sync")
+        self._judge_reassignment(before, after, where)
         if after.leader in {before.leader, NO_LEADER}:
             return
         elected = self.image.brokers.get(after.leader)
@@ -273,6 +268,24 @@ class ClusterInvariants:
             note("unclean election")
         else:
             fail(f"{where}: {after.leader} became the leader, in sync were {before.isr}, eligible {before.elr}")
+
+    def _judge_reassignment(self, before: PartitionState, after: PartitionState, where: str) -> None:
+        """Check that a reassignment completes only once all of its target replicas are in sync.
+
+        One record may begin and complete a reassignment, if replicas only leave. A reassignment is cancelled by a
+        request without replicas, or by one that names the original replicas in any order. Then the original
+        replicas stay, so the controller does not wait for the ISR (as in Apache Kafka's PartitionReassignmentRevert).
+        """
+        if after.is_reassigning:
+            if not before.is_reassigning:
+                self._recorder.note("reassignment begun")
+            return
+        if set(after.replicas) != set(before.replicas) - set(before.adding_replicas):
+            self._recorder.note("reassignment completed")
+            if not set(after.replicas) <= set(after.isr):
+                self._recorder.fail(f"{where}: moved to {after.replicas} while {after.isr} are in sync")
+        elif before.is_reassigning:
+            self._recorder.note("reassignment cancelled")
 
     def _min_isr_of(self, topic: str, replica_count: int) -> int:
         return 1 if topic == LOOSE else min(self._min_isr, replica_count)
