@@ -156,9 +156,10 @@ def test_every_container_is_confined_healthy_and_published_on_loopback_only(syst
             continue
         assert container.attrs["State"]["Health"]["Status"] == "healthy", service
         if service != "postgres":
-            user = container.exec_run(["cat", "/proc/1/status"]).output.decode()
+            processes = container.top(ps_args="-eo pid,uid")
+            user_at = processes["Titles"].index("UID")
             assert container.attrs["Config"]["User"] == "hailbus", service
-            assert "Uid:\t10001" in user, service
+            assert {process[user_at] for process in processes["Processes"]} == {"10001"}, service
 
 
 def test_a_service_opens_its_own_database_and_no_other(system: System) -> None:
