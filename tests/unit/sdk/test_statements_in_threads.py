@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hailbus._sqlite import SqliteConnection
@@ -66,7 +67,10 @@ async def test_a_cancelled_connect_leaves_no_connection_open() -> None:
         made.execute("SELECT 1")
 
 
-def test_a_stopped_thread_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def raised_in_the_thread(
+    monkeypatch: pytest.MonkeyPatch, use: Callable[[SqliteConnection, Gate], Awaitable[None]]
+) -> list[object]:
+    """Let a connection's thread work on after its event loop is closed; what it raised meanwhile."""
     failures: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failures.append)
     gate = Gate()
@@ -75,25 +79,25 @@ def test_a_stopped_thread_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> No
     async def main() -> None:
         connection = await connected()
         threads.append(connection._thread)
-        connection._tx.put_nowait((None, gate))  # the thread is busy until the event loop is closed
+        await use(connection, gate)
         connection.stop()
 
     asyncio.run(main())
     gate.opened.set()
     threads[0].join(30)
     assert not threads[0].is_alive()
-    assert failures == []
+    return failures
+
+
+def test_a_stopped_thread_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(connection: SqliteConnection, gate: Gate) -> None:
+        connection._tx.put_nowait((None, gate))  # the thread is busy until the event loop is closed
+
+    assert raised_in_the_thread(monkeypatch, use) == []
 
 
 def test_a_step_may_end_after_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    failures: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", failures.append)
-    gate = Gate()
-    threads: list[threading.Thread] = []
-
-    async def main() -> None:
-        connection = await connected()
-        threads.append(connection._thread)
+    async def use(connection: SqliteConnection, gate: Gate) -> None:
         task = asyncio.create_task(connection.in_thread(gate))
         await asyncio.to_thread(gate.entered.wait, 30)
         for _ in range(2):  # a timeout, for example, and then the end of the service
@@ -101,13 +105,8 @@ def test_a_step_may_end_after_its_event_loop(monkeypatch: pytest.MonkeyPatch) ->
             await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await task
-        connection.stop()
 
-    asyncio.run(main())
-    gate.opened.set()
-    threads[0].join(30)
-    assert not threads[0].is_alive()
-    assert failures == []
+    assert raised_in_the_thread(monkeypatch, use) == []
 
 
 def test_virtual_time_does_not_overtake_a_step() -> None:
