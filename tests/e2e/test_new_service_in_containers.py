@@ -178,7 +178,9 @@ def test_the_service_outlives_its_broker(project: Project) -> None:
 
 def test_it_runs_without_root_and_stops_in_time(project: Project) -> None:
     container = project.container("shop")
-    assert "Uid:\t10001" in container.exec_run(["cat", "/proc/1/status"]).output.decode()
+    processes = container.top(ps_args="-eo pid,uid")
+    user_at = processes["Titles"].index("UID")
+    assert {process[user_at] for process in processes["Processes"]} == {"10001"}
     for service in ("broker", "shop"):
         for bindings in project.container(service).attrs["NetworkSettings"]["Ports"].values():
             assert {binding["HostIp"] for binding in bindings or []} <= {"127.0.0.1"}, service

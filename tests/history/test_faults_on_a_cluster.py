@@ -5,7 +5,6 @@ long (default 15; `just faults` takes 3600), and `HAILBUS_SEED` replays the same
 """
 
 import contextlib
-import gc
 import os
 import random
 import signal
@@ -183,8 +182,6 @@ class Faults:
         ]
 
 
-# kafka-python forgets a socket that it was connecting when its producer is closed by force.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.timeout(600)
 @pytest.mark.needs("network namespaces")
 @pytest.mark.slow
@@ -195,10 +192,7 @@ def test_clients_make_progress_during_and_after_each_fault(tmp_path: Path) -> No
             with cluster("hailbus", tmp_path, places, SETTINGS) as running:
                 fail_in_order(running, net)
 
-    try:
-        in_new_network(run)
-    finally:
-        gc.collect()  # while the warning about kafka-python's sockets is ignored
+    in_new_network(run)
 
 
 def fail_in_order(running: Cluster, net: Network) -> None:
@@ -262,8 +256,6 @@ def cut_off(running: Cluster, net: Network, node_id: int) -> Iterator[None]:
     net.heal()
 
 
-# As above.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.timeout(2 * SECONDS + 400)
 @pytest.mark.needs("network namespaces")
 @pytest.mark.slow
@@ -289,10 +281,7 @@ def test_no_promise_is_broken_while_nodes_fail(system: System, tmp_path: Path) -
             ):
                 fail(running, net, delaying, rng, seed)
 
-    try:
-        in_new_network(run)
-    finally:
-        gc.collect()  # while the warning about kafka-python's sockets is ignored
+    in_new_network(run)
 
 
 def place(net: Network, number: int, *, is_delayed: bool) -> Place:

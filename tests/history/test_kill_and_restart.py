@@ -70,8 +70,6 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     running.stop()
 
 
-# kafka-python forgets a socket that it was connecting when its producer is closed by force.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.timeout(SECONDS + 300)
 def test_no_promise_is_broken_while_the_broker_is_killed(broker: Broker) -> None:
     seed = int(os.environ.get("HAILBUS_SEED", random.SystemRandom().randrange(1 << 32)))

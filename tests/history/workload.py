@@ -16,15 +16,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiokafka
 import aiokafka.errors
-import kafka
-import kafka.errors
-import kafka.structs
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -44,6 +41,7 @@ from hailbus_devtools.tools import apache_kafka
 from tests.conformance.wire import Wire, batches
 from tests.servers import SHORT_LIVED_JVM
 
+ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "history"
 COPY = "copy"
 AUTO = "auto-commit"
@@ -83,7 +81,7 @@ class Workload:
             rate: Sends per second and producer; as many as there can be if not given.
             may_be_stale: Whether a leader that has been replaced may serve readers for a while. Then a reader of a list
                 may be shown an older state of it.
-            life_s: When a consumer that commits by itself is killed, counted from the first records that it is handed.
+            life_s: When a member of a group is killed, counted from the first records that it is handed.
             each: How many clients there are of each kind that can have several.
             socket_timeout_ms: After which a client gives up a broker that does not answer; librdkafka's default if not
                 given.
@@ -112,8 +110,8 @@ class Workload:
         self.handed: list[tuple[int, Polled]] = []
         self.lists: list[Listed] = []
         self.ops = itertools.count(1)
-        self.crashes = 0
         self.copies = 0
+        self.uncopied: Counter[tuple[str, int]] = Counter()
         self.stale_lists = 0
         self.failures: list[BaseException] = []
         self.threads: list[threading.Thread] = []
@@ -138,7 +136,7 @@ class Workload:
         for number in range(1, self.each + 1):
             self.start(self.transact, f"transactions-{number}", random.Random(seed + number))
             self.start(self.read_again_and_again, f"consumer-{number}")
-            self.start(self.copy, f"copy-{number}", random.Random(seed + 10 + number))
+            self.start(self.copy, f"{COPY}-{number}", random.Random(seed + 10 + number))
             self.start(self.read_lists, f"list-{number}")
             self.start(self.commit_by_itself, f"{AUTO}-{number}", random.Random(seed + 20 + number))
         self.start(self.commit_and_look, "offsets")
@@ -182,8 +180,9 @@ class Workload:
 
     def history(self) -> History:
         """End what is still open, read everything from start to end, and return what happened."""
-        for number in range(1, self.each + 1):  # a successor ends what is still open
-            Producer({**self.common, "transactional.id": f"transactions-{number}"}).init_transactions(60)
+        for name, number in itertools.product(("transactions", COPY), range(1, self.each + 1)):
+            # A successor ends what is still open.
+            Producer({**self.common, "transactional.id": f"{name}-{number}"}).init_transactions(60)
         self.stopped.clear()
         final = self.consume("final", 0, until=end_offsets(self.address))
         copied = self.consume("final copy", 0, until=end_offsets(self.address, COPY), topic=COPY)
@@ -205,10 +204,11 @@ class Workload:
         counts = consume_counts(history)
         longest = max((len(found.values) for found in self.lists), default=0)
         lives = {(poll.process, poll.life) for poll in history.handed}
+        interrupted = sum(left > 0 for left in self.uncopied.values())
         ended = {end: list(self.transactions.values()).count(end) for end in ("ok", "fail", "unknown")}
         print(
             f"HAILBUS_SEED={seed}: {ran}, {len(self.sent):,} sends, {len(self.polled):,} polls, transactions {ended},"
-            f" {len(history.copied):,} copied with {self.crashes} crashes,"
+            f" {len(history.copied):,} copied with {interrupted} kills in a transaction,"
             f" {len(self.offsets):,} offsets committed or read, {len(history.stored):,} batches,"
             f" {len(self.handed):,} handed over to {len(lives)} lives with auto-commit,"
             f" {len(self.lists):,} reads of a list of {longest:,} values and {self.stale_lists} of an older state;"
@@ -484,31 +484,66 @@ class Workload:
 
     def commit_by_itself(self, name: str, chance: random.Random) -> None:
         """Be a member of a group that commits by itself, as a process that is killed and started, again and again."""
-        command = [sys.executable, str(Path(__file__).with_name("auto_committer.py")), self.address, TOPIC, AUTO]
+        arguments = [TOPIC, AUTO]
+        for life, (time_ns, records) in self.lives("auto_committer", arguments, chance):
+            got = self.take_polled(name, life, records)
+            with self.lock:
+                self.handed += [(time_ns, poll) for poll in got]
+
+    def copy(self, name: str, chance: random.Random) -> None:
+        """Copy the topic exactly once, as one of several members of a group that are killed and started.
+
+        Through kafka-python: librdkafka 2.16 can wait for ever in `send_offsets_to_transaction` when the connection to
+        the coordinator breaks during its first step.
+        """
+        arguments = [TOPIC, COPY, name]
+        for life, (_, records) in self.lives("copier", arguments, chance):
+            if records:
+                self.take_polled(name, life, records)
+                self.uncopied[name, life] += 1
+            else:
+                self.uncopied[name, life] = 0
+                with self.lock:
+                    self.copies += 1
+
+    def lives(
+        self, script: str, arguments: list[str], chance: random.Random
+    ) -> Iterator[tuple[int, tuple[int, list[str]]]]:
+        """Run a client as a process that is killed and started, and yield its life, and the time and words of a line.
+
+        kafka-python goes on connecting in threads of its own when one of its steps never ends. What it is asked for
+        therefore happens in processes, whose end is certain.
+        """
+        command = [sys.executable, "-m", f"tests.history.{script}", self.address, *arguments]
         for life in itertools.count():
             if self.stopped.is_set():
                 return
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-                is_handed = threading.Event()
-                arguments = (process, is_handed, chance.uniform(*self.life_s))
-                threading.Thread(target=self.end_life, args=arguments, daemon=True).start()
+            with (
+                tempfile.TemporaryFile("w+") as log,
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT) as process,
+            ):
+                has_begun = threading.Event()
+                end = (process, has_begun, chance.uniform(*self.life_s))
+                threading.Thread(target=self.end_life, args=end, daemon=True).start()
                 assert process.stdout is not None
                 for line in process.stdout:
-                    if line.endswith("\n"):  # else killed while it wrote: not polled again, so not committed
-                        self.take_handed(name, life, line)
-                        is_handed.set()
-            assert process.returncode == -signal.SIGKILL, f"{name} ended by itself: {process.returncode}"
+                    if line.endswith("\n"):  # else killed while it wrote, so it did nothing with what it was handed
+                        time_ns, *words = line.split()
+                        yield life, (int(time_ns), words)
+                        has_begun.set()
+                if process.wait() != -signal.SIGKILL:
+                    log.seek(0)
+                    raise AssertionError(f"{script} ended by itself: {process.returncode}\n{log.read()[-3000:]}")
 
-    def end_life(self, process: subprocess.Popen[str], is_handed: threading.Event, life_s: float) -> None:
-        """Kill a process some time after it was handed its first records: a busy machine takes long to start it."""
-        while not is_handed.wait(0.1) and not self.stopped.is_set() and process.poll() is None:
+    def end_life(self, process: subprocess.Popen[str], has_begun: threading.Event, life_s: float) -> None:
+        """Kill a process some time after its first line: a busy machine takes long to start it."""
+        while not has_begun.wait(0.1) and not self.stopped.is_set() and process.poll() is None:
             pass
         self.stopped.wait(life_s)
         process.kill()
 
-    def take_handed(self, name: str, life: int, line: str) -> None:
+    def take_polled(self, name: str, life: int, records: list[str]) -> list[Polled]:
         """Note what a process was handed by one poll."""
-        time_ns, *records = line.split()
         op = next(self.ops)
         got = []
         for record in records:
@@ -526,127 +561,7 @@ class Workload:
             )
         with self.lock:
             self.polled.extend(got)
-            self.handed += [(int(time_ns), poll) for poll in got]
-
-    def copy(self, name: str, chance: random.Random) -> None:
-        """Copy the topic exactly once, as one of several members of a group; die now and then without a word.
-
-        Through kafka-python: librdkafka 2.16 can wait for ever in `send_offsets_to_transaction` when the connection to
-        the coordinator breaks during its first step.
-        """
-        common = {
-            "bootstrap_servers": self.address.split(","),
-            "reconnect_backoff_ms": 20,
-            "reconnect_backoff_max_ms": 200,
-        }
-        for life in itertools.count():
-            if self.stopped.is_set():
-                return
-            consumer = kafka.KafkaConsumer(
-                **common,
-                group_id=COPY,
-                enable_auto_commit=False,
-                isolation_level="read_committed",
-                auto_offset_reset="earliest",
-                session_timeout_ms=1500,
-                heartbeat_interval_ms=300,
-                max_poll_interval_ms=20_000,
-            )
-            consumer.subscribe([TOPIC])
-            producer: Any = None
-            is_alive = True
-            while is_alive and not self.stopped.is_set():
-                try:
-                    if producer is None:
-                        producer = kafka.KafkaProducer(
-                            **common,
-                            transactional_id=name,
-                            max_block_ms=20_000,
-                            delivery_timeout_ms=20_000,
-                            request_timeout_ms=10_000,
-                        )
-                        producer.init_transactions()  # ends what a life before has left open, and fences it
-                        self.rewind(consumer)
-                    crashes = chance.random() < 1 / 40
-                    if self.copy_some(name, life, consumer, producer, crashes=crashes) and crashes:
-                        self.crashes += 1
-                        is_alive = False
-                except (kafka.errors.KafkaError, AssertionError):
-                    # Nobody knows how the transaction ended: a new producer finds out, and reading continues there.
-                    self.drop(producer)
-                    producer = None
-            self.drop(producer)
-            consumer.close(autocommit=False, timeout_ms=2000)
-
-    @staticmethod
-    def drop(producer: Any) -> None:
-        """Let go of a producer without ending its transaction."""
-        if producer is not None:
-            producer._sender.force_close()  # `close` would first wait for what can no longer be sent
-            with contextlib.suppress(kafka.errors.KafkaError):
-                producer.close(timeout=0.5)
-
-    @staticmethod
-    def rewind(consumer: Any) -> None:
-        """Go on reading where the group stands."""
-        for place in consumer.assignment():
-            offset = consumer.committed(place)
-            if offset is None:
-                consumer.seek_to_beginning(place)
-            else:
-                consumer.seek(place, offset)
-
-    def copy_some(self, name: str, life: int, consumer: Any, producer: Any, *, crashes: bool) -> bool:
-        """Copy what one poll brings, in a transaction with the offsets; a crash leaves the transaction open."""
-        op = next(self.ops)
-        got = [
-            Polled(
-                process=name,
-                life=life,
-                partition=record.partition,
-                offset=record.offset,
-                value=int(record.value),
-                op=op,
-                is_subscribed=True,
-            )
-            for records in consumer.poll(timeout_ms=200, max_records=300).values()
-            for record in records
-        ]
-        # Now, not when the offsets are sent: a member whose session ends meanwhile forgets its generation, and offsets
-        # without one are accepted from anybody.
-        member = consumer.group_metadata()
-        with self.lock:
-            self.polled.extend(got)
-        if not got:
-            return False
-        if member.generation_id < 0:
-            raise kafka.errors.IllegalGenerationError("the group has let go of this member since the poll")
-        producer.begin_transaction()
-        for poll in got:
-            producer.send(COPY, str(poll.value).encode(), partition=poll.partition)
-        ends = {
-            kafka.TopicPartition(TOPIC, poll.partition): kafka.structs.OffsetAndMetadata(poll.offset + 1, "", -1)
-            for poll in got
-        }
-        producer.flush(10)
-        manager = producer._transaction_manager
-        self.finish(producer, manager.send_offsets_to_transaction(ends, member))
-        if not crashes:
-            self.finish(producer, manager.begin_commit())
-            with self.lock:
-                self.copies += 1
-        return True
-
-    @staticmethod
-    def finish(producer: Any, result: Any) -> None:
-        """Wait for a step of a transaction with a limit, which the methods of kafka-python do not have.
-
-        It forgets a step whose connection turns out to be broken before the request is sent, with any broker: nobody
-        sends it again, and its result never comes.
-        """
-        producer._sender.wakeup()
-        if not result.wait(timeout_ms=15_000):
-            raise kafka.errors.KafkaTimeoutError("a step of the transaction was not answered")
+        return got
 
     def commit_and_look(self, name: str) -> None:
         """Commit rising offsets for a group and read them back: what was acked is not forgotten."""
