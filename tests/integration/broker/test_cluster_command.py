@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -129,6 +130,31 @@ def test_a_node_that_dies_is_reported_and_the_others_go_on(tmp_path: Path) -> No
             assert again.stdout.readline() == f"bootstrap={running.bootstrap.split(',')[1]}\n"
             again.terminate()
             assert again.wait(DEADLINE_S) == 0
+
+
+def test_a_node_whose_disk_is_full_stops_and_the_others_take_what_it_led(tmp_path: Path) -> None:
+    with cluster(tmp_path / "cluster") as running:
+        admin = AdminClient({"bootstrap.servers": running.bootstrap})
+        topic = NewTopic("rides", num_partitions=3, replication_factor=3)
+        admin.create_topics([topic], operation_timeout=DEADLINE_S)["rides"].result(DEADLINE_S)
+        resource.prlimit(running.pids()[2], resource.RLIMIT_FSIZE, (100_000, 100_000))
+        producer = Producer({"bootstrap.servers": running.bootstrap, "acks": "all", "linger.ms": 0})
+        errors: list[Any] = []
+        for number in range(60):  # each node writes all of them
+            producer.produce("rides", bytes(10_000), partition=number % 3, on_delivery=lambda e, _: errors.append(e))
+            producer.poll(0.02)
+        assert producer.flush(DEADLINE_S) == 0
+        assert errors == [None] * 60
+        until(lambda: "node 2 has ended with code 1, the others go on" in running.log())
+        (told,) = re.findall(r".*log_directory_offline.*", running.log())
+        assert '"effect": "this node stops"' in told
+        assert "File too large" in told
+
+        def leaders() -> set[int]:
+            partitions = admin.list_topics("rides", DEADLINE_S).topics["rides"].partitions
+            return {found.leader for found in partitions.values()}
+
+        until(lambda: leaders() <= {1, 3})
 
 
 def test_mistakes_are_refused_with_a_sentence(tmp_path: Path) -> None:

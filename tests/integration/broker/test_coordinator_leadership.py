@@ -9,7 +9,7 @@ import pytest
 from hailbus_broker.cluster.metadata.image import GROUP_METADATA_TOPIC, TRANSACTION_STATE_TOPIC
 from hailbus_broker.coordinators.group.offsets import OffsetToCommit
 from hailbus_broker.coordinators.transaction.state import State
-from hailbus_broker.log import BatchTooLargeError, StorageError
+from hailbus_broker.log import BatchTooLargeError
 from hailbus_broker.protocol.api import ApiKey
 from hailbus_broker.protocol.definitions.add_partitions_to_txn_request import (
     AddPartitionsToTxnRequest,
@@ -247,19 +247,6 @@ async def test_a_decision_of_an_earlier_leadership_is_neither_written_nor_acknow
         assert driver.run(late) is ErrorCode.NOT_COORDINATOR
         assert answers == [ErrorCode.NOT_COORDINATOR] * 2
         assert led(server.node, GROUP_METADATA_TOPIC).log.log_end_offset == end_offset
-        wire.close()
-
-
-async def test_a_shard_is_not_loaded_after_the_data_directory_went_offline(tmp_path: Path) -> None:
-    """Metadata that was committed before the failure may still be applied after it."""
-    async with server_on(RealDisk(), str(tmp_path)) as server:
-        wire = await Wire.to(server.bootstrap)
-        await start_using(wire)
-        server.node.core.take_offline(StorageError("the disk is broken", path=str(tmp_path)))
-        assert len(list(server.node.groups.active())) == 1  # no other broker has this partition
-        await elect(server.node, GROUP_METADATA_TOPIC, ANOTHER_BROKER)
-        await elect_again(server.node, GROUP_METADATA_TOPIC)
-        assert not server.node.groups.drivers
         wire.close()
 
 

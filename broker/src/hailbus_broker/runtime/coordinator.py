@@ -71,7 +71,6 @@ class Coordinator(Generic[DriverT]):
         self._spawn: Final = ports.spawn
         self.drivers: Final[dict[int, DriverT]] = {}
         self.partition_count = 0
-        self._is_offline = False
 
     # ------------------------------------------------------------------ leadership
 
@@ -94,34 +93,17 @@ class Coordinator(Generic[DriverT]):
         for index, driver in list(self.drivers.items()):
             replica = led.get(index)
             if replica is not driver.partition:
-                self._unload(index, driver)
+                del self.drivers[index]
+                driver.unload()
+                log.info("coordinator_unloaded", partition=driver.partition.name, leader_epoch=driver.leader_epoch)
             elif replica.leader_epoch != driver.leader_epoch:
                 driver.renew(replica.leader_epoch)
-        started: list[asyncio.Task[None]] = []
-        if self._is_offline:
-            return started
+        started = []
         for index, replica in sorted(led.items()):
             if index not in self.drivers:
                 driver = self.drivers[index] = self._make(replica)
                 started.append(self._spawn(self._load(driver), f"load-{replica.name}"))
         return started
-
-    def _unload(self, index: int, driver: DriverT) -> None:
-        del self.drivers[index]
-        driver.unload()
-        log.info("coordinator_unloaded", partition=driver.partition.name, leader_epoch=driver.leader_epoch)
-
-    def go_offline(self) -> None:
-        """Unload the shards of replicated partitions, because the data directory is offline.
-
-        Other brokers are elected to lead these partitions, and this node does not receive the metadata that says so.
-        The state of the shards would become stale: an old offset, or "committed" for a transaction that is still open.
-        A partition without other replicas has no other leader; its state stays readable.
-        """
-        self._is_offline = True
-        for index, driver in list(self.drivers.items()):
-            if driver.partition.followers is not None:
-                self._unload(index, driver)
 
     async def _load(self, driver: DriverT) -> None:
         try:

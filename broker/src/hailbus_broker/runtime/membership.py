@@ -253,5 +253,4 @@ class Membership:
             current_metadata_offset=core.publisher.applied_end_offset - 1,
             want_fence=lifecycle.wants_fence,
             want_shut_down=lifecycle.wants_shut_down,
-            offline_log_dirs=[] if core.failure is None else [core.data.directory_id],
         )

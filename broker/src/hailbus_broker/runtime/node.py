@@ -252,14 +252,8 @@ class Node:
         if not self.core.roles.is_standalone:
             subscribers.append(self._assign_directories(image))
         self.core.publisher.subscribe(*subscribers)
-        self.core.when_offline = self._go_offline
+        self.core.when_offline = self.replicas.refuse
         self.core.check_room = self._check_room
-
-    def _go_offline(self, error: StorageError) -> None:
-        """Write no more records, and coordinate only what no other broker can."""
-        self.replicas.refuse(error)
-        self.groups.go_offline()
-        self.transactions.go_offline()
 
     def _assign_directories(self, image: MetadataImage) -> DirectoryAssignments:
         """Begin to report where replicas are, if the metadata says otherwise."""

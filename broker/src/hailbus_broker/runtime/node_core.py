@@ -197,8 +197,11 @@ class NodeCore:
         """The machine failed: nothing is written to the data directory any more, until the next start looks at it.
 
         As in Apache Kafka one failure takes the whole directory: what the system does after one is unknown, and a
-        retried sync may report success for pages that are lost. Apache Kafka then stops, having no other directory;
-        here everything that was committed can still be read.
+        retried sync may report success for pages that are lost.
+
+        A node of a cluster then stops, as Apache Kafka does without another directory. Its metadata log is in the
+        directory, too, so it would not learn who leads its partitions now, and clients would wait for records that
+        others have. A cluster of one goes on: everything that was committed can still be read.
         """
         if error.is_out_of_descriptors:
             self.data.release_closed_segments()
@@ -211,10 +214,14 @@ class NodeCore:
             "log_directory_offline",
             path=self.data.path,
             error=str(error),
+            effect="writes are rejected" if self.roles.is_standalone else "this node stops",
             advice="nothing is lost that was acknowledged: make room or mend the disk, then restart the broker",
         )
         self.metadata.refuse(error)
         self.when_offline(error)
+        if not self.roles.is_standalone and self.reason_to_stop is None:
+            self.reason_to_stop = error
+            self.when_unfit()
 
     def become_unfit(self, error: Exception) -> None:
         """Stop as soon as possible: what this node would do on from here, others would have to undo."""

@@ -155,8 +155,12 @@ class Server:
         return f"{listener.advertised_host}:{listener.advertised_port}"
 
     async def stop(self) -> None:
-        """Give leaderships away, close the listeners and connections, then the node."""
-        await self.node.leave()
+        """Give leaderships away, close the listeners and connections, then the node.
+
+        When its data directory has failed, nobody is told: the closed connections tell the controller sooner.
+        """
+        if self.node.failure is None:
+            await self.node.leave()
         if self._listeners is not None:
             self._listeners.close()
         await self._close_connections()

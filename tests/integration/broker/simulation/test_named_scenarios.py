@@ -237,10 +237,8 @@ async def test_a_full_disk_of_the_active_controller_costs_an_election_and_no_rec
         assert cluster.state_of(TOPIC).leader in rest
         await account.until_acknowledged()
         assert await create(rest[0], "more", factor=2) is ErrorCode.NONE
-        # What was committed can still be read there; Apache Kafka's broker would stop.
-        assert full.is_up
+        assert not full.is_up  # as Apache Kafka's broker
         full.disk.capacity_bytes = 2**62
-        cluster.kill(full.node_id)
         await cluster.start()
         await until_in_sync(cluster, 1, 2, 3)
         await account.until_acknowledged()

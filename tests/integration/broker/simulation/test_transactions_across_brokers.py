@@ -7,12 +7,9 @@ import asyncio
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from hailbus_broker.client import RefusedError, UnreachableError
-from hailbus_broker.cluster.metadata.names import NO_LEADER
-from hailbus_broker.coordinators.transaction.state import State
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.coordinator import partition_for
-from hailbus_broker.testing.simulation import ClusterWorld, DiskFault, SimulatedNode, simulated, simulated_cluster
-from hailbus_broker.testing.simulation.cluster import CLIENT_PORT
+from hailbus_broker.testing.simulation import ClusterWorld, simulated, simulated_cluster
 
 from tests.integration.broker.simulation.test_requests_across_brokers import create, until_all_know
 from tests.integration.broker.simulation.transactional_client import TransactionalClient
@@ -234,35 +231,3 @@ async def test_offsets_of_no_transaction_are_refused() -> None:
                 await client.commit_offset(group, "rides", 1, adds=False)
             assert caught.value.code is ErrorCode.INVALID_TXN_STATE
         client.close()
-
-
-@simulated(seeds=range(3))
-async def test_a_coordinator_whose_disk_failed_does_not_report_an_older_transaction_as_committed() -> None:
-    """In transactions v1 the next transaction has the same epoch: its end looks like a retry of the last one's."""
-    async with simulated_cluster() as cluster:
-        client = await prepared(cluster, is_v2=False)
-        await client.produce("rides", 0, b"0")
-        await client.end(is_commit=True)
-        failed = cluster.node(f"coordinator of transactional id {ID}")
-        await cluster.until(lambda: has_completed(failed))
-        failed.disk.faults.append(DiskFault(operation="append", path="__transaction_state"))
-        failed_client = client.twin()
-        failed_client._bootstrap = [f"{failed.name}:{CLIENT_PORT}"]
-        with pytest.raises(RefusedError):
-            await failed_client._add("rides", 0)
-        assert failed.core.failure is not None
-        await cluster.until(lambda: cluster.state_of("__transaction_state").leader not in {failed.node_id, NO_LEADER})
-        client._bootstrap.remove(f"{failed.name}:{CLIENT_PORT}")
-        await client.produce("rides", 0, b"1")
-        request = client.end_request(is_commit=True)
-        assert (await failed_client.send_end(request)).error_code == ErrorCode.NOT_COORDINATOR
-        await client.end(is_commit=True)
-        client.close()
-        failed_client.close()
-
-
-def has_completed(node: SimulatedNode) -> bool:
-    """Whether the transaction is complete at its coordinator, and the record of that is committed."""
-    (driver,) = node.broker.transactions.active()
-    is_complete = driver.shard.transactions[ID].state is State.COMPLETE_COMMIT
-    return is_complete and driver.partition.log.high_watermark == driver.end_offset

@@ -50,7 +50,7 @@ CRASH_DEADLINE_S: Final = 4.0
 START_DEADLINE_S: Final = 60.0
 """How long after the heal nodes may take until all serve."""
 RETRY_AFTER_S: Final = 6.0
-"""A node whose disk failed while it started stays offline until it is started again."""
+"""A node whose disk failed while it started does not run until it is started again."""
 STEP_DEADLINE_S: Final = 5.0
 """How long a step of a fault waits for what should follow from it."""
 PREFERRED: Final = 0
@@ -422,9 +422,6 @@ class ClusterOperator:
             return
         self._recorder.fail(f"{node.name} does not start: {error!r}")
 
-    def _is_fit(self, node: SimulatedNode) -> bool:
-        return node.is_up and node.core.failure is None and node.core.reason_to_stop is None
-
     async def heal(self) -> None:
         """Undo all faults, and wait until all nodes serve."""
         self._is_healed = True
@@ -441,8 +438,6 @@ class ClusterOperator:
             self._speed_up(node)
             node.process.host.clock.drift(1.0)
             node.process.resume()
-            if node.is_up and not self._is_fit(node):
-                node.kill()
             self.start(node)
         await self._until_all_serve("after the last fault")
 
@@ -450,17 +445,17 @@ class ClusterOperator:
         nodes = list(self._cluster.nodes.values())
         began_s = self._world.loop.now_s
         has_retried = False
-        while not all(self._is_fit(node) for node in nodes):
+        while not all(node.is_up for node in nodes):
             waited_s = self._world.loop.now_s - began_s
             if waited_s > START_DEADLINE_S:
                 for node in nodes:
-                    if not self._is_fit(node):
+                    if not node.is_up:
                         self._recorder.fail(f"{node.name} did not serve within {START_DEADLINE_S:.0f} s {when}")
                 return
             if waited_s > RETRY_AFTER_S and not has_retried:
                 has_retried = True
                 for node in nodes:
-                    if not self._is_fit(node):
+                    if not node.is_up:
                         self._world.note("node started again after the heal")
                         node.kill()
                         self.start(node)

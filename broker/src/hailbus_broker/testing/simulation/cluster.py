@@ -116,11 +116,10 @@ class SimulatedNode:
         config = BrokerConfig(self._settings)
         server: Server | ControllerServer
         if self.is_broker:
-            node = Node(config, machine=machine)
-            server = Server(node)
-            node.core.when_unfit = process.kill
+            server = Server(Node(config, machine=machine))
         else:
             server = ControllerServer(ControllerNode(config, machine=machine))
+        server.node.core.when_unfit = process.kill
         self.server = None
         await server.start()
         self.server = server
