@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import aiokafka
 from hailbus import AtLeastOnce, AtMostOnce, Batch, ClusterAdmin, Context, Event, KafkaBus, Service, Topic, event_info
@@ -41,7 +41,11 @@ from hailbus.testing import MemoryBus
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.bench.report import Run
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
 AT_ONCE = 1000  # callers that each await one publish after the other
+AWAITED = "publish: hailbus awaited, 1000 at once"
 Result = dict[str, float]
 Work = Callable[[], Awaitable[int]]
 Case = Callable[[], Coroutine[Any, Any, Result]]
@@ -98,6 +102,8 @@ class Observed:
 
     sampled: float | None = None
     """The share of traces that a parent-based sampler keeps; None without tracing. The export is not counted."""
+    is_service_traced: bool = True
+    """With tracing: whether the service makes spans, or the HTTP framework around it alone."""
     metrics: Literal["prometheus", "opentelemetry"] | None = None
     has_deadline: bool = False
 
@@ -120,7 +126,8 @@ class Observed:
     def service(self, name: str, **more: Any) -> Service:
         """A service that is observed so."""
         self.install()
-        svc = Service(name, tracing=self.sampled is not None, metering=self.metrics == "opentelemetry", **more)
+        tracing = self.sampled is not None and self.is_service_traced
+        svc = Service(name, tracing=tracing, metering=self.metrics == "opentelemetry", **more)
         if self.metrics == "prometheus":
             from hailbus.metrics import ServiceCollector
 
@@ -131,12 +138,18 @@ class Observed:
         """What an HTTP framework puts around a request: a span, where there is tracing."""
         if self.sampled is None:
             return contextlib.nullcontext()
-        from opentelemetry import trace
+        return _tracer().start_as_current_span("request")
 
-        return trace.get_tracer("bench").start_as_current_span("request")
+
+@cache
+def _tracer() -> Tracer:
+    from opentelemetry import trace
+
+    return trace.get_tracer("bench")
 
 
 BLIND = Observed()
+IN_TRACED_REQUESTS = Observed(sampled=0.01, is_service_traced=False)
 OBSERVED = Observed(sampled=0.01, metrics="prometheus", has_deadline=True)
 EVERY_SPAN = Observed(sampled=1.0)
 OTEL_METRICS = Observed(metrics="opentelemetry")
@@ -511,7 +524,8 @@ def cases_of(bench: Bench) -> dict[str, Case]:
         ),
         "publish: hailbus enqueue": lambda: bench.hailbus_publish(how="enqueue"),
         "publish: hailbus publish_many": lambda: bench.hailbus_publish(how="many"),
-        "publish: hailbus awaited, 1000 at once": lambda: bench.hailbus_publish(how="awaited"),
+        AWAITED: lambda: bench.hailbus_publish(how="awaited"),
+        f"{AWAITED}, in traced requests": lambda: bench.hailbus_publish(how="awaited", observed=IN_TRACED_REQUESTS),
         "consume: aiokafka, bytes": lambda: bench.aiokafka_consume(with_model=False),
         "consume: aiokafka + model": lambda: bench.aiokafka_consume(with_model=True),
         "consume: hailbus at least once, key lanes": lambda: bench.hailbus_consume(how="at least once"),
@@ -523,9 +537,7 @@ def cases_of(bench: Bench) -> dict[str, Case]:
     for name, observed in (("observed", OBSERVED), ("every span", EVERY_SPAN), ("OpenTelemetry metrics", OTEL_METRICS)):
         cases |= {
             f"publish: hailbus publish_many, {name}": partial(bench.hailbus_publish, how="many", observed=observed),
-            f"publish: hailbus awaited, 1000 at once, {name}": partial(
-                bench.hailbus_publish, how="awaited", observed=observed
-            ),
+            f"{AWAITED}, {name}": partial(bench.hailbus_publish, how="awaited", observed=observed),
             f"consume: hailbus at least once, key lanes, {name}": partial(
                 bench.hailbus_consume, how="at least once", observed=observed
             ),
@@ -534,7 +546,7 @@ def cases_of(bench: Bench) -> dict[str, Case]:
     if importlib.util.find_spec("confluent_kafka"):
         fast = Bench(bench.bootstrap, bench.count, client="librdkafka")
         cases["publish: hailbus publish_many, librdkafka"] = lambda: fast.hailbus_publish(how="many")
-        cases["publish: hailbus awaited, 1000 at once, librdkafka"] = lambda: fast.hailbus_publish(how="awaited")
+        cases[f"{AWAITED}, librdkafka"] = lambda: fast.hailbus_publish(how="awaited")
         cases["consume: hailbus at least once, key lanes, librdkafka"] = lambda: fast.hailbus_consume(
             how="at least once"
         )
@@ -624,7 +636,7 @@ def main() -> None:
     bars = [
         ("publish: hailbus publish_many", bare, 1.2),
         ("publish: hailbus enqueue", bare, 0.75),
-        ("publish: hailbus awaited, 1000 at once", bare_awaited, 1.5),
+        (AWAITED, bare_awaited, 1.5),
         ("consume: hailbus at least once, key lanes", bare_consume, 0.9),
         ("consume: hailbus at most once", bare_consume, 0.9),
         ("consume: hailbus batches", bare_consume, 1.0),
@@ -634,11 +646,12 @@ def main() -> None:
             (f"{case}, observed", case, 0.85)
             for case in (
                 "publish: hailbus publish_many",
-                "publish: hailbus awaited, 1000 at once",
                 "consume: hailbus at least once, key lanes",
                 "consume: hailbus batches",
             )
         ),
+        # The span of the request is the HTTP framework's, with or without tracing of the service.
+        (f"{AWAITED}, observed", f"{AWAITED}, in traced requests", 0.85),
     ]
     bars = [bar for bar in bars if bar[0] in results]  # librdkafka is an extra
     found.table("Events per core, beside aiokafka with the same model", condition=condition, columns=("ratio",))
