@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from confluent_kafka.admin import AdminClient
 from ride_events.rides import RIDES
@@ -21,6 +23,23 @@ PAUSE_S = 8.0
 """Least time between two kills where the run's length is not known."""
 ASK_AGAIN_S = 0.25
 ANSWERS_WITHIN_S = 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Kill:
+    """One death.
+
+    Attributes:
+        process: Which one died.
+        role: What it was at that moment, as a broker; else its own name.
+        at_s: When, as monotonic seconds.
+        back_after_s: How long it took until it served again, in seconds; None until it does.
+    """
+
+    process: str
+    role: str
+    at_s: float
+    back_after_s: float | None = None
 
 
 class BrokersByRole:
@@ -92,7 +111,7 @@ class Chaos:
         self.lake = lake
         self.share_done = share_done
         self.say = say
-        self.killed: list[str] = []
+        self.kills: list[Kill] = []
         self.hurry = asyncio.Event()
         """Set when the rides are over: what is still to be killed is killed now."""
 
@@ -109,9 +128,18 @@ class Chaos:
                 name = await self.brokers.find(victim)
             whom = f"{name}, {victim}" if name != victim else name
             self.say(f"chaos: kill -9 {whom} (process {self.supervisor.children[name].pid})")
+            self.note_returns()  # before the same process dies again
+            self.kills.append(Kill(process=name, role=victim, at_s=time.monotonic()))
             await self.supervisor.kill(name)
-            self.killed.append(victim)
         await self.supervisor.wait_ready(*self.supervisor.children)
+
+    def note_returns(self) -> Sequence[Kill]:
+        """Note which processes serve again, and return all kills."""
+        for kill in self.kills:
+            ready_at = self.supervisor.children[kill.process].ready_at
+            if kill.back_after_s is None and ready_at is not None and ready_at > kill.at_s:
+                kill.back_after_s = ready_at - kill.at_s
+        return self.kills
 
     async def _until(self, share: float) -> None:
         waited_s = 0.0

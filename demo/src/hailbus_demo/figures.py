@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ride_events.zones import zone_of_cell
 
+from hailbus_demo.chaos import Chaos, Kill
 from hailbus_demo.city.plan import to_datetime, to_text
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.model import Finding, Line
@@ -108,15 +109,20 @@ class Figures:
     """Whether the ledger was drawn up during the run."""
     audit: Audit = field(default_factory=Audit)
     sabotage: Sabotage | None = None
+    chaos: Chaos | None = None
+    share_done: Callable[[], float | None] = lambda: None
+    """How much of the run is over, 0 to 1; None where it has no end."""
     rides_before: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return everything."""
         watch, timings = self.watch, self.timings
         event_ms = self.stage.now_ms
+        share = self.share_done()
         records = {topic: watch.records_of(topic) for topic in watch.topics}
         return {
             "phase": self.phase,
+            "share_done": None if share is None else round(min(share, 1.0), 3),
             "at": utc_now_text(),
             "event_time": to_text(event_ms) if event_ms else None,
             "run": self.run,
@@ -151,6 +157,7 @@ class Figures:
             "lines": [line.as_json() for line in self.lines],
             "left_out": [] if self.ledger is None else list(self.ledger.left_out),
             "audited_s_ago": None if self.audit.at is None else round(time.monotonic() - self.audit.at, 1),
+            "kills": [] if self.chaos is None else [_kill_as_json(kill) for kill in self.chaos.note_returns()],
             "sabotage": None if self.sabotage is None else self.sabotage.as_json(),
             "figures": {
                 "services_ready_s": _since(timings.started, timings.services_ready),
@@ -229,6 +236,15 @@ def zone_name(cell: str) -> str:
     """Return what people call the place of a cell."""
     zone = zone_of_cell(cell)
     return zone.name if zone is not None else "outside the city"
+
+
+def _kill_as_json(kill: Kill) -> dict[str, Any]:
+    after_s = kill.back_after_s
+    return {
+        "process": kill.process,
+        "role": kill.role,
+        "back_after_s": None if after_s is None else round(after_s, 1),
+    }
 
 
 def _names(deed: Deed, finding: Finding) -> bool:

@@ -53,7 +53,7 @@ from hailbus_demo.services import (
     names,
     service_specs,
 )
-from hailbus_demo.show import Screen, figures_table, ledger_table, what_is_wrong
+from hailbus_demo.show import Screen, figures_table, kills_table, ledger_table, what_is_wrong
 from hailbus_demo.supervise.ports import HOST, accepts, free_block, free_ports, require_free
 from hailbus_demo.supervise.processes import Supervisor, command
 from hailbus_demo.supervise.state import DataDir, RunState, write_whole
@@ -468,6 +468,7 @@ class _Run:
                 return (time.monotonic() - began) / options.duration_s
             return None
 
+        figures.share_done = share_done
         if self.options.sabotage is not None:
             sabotage = figures.sabotage = Sabotage(fault=self.options.sabotage.name)
 
@@ -492,7 +493,7 @@ class _Run:
             or (victim == "lake" and self.options.spark)
             or (brokers is not None and victim in CLUSTER_VICTIMS)
         ]
-        return Chaos(
+        figures.chaos = Chaos(
             self.supervisor,
             victims,
             brokers=brokers,
@@ -500,6 +501,7 @@ class _Run:
             share_done=share_done,
             say=self.screen.say,
         )
+        return figures.chaos
 
     async def _end_asked(self) -> None:
         duration_s = self.options.rides.duration_s
@@ -600,6 +602,8 @@ class _Run:
         state = figures.as_json()
         self.console.print(ledger_table(state))
         self.console.print(figures_table(state))
+        if state["kills"]:
+            self.console.print(kills_table(state, title="Chaos"))
         if self.options.summary is not None:
             write_whole(self.options.summary, json.dumps(state, indent=2) + "\n")
         if not state["balanced"]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -92,6 +93,13 @@ class Screen:
             f"{rides['unmatched']:,} unmatched, {rides['in_flight']:,} in flight",
         )
         lake = "—" if state["lake_rows"] is None else f"{state['lake_rows']:,}"
+        if state["share_done"] is not None:
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(
+                ProgressBar(total=1, completed=state["share_done"], width=40, complete_style="blue"),
+                f"{state['share_done']:.0%}",
+            )
+            head.add_row(state["phase"].replace("_", " "), bar)
         head.add_row(
             f"{state['events_per_s']:,.0f} events/s",
             f"{state['events']:,} events · {state['recommendations_served']:,} recommendations · "
@@ -123,17 +131,23 @@ class Screen:
             )
         both = Table.grid(padding=(0, 6))
         both.add_row(lags, processes)
-        return Group(Text(), head, Text(), both, Text(state["phase"].replace("_", " "), style="dim"))
+        shown: list[RenderableType] = [Text(), head, Text(), both]
+        if state["kills"]:
+            shown += [Text(), kills_table(state)]
+        if state["share_done"] is None:
+            shown.append(Text(state["phase"].replace("_", " "), style="dim"))
+        return Group(*shown)
 
 
 def plain_line(state: dict[str, Any]) -> str:
     """Return the state in one line, for logs and pipes: how well the city is, then how far it has come."""
     rides = state["rides"]
     level, words = health(state)
+    share = "" if state["share_done"] is None else f" {state['share_done']:.0%}"
     restarted = " ".join(f"{p['name']}:{p['restarts']}" for p in state["processes"] if p["restarts"])
     parts = [
         f"{SIGNS[level]} {words}",
-        f"{state['phase'].replace('_', ' ')} {(state['event_time'] or '-')[:19].replace('T', ' ')}",
+        f"{state['phase'].replace('_', ' ')}{share} {(state['event_time'] or '-')[:19].replace('T', ' ')}",
         f"{rides['requested']:,} rides ({rides['in_flight']:,} in flight)",
         f"{state['events']:,} events, {state['events_per_s']:,.0f}/s",
     ]
@@ -195,6 +209,21 @@ def what_is_wrong(lines: Sequence[Line]) -> str:
         if wrong:
             parts.append(f"{words}: {', '.join(wrong)}")
     return "; ".join(parts)
+
+
+def kills_table(state: dict[str, Any], *, title: str | None = None) -> Table:
+    """Return which processes were killed, what they were, and how long they were away."""
+    table = Table(box=None, padding=(0, 2, 0, 0)) if title is None else Table(title=title, title_justify="left")
+    for heading in ("killed", "was", "back after"):
+        table.add_column(heading, justify="right" if heading == "back after" else "left")
+    for kill in state["kills"]:
+        after_s = kill["back_after_s"]
+        table.add_row(
+            kill["process"],
+            kill["role"] if kill["role"] != kill["process"] else "",
+            Text("not yet", style=COLOURS["late"]) if after_s is None else f"{after_s:.1f} s",
+        )
+    return table
 
 
 def figures_table(state: dict[str, Any]) -> Table:

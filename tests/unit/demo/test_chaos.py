@@ -14,7 +14,7 @@ class Processes:
     """A supervisor of processes that are ready as soon as they are there."""
 
     def __init__(self) -> None:
-        self.children: dict[str, Any] = {"booking": SimpleNamespace(pid=7)}
+        self.children: dict[str, Any] = {"booking": SimpleNamespace(pid=7, ready_at=None)}
         self.killed: list[str] = []
 
     async def wait_ready(self, *names: str) -> None:
@@ -36,7 +36,7 @@ async def test_a_lake_that_is_still_being_set_up_is_killed_once_it_is_there() ->
         await asyncio.sleep(0)
     assert processes.killed == ["booking"]
     assert not running.done()
-    processes.children["lake"] = SimpleNamespace(pid=8)
+    processes.children["lake"] = SimpleNamespace(pid=8, ready_at=None)
     lake.set_result(None)
     await running
     assert processes.killed == ["booking", "lake"]
@@ -47,3 +47,16 @@ async def test_a_lake_that_cannot_be_set_up_ends_it() -> None:
     lake.set_exception(RuntimeError("no Spark"))
     with pytest.raises(RuntimeError, match="no Spark"):
         await chaos(Processes(), lake).run()
+
+
+async def test_a_kill_knows_how_long_its_process_was_away_though_it_dies_again() -> None:
+    processes = Processes()
+    twice = Chaos(processes, ["booking", "booking"], share_done=lambda: 1.0, say=lambda _: None)  # type: ignore[arg-type]
+
+    async def come_back(*_: str) -> None:
+        if twice.kills:
+            processes.children["booking"].ready_at = twice.kills[-1].at_s + 1.5
+
+    processes.wait_ready = come_back  # type: ignore[method-assign]
+    await twice.run()
+    assert [kill.back_after_s for kill in twice.note_returns()] == [pytest.approx(1.5), pytest.approx(1.5)]

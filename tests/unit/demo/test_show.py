@@ -28,6 +28,8 @@ def state(*, lag_s: float = 0.4, balanced: bool | None = None, so_far: bool = Tr
         "so_far": so_far,
         "lines": [{"name": "a", "verdict": "agrees", "between": ["b", "c"], "detail": "all"}],
         "left_out": [],
+        "share_done": None,
+        "kills": [],
         **more,
     }
 
@@ -79,3 +81,21 @@ def test_a_plain_line_begins_with_the_worst_and_is_not_long() -> None:
         "| 41,204 events, 341/s | Midtown Center 1.5× | restarts surge:1"
     )
     assert len(line) < 170
+
+
+def test_a_run_with_an_end_has_a_bar() -> None:
+    assert "43%" in printed(Screen(Console())._table(state(share_done=0.43)))
+    assert "catching up 43% 2014-05-01 07:35:12" in plain_line(state(share_done=0.43))
+
+
+def test_kills_are_listed_with_how_long_the_process_was_away() -> None:
+    kills = [
+        {"process": "broker-2", "role": "active controller", "back_after_s": 1.42},
+        {"process": "surge", "role": "surge", "back_after_s": None},
+    ]
+    lines = printed(Screen(Console())._table(state(kills=kills))).splitlines()
+    (broker,) = [line for line in lines if "broker-2" in line]
+    assert broker.split() == ["broker-2", "active", "controller", "1.4", "s"]
+    (surge,) = [line for line in lines if "not yet" in line]
+    assert surge.split()[0] == "surge"
+    assert YELLOW in surge

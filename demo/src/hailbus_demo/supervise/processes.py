@@ -57,6 +57,8 @@ class Child:
     kills: int = 0
     started_at: float = 0.0
     ready_after_s: float | None = None
+    ready_at: float | None = None
+    """When it last began to serve, as monotonic seconds."""
     cpu_s: float = 0.0
     cpu_before_s: float = 0.0
     """What its former lives took."""
@@ -287,7 +289,8 @@ class Supervisor:
         back = child.restarts > 0
         while not await child.spec.ready():  # noqa: ASYNC110  # another process: there is no event to wait for
             await asyncio.sleep(0.1)
-        child.ready_after_s = time.monotonic() - child.started_at
+        child.ready_at = time.monotonic()
+        child.ready_after_s = child.ready_at - child.started_at
         child.state = "ready"
         child.became_ready.set()
         if back:
