@@ -28,7 +28,6 @@ from hailbus_demo.replay.stage import Stage
 from hailbus_demo.replay.sure import GaveUpError, NotAcceptedError, SureClient, Traffic
 from hailbus_demo.replay.tokens import Tokens
 from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every
-from hailbus_demo.ride_files.reader import describe
 from hailbus_demo.rides import RideSource
 from hailbus_demo.run import SERVICE_DEADLINE_S, Interrupts, refuse_silence
 from hailbus_demo.services import CONSUMERS, TOPIC_NAMES
@@ -141,8 +140,8 @@ async def play_against(
     finally:
         await watch.stop()
         book.close()
-    if source.files is not None:
-        console.print(describe(source.files.counts))
+    if (what := source.describe()) is not None:
+        console.print(what)
     state = figures.as_json()
     console.print(figures_table(state))
     rides = state["rides"]

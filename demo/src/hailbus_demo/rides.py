@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from hailbus_demo.city.plan import Plan, RidePlan, to_datetime, to_ms
@@ -31,6 +32,7 @@ class RideSource:
         self.options = options
         self.city = City()
         self.taken = 0
+        self._invented = 0
         self._rejects = data_dir.rejects
         self.files: RideFiles | None = None
         self._first_ride: RidePlan | None = None
@@ -101,7 +103,33 @@ class RideSource:
         """Count the rides that the limit means: recorded ones of a file, booked ones of the simulator."""
         if not ride.simulated if self.files is not None else ride.accepts:
             self.taken += 1
+        elif ride.accepts:
+            self._invented += 1
         yield ride
+
+    def describe(self) -> str | None:
+        """Say in a line what became of a file's rows; None for the simulator."""
+        if self.files is None:
+            return None
+        counts = self.files.counts
+        rides = f"{self.taken:,} rides of the file"
+        if self.taken == self.options.limit:
+            rides += ", as --limit says"
+        if self._invented:
+            rides += f", and {self._invented:,} of riders who cancel, of whom no recording tells"
+        parts = (
+            [f"{sum(counts.rejected.values()):,} rejected ({_most_common(counts.rejected)})"] if counts.rejected else []
+        )
+        if counts.outside:
+            parts.append(f"{counts.outside:,} outside of the period")
+        ahead = counts.read - sum(counts.rejected.values()) - counts.outside - self.taken
+        if ahead:
+            parts.append(f"{ahead:,} not needed: a file is read in large pieces")
+        return f"{rides}; {counts.read:,} rows were read{': ' if parts else ''}{'; '.join(parts)}"
+
+
+def _most_common(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
 
 
 def _too_early(asked_ms: int, clock_ms: int) -> str:

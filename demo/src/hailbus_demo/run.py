@@ -34,7 +34,6 @@ from hailbus_demo.replay.locations import LocationFeed, driver_apps
 from hailbus_demo.replay.stage import Stage
 from hailbus_demo.replay.sure import GaveUpError, SureClient
 from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every, silent_after_s
-from hailbus_demo.ride_files.reader import describe
 from hailbus_demo.rides import RideSource
 from hailbus_demo.sabotage.deeds import Deed
 from hailbus_demo.sabotage.faults import Fault
@@ -450,10 +449,10 @@ class _Run:
             for task in begun:
                 task.cancel()
             await asyncio.gather(*begun, return_exceptions=True)
-        if self.source.files is not None:
-            self.screen.say(describe(self.source.files.counts))
-            if self.source.files.counts.rejected:
-                self.screen.say(f"rejected rows are in {self.data_dir.rejects}")
+        if (what := self.source.describe()) is not None:
+            self.screen.say(what)
+        if self.source.files is not None and self.source.files.counts.rejected:
+            self.screen.say(f"rejected rows are in {self.data_dir.rejects}")
         return world
 
     def _disturber(self, scene: Scene, figures: Figures) -> Chaos | Saboteur | OutageOfProvider | None:

@@ -111,7 +111,7 @@ def test_a_simulated_city_balances_and_a_published_file_goes_on_from_it(tmp_path
     requested = rides_in_database(data)
     assert requested >= 80  # and those who cancelled, of whom no record tells
     assert assert_balanced(again, summary, requested=requested)["run"] == 2
-    assert "40 rides of 41 rows; 1 rows rejected" in again.stdout
+    assert "41 rows were read: 1 rejected (1 pickup outside of the city)" in again.stdout
     assert "pickup outside of the city: 0, 0" in (data / "rejects.csv").read_text()
 
 

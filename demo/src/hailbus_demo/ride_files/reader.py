@@ -417,15 +417,6 @@ def _by_format(pattern: str) -> Callable[[str], datetime]:
 _PARSERS: tuple[Callable[[str], datetime], ...] = (datetime.fromisoformat, *(_by_format(p) for p in CSV_TIMES[1:]))
 
 
-def describe(counts: ReadCounts) -> str:
-    """Say in a line what became of the rows."""
-    rejected = sum(counts.rejected.values())
-    why = ", ".join(f"{n:,} {reason}" for reason, n in counts.rejected.most_common(3))
-    return f"{counts.taken:,} rides of {counts.read:,} rows" + (
-        f"; {rejected:,} rows rejected ({why})" if rejected else ""
-    )
-
-
 def first_time(ms: int) -> str:
     """Return a time for a message."""
     return to_datetime(ms).strftime("%Y-%m-%d %H:%M:%S")
