@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from booking.adapters.storage import writer
 from booking.app.drivers import HearPosition
 from booking.app.ports import Work
 from hailbus import Service
@@ -10,7 +11,7 @@ from hailbus.testing import MemoryBus
 from ride_events import LatLng
 from ride_events.drivers import DriverLocationReported
 
-from tests.integration.booking.conftest import DROPOFF, PICKUP, StartBooking
+from tests.integration.booking.conftest import DROPOFF, FAR_AWAY, PICKUP, StartBooking
 from tests.integration.conftest import eventually
 
 pytestmark = pytest.mark.timeout(120)
@@ -92,17 +93,59 @@ async def test_the_wall_clock_bounds_what_a_driver_app_says(start_booking: Start
         assert heard_at <= datetime.now(UTC)
 
 
-async def test_a_position_that_booking_published_is_not_heard_again(
-    start_booking: StartBooking, bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard: list[str] = []
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The drivers whose positions booking has heard."""
+    found: list[str] = []
     decide = HearPosition.decide
 
     def listen(self: HearPosition, work: Work) -> bool:
-        heard.append(self.driver_id)
+        found.append(self.driver_id)
         return decide(self, work)
 
     monkeypatch.setattr(HearPosition, "decide", listen)
+    return found
+
+
+@pytest.mark.parametrize("ends", ["with a commit", "with the process", "after a time"])
+async def test_heard_positions_wait_for_a_commit(
+    start_booking: StartBooking, bus: MemoryBus, heard: list[str], monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(writer, "POSITIONS_WAIT_S", 0.3 if ends == "after a time" else 3600)
+    app = Service("driver-app", source="/driver-app", bus=bus)
+    positions = app.publishes(DriverLocationReported)
+    async with start_booking(clock="event") as booking, app.running():
+        await booking.post("/drivers/d1/online", {"position": PICKUP}, at=at(0))
+
+        async def publish(where: dict[str, float], after_s: float) -> None:
+            place = LatLng(**where)
+            event = DriverLocationReported(driver_id="d1", position=place, cell=place.cell(), free=True)
+            await positions.publish(event, time=START + timedelta(seconds=after_s))
+
+            async def is_heard() -> bool:
+                return len(heard) == after_s
+
+            await eventually(is_heard)
+
+        async def is_at(where: dict[str, float]) -> bool:
+            return bool((await booking.get("/drivers/d1"))["position"] == where)
+
+        await publish(FAR_AWAY, 1)
+        if ends == "after a time":
+            await eventually(lambda: is_at(FAR_AWAY))
+            return
+        await publish(DROPOFF, 2)
+        assert await is_at(PICKUP)
+        if ends == "with a commit":
+            await booking.post("/drivers/d2/online", {"position": PICKUP}, at=at(3))
+            assert await is_at(DROPOFF)
+    async with start_booking(clock="event") as booking:
+        assert await is_at(DROPOFF)
+
+
+async def test_a_position_that_booking_published_is_not_heard_again(
+    start_booking: StartBooking, bus: MemoryBus, heard: list[str]
+) -> None:
     app = Service("driver-app", source="/driver-app", bus=bus)
     positions = app.publishes(DriverLocationReported)
     async with start_booking() as booking, app.running():

@@ -44,6 +44,19 @@ class Changes:
     cancelled: dict[str, bool] = field(default_factory=dict)
     reports: list[tuple[Event, datetime]] = field(default_factory=list)
 
+    @property
+    def are_of_drivers_only(self) -> bool:
+        """Whether nothing has changed but drivers, and nothing is to be published with the change."""
+        return not (
+            self.quotes
+            or self.rides
+            or self.multipliers
+            or self.roads
+            or self.outgoing
+            or self.timers
+            or self.cancelled
+        )
+
 
 class OpenRides:
     """Which ride each rider has that has not ended. Bounded by the open rides of the city."""

@@ -3,9 +3,14 @@
 A commit on SQLite costs an fsync and a round through its thread; one for each request would bound the service at a few
 hundred a second and leave the processor idle. While one commit runs, the next batch gathers: under load batches grow,
 without load a request is alone in its own. Nobody gets an answer before its commit.
+
+Positions that driver apps publish are many, and each replaces the one before. They are stored by the next commit of
+something else, and at the latest after `POSITIONS_WAIT_S`. After a crash a driver is where the last commit has put it,
+until the app reports again.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,13 +34,15 @@ from booking.app.drivers import HearPosition
 from booking.app.policy import Policy
 from booking.app.ports import Command, Needs, Outgoing, Presenter
 from booking.app.world import Changes, World
-from booking.domain.driver import DriverStatus
+from booking.domain.driver import Driver, DriverStatus
 from booking.domain.errors import Refusal
 from booking.domain.ride import TERMINAL
 
 BATCH_LIMIT: Final = 256
 QUEUE_LIMIT: Final = 4_096
 """Requests that may wait; more are told to come back."""
+POSITIONS_WAIT_S: Final = 1.0
+"""How long heard positions wait for a commit of something else."""
 RELOAD_DELAY_S: Final = 0.5
 RELOAD_DELAY_MAX_S: Final = 10.0
 CANCEL_LIMIT_S: Final = 5.0
@@ -133,6 +140,10 @@ class Writer:
         self._queue: deque[_Item] = deque()
         self._waiting = asyncio.Event()
         self._closing = False
+        self._moved: dict[str, Driver] = {}
+        """Drivers whose positions are not stored yet."""
+        self._store_at_s = 0.0
+        """When these are stored at the latest, by the event loop's clock."""
         self._task: asyncio.Task[None] | None = None
         self._trouble: str | None = None
         self._upserts = _upserts(engine.dialect.name)
@@ -256,13 +267,25 @@ class Writer:
 
     async def _serve(self) -> None:
         while True:
-            await self._waiting.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._store_at_s if self._moved else None):
+                    await self._waiting.wait()
             self._waiting.clear()
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_LIMIT))]
                 await self._settle(batch)
+            if self._moved and (self._closing or self._positions_are_due()):
+                await self._settle([])  # the positions alone
             if self._closing:
                 return
+
+    def _positions_are_due(self) -> bool:
+        return bool(self._moved) and asyncio.get_running_loop().time() >= self._store_at_s
+
+    def _keep(self, moved: dict[str, Driver]) -> None:
+        if moved and not self._moved:
+            self._store_at_s = asyncio.get_running_loop().time() + POSITIONS_WAIT_S
+        self._moved = moved
 
     async def _settle(self, batch: Sequence[_Item]) -> None:
         """Do a batch in one commit. If it fails by a fault of ours, do each part alone: only the culprit fails."""
@@ -382,10 +405,15 @@ class Writer:
                 new_answers.append(stored)
                 resolved.append((item.done, stored.answer()))
             changes = world.take_changes()
-            await self._flush(connection, changes, new_answers, latest)
+            moved = self._moved | changes.drivers
+            is_heard_only = bool(batch) and all(isinstance(item, _Hearing) for item in batch)
+            if not is_heard_only or not changes.are_of_drivers_only or self._positions_are_due():
+                await self._flush(connection, replace(changes, drivers=moved), new_answers, latest)
+                moved = {}
+        self._keep(moved)
         world.forget_unchanged(needs)
         world.forget_settled(changes)
-        moved = latest is not None and self._clock.observe(latest)
+        time_went_on = latest is not None and self._clock.observe(latest)
         self._account(batch, changes)
         for future, value in resolved:
             if not future.done():
@@ -393,7 +421,7 @@ class Writer:
         for future, failure in failed:
             if not future.done():
                 future.set_exception(failure)
-        if changes.outgoing or changes.timers or moved:
+        if changes.outgoing or changes.timers or time_went_on:
             self._outbox.wake_soon()
         for event, at in changes.reports:
             self._report(event, at)
@@ -516,6 +544,7 @@ class Writer:
             await self._leave(connection)
             raise
         self._world, self._connection, self._trouble = world, connection, None
+        self._moved = {}
         log.info("world_loaded", **world.counts())
 
     async def _disconnect(self) -> None:
