@@ -95,7 +95,8 @@ def _slots(accounts: Accounts) -> Judgement:
             if said > asked or (asked > said and missed > late):
                 what = f"{asked} rides were requested in cell {cell} in slot {number} by the log, {said} by surge"
                 if asked:
-                    found.extend([reader.finding(what, ours[cell][0])])
+                    first = min(ours[cell], key=reader.place_of)  # partitions are read in any order
+                    found.extend([reader.finding(what, first)])
                 else:
                     found.add(what, id=cell)
     passed = f"; {late:,} facts came late" if late else ""

@@ -131,11 +131,14 @@ function openRide(id) {
 
 function closeRide() {
   if (!opened) return;
+  const id = opened;
   opened = map.picked = null;
   clearInterval(refresh);
   if (drawer.open) drawer.close();
   history.replaceState(null, "", location.pathname + location.search);
-  backTo?.focus?.();
+  // The list of rides may have been made anew meanwhile.
+  if (!backTo?.isConnected) backTo = document.querySelector(`#rides [data-ride="${CSS.escape(id)}"]`) ?? $("map");
+  backTo.focus?.();
   backTo = null;
 }
 $("ride-close").addEventListener("click", closeRide);
