@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Annotated
 
 import pytest
@@ -44,3 +46,28 @@ def shown(*words: str) -> str:
 )
 def test_an_option_may_stand_with_or_without_its_value(words: str, expected: str) -> None:
     assert shown(*words.split()) == expected.strip()
+
+
+PROGRAM = """
+import asyncio
+from hailbus.cli.common import run
+async def main():
+    print("x" * 100_000, flush=True) if {prints} else None
+    raise BrokenPipeError(32, "Broken pipe")
+try:
+    run(main())
+except BaseException as error:
+    raise SystemExit(error.exit_code)
+"""
+
+
+def test_a_reader_of_the_output_that_goes_is_no_failure_and_a_broken_connection_is() -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM.format(prints=True)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+    assert process.returncode == 0
+    broken = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(prints=False)], capture_output=True, text=True, check=False
+    )
+    assert broken.returncode == 1
+    assert "hailbus: a connection was closed: [Errno 32] Broken pipe" in broken.stderr

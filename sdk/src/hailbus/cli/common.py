@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import os
+import select
 import sys
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -91,10 +92,20 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         raise typer.Exit(2 if isinstance(error, ConfigurationError) else 1) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except BrokenPipeError:
-        # The reader of our output has gone, as `head` does: nothing to tell anybody.
+    except BrokenPipeError as error:
+        if not _is_reader_gone():
+            typer.echo(f"hailbus: a connection was closed: {error}", err=True)
+            raise typer.Exit(1) from error
+        # As `head` does when it has enough: nothing to tell anybody.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+
+
+def _is_reader_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more: a socket breaks with the same error."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # of a pipe's end it tells without being asked that the other is closed
+    return bool(poll.poll(0))
 
 
 def load(name: str) -> Any:
