@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka.admin import AdminClient
 from ride_events.rides import RIDES
@@ -40,6 +41,15 @@ class Kill:
     role: str
     at_s: float
     back_after_s: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what is shown of it as JSON values."""
+        after_s = self.back_after_s
+        return {
+            "process": self.process,
+            "role": self.role,
+            "back_after_s": None if after_s is None else round(after_s, 1),
+        }
 
 
 class BrokersByRole:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ride_events.zones import zone_of_cell
 
-from hailbus_demo.chaos import Chaos, Kill
+from hailbus_demo.chaos import Chaos
 from hailbus_demo.city.plan import to_datetime, to_text
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.model import Finding, Line
@@ -157,7 +157,7 @@ class Figures:
             "lines": [line.as_json() for line in self.lines],
             "left_out": [] if self.ledger is None else list(self.ledger.left_out),
             "audited_s_ago": None if self.audit.at is None else round(time.monotonic() - self.audit.at, 1),
-            "kills": [] if self.chaos is None else [_kill_as_json(kill) for kill in self.chaos.note_returns()],
+            "kills": [] if self.chaos is None else [kill.as_json() for kill in self.chaos.note_returns()],
             "sabotage": None if self.sabotage is None else self.sabotage.as_json(),
             "figures": {
                 "services_ready_s": _since(timings.started, timings.services_ready),
@@ -236,15 +236,6 @@ def zone_name(cell: str) -> str:
     """Return what people call the place of a cell."""
     zone = zone_of_cell(cell)
     return zone.name if zone is not None else "outside the city"
-
-
-def _kill_as_json(kill: Kill) -> dict[str, Any]:
-    after_s = kill.back_after_s
-    return {
-        "process": kill.process,
-        "role": kill.role,
-        "back_after_s": None if after_s is None else round(after_s, 1),
-    }
 
 
 def _names(deed: Deed, finding: Finding) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from hailbus_demo.city.plan import Plan, RidePlan, to_datetime, to_ms
@@ -117,19 +116,17 @@ class RideSource:
             rides += ", as --limit says"
         if self._invented:
             rides += f", and {self._invented:,} of riders who cancel, of whom no recording tells"
-        parts = (
-            [f"{sum(counts.rejected.values()):,} rejected ({_most_common(counts.rejected)})"] if counts.rejected else []
-        )
+        others = []
+        rejected = sum(counts.rejected.values())
+        if rejected:
+            why = ", ".join(f"{count:,} {reason}" for reason, count in counts.rejected.most_common(3))
+            others.append(f"{rejected:,} rejected ({why})")
         if counts.outside:
-            parts.append(f"{counts.outside:,} outside of the period")
-        ahead = counts.read - sum(counts.rejected.values()) - counts.outside - self.taken
-        if ahead:
-            parts.append(f"{ahead:,} not needed: a file is read in large pieces")
-        return f"{rides}; {counts.read:,} rows were read{': ' if parts else ''}{'; '.join(parts)}"
-
-
-def _most_common(reasons: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
+            others.append(f"{counts.outside:,} outside of the period")
+        not_needed = counts.read - rejected - counts.outside - self.taken
+        if not_needed:
+            others.append(f"{not_needed:,} not needed: a file is read in large pieces")
+        return f"{rides}; {counts.read:,} rows were read{': ' if others else ''}{'; '.join(others)}"
 
 
 def _too_early(asked_ms: int, clock_ms: int) -> str:
