@@ -147,5 +147,20 @@ def test_some_seeds_let_a_proposal_of_an_isr_arrive_late_before_other_faults_beg
     assert not any(has_late_proposal(draw_cluster(seed, 2)) for seed in range(50))
 
 
+def test_some_seeds_spread_brokers_over_racks_with_readers_in_them() -> None:
+    scenarios = [draw_cluster(seed, 3) for seed in range(200)]
+    nodes = [scenario.nodes for scenario in scenarios if scenario.nodes is not None]
+    found = [one for one in nodes if one.racks]
+    assert 50 < len(found) < 110
+    for one in found:
+        assert [bool(rack) for rack in one.racks] == ["broker" in roles for roles in one.roles]
+        assert len({rack for rack in one.racks if rack}) in {2, 3}
+    assert {one.factor for one in found} == {2, 3}
+    for scenario, one in zip(scenarios, nodes, strict=True):
+        racks = {client.rack for client in scenario.clients if client.rack}
+        assert racks <= set(one.racks)
+        assert bool(racks) == bool(one.racks)
+
+
 def has_late_proposal(scenario: Scenario) -> bool:
     return any(fault.kind == "late ISR proposal" for fault in scenario.faults)

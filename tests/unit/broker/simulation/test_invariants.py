@@ -188,6 +188,24 @@ def test_a_new_incarnation_of_a_broker_leads_nothing_yet() -> None:
     assert Judged().take(registered(1, fenced=True)) == ["rides-0 is led by the fenced broker 1"]
 
 
+@pytest.mark.parametrize(("replicas", "failure_count"), [([1, 3], 0), ([1, 2], 1), ([1, 2, 3], 0)])
+def test_a_new_partition_is_on_as_many_racks_as_it_can(replicas: list[int], failure_count: int) -> None:
+    judged = Judged()
+    for broker_id, rack in ((1, "north"), (2, "north"), (3, "south")):
+        judged.take(RegisterBrokerRecord(broker_id=broker_id, broker_epoch=1, rack=rack, fenced=False))
+    created = PartitionRecord(
+        partition_id=1,
+        topic_id=TOPIC_ID,
+        replicas=replicas,
+        isr=replicas,
+        leader=1,
+        leader_epoch=0,
+        partition_epoch=0,
+        directories=[bytes([number]) * 16 for number in replicas],
+    )
+    assert len(judged.take(created)) == failure_count
+
+
 def test_a_fenced_broker_is_not_elected() -> None:
     judged = Judged()
     brokers = [registered(broker_id, fenced=broker_id == 2) for broker_id in (1, 2, 3)]

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.client import RefusedError, UnreachableError
+from hailbus_broker.cluster.replication.read_replica import RACK_AWARE_SELECTOR
 from hailbus_broker.testing.campaign.cluster_operator import ClusterOperator
 from hailbus_broker.testing.campaign.invariants import ClusterInvariants
 from hailbus_broker.testing.campaign.recorder import LOOSE
@@ -63,8 +64,13 @@ class Cluster:
             "transaction.state.log.replication.factor": str(nodes.factor),
             "transaction.state.log.min.isr": str(nodes.min_isr),
         }
-        self.world: Final = ClusterWorld(world, dict(enumerate(nodes.roles, 1)), settings)
+        if nodes.racks:
+            settings["replica.selector.class"] = RACK_AWARE_SELECTOR
+        racks = {node_id: rack for node_id, rack in enumerate(nodes.racks, 1) if rack}
+        self.world: Final = ClusterWorld(world, dict(enumerate(nodes.roles, 1)), settings, racks)
         self._invariants: Final = ClusterInvariants(self.world, recorder, min_isr=nodes.min_isr)
+        recorder.when_read = self._invariants.read
+        recorder.when_returned = self._invariants.returned
         self._operator: Final = ClusterOperator(self.world, recorder, clients, self._invariants)
 
     @property

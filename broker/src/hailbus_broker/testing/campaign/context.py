@@ -16,6 +16,7 @@ from hailbus_broker.protocol.definitions.list_offsets_request import (
 )
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records.errors import RecordsError
+from hailbus_broker.testing.campaign.read_replicas import ReadReplicas
 from hailbus_broker.testing.campaign.routing import client_for
 from hailbus_broker.testing.history import Watermark
 
@@ -84,6 +85,7 @@ class Context:
         rng: Its own randomness.
         process: The simulated process that it runs in.
         is_cluster: Whether leaders and coordinators move between brokers.
+        rack: `client.rack`; empty for a client that reads from leaders only.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Context:
     stop: Stop
     process: SimulatedProcess
     is_cluster: bool = False
+    rack: str = ""
 
     def client(self, *, timeout_s: float | None = None) -> CampaignClient:
         """Make connections of its own."""
@@ -104,7 +107,14 @@ class Context:
         def abandoned() -> None:
             self.recorder.note("request without a response")
 
-        return client_for(self.bootstrap, self.name, timeout_s=chosen_s, rng=self.rng, when_abandoned=abandoned)
+        return client_for(
+            self.bootstrap,
+            self.name,
+            timeout_s=chosen_s,
+            rng=self.rng,
+            when_abandoned=abandoned,
+            read_replicas=ReadReplicas(self.rack, self.recorder) if self.rack else None,
+        )
 
     async def pause(self) -> None:
         """Wait before the next thing is done."""
@@ -181,6 +191,7 @@ class TopicReader:
                 min_bytes=1,
                 max_bytes=max_bytes,
                 isolation_level=int(self._is_committed),
+                rack_id=self._context.rack,
                 topics=[FetchTopic(topic=self._topic, partitions=partitions)],
             ),
             timeout_s=self._client.timeout_s + max_wait_ms / 1000,
@@ -208,6 +219,8 @@ class TopicReader:
                 self.log_starts[data.partition_index] = data.log_start_offset
                 if data.records:
                     found += self._records_of(data)
+                    index = data.partition_index
+                    recorder.when_read(self._topic, index, self.positions[index], self._is_committed)
         if refusal and not found:
             accept(refusal, f"Fetch of {self._topic} at {self.positions}")
         return found

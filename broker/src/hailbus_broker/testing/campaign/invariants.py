@@ -23,6 +23,7 @@ from hailbus_broker.coordinators.transaction.state import COMPLETE, PREPARED, St
 from hailbus_broker.log import Isolation
 from hailbus_broker.protocol.definitions.broker_registration_change_record import BrokerRegistrationChangeRecord
 from hailbus_broker.protocol.definitions.partition_change_record import PartitionChangeRecord
+from hailbus_broker.protocol.definitions.partition_record import PartitionRecord
 from hailbus_broker.protocol.definitions.register_broker_record import RegisterBrokerRecord
 from hailbus_broker.records import iterate_batches
 from hailbus_broker.runtime.coordinator import partition_for
@@ -209,6 +210,8 @@ class ClusterInvariants:
         """Take in a committed record of the metadata, and judge the change of a partition or of a broker."""
         if not isinstance(record, PartitionChangeRecord):
             self.image.apply([record])
+            if isinstance(record, PartitionRecord):
+                self._judge_placement(record)
             if isinstance(record, BrokerRegistrationChangeRecord | RegisterBrokerRecord):
                 self._judge_broker(record.broker_id)
             return
@@ -226,6 +229,18 @@ class ClusterInvariants:
             for partition in topic.partitions:
                 if partition.leader == broker_id:
                     self._recorder.fail(f"{topic.name}-{partition.index} is led by the fenced broker {broker_id}")
+
+    def _judge_placement(self, created: PartitionRecord) -> None:
+        """The replicas of a new partition are in as many racks as they can be; brokers that are fenced come last."""
+        brokers = [self.image.brokers.get(node_id) for node_id in created.replicas]
+        racks = [broker.rack for broker in brokers if broker is not None and broker.rack and not broker.fenced]
+        if len(racks) < len(brokers):
+            return
+        active = {broker.rack or "" for broker in self.image.brokers.values() if broker.is_active}
+        if len(set(racks)) < min(len(active), len(racks)):
+            self._recorder.fail(f"a new partition is on {created.replicas} in the racks {racks} of {sorted(active)}")
+        if len(set(racks)) > 1:
+            self._recorder.note("replicas spread over racks")
 
     def _judge_change(self, topic: TopicState, before: PartitionState, after: PartitionState) -> None:
         fail, note = self._recorder.fail, self._recorder.note
@@ -397,6 +412,29 @@ class ClusterInvariants:
         self._judge_members(leader, self.image.topics[topic].partitions[partition])
         if topic in OBSERVED and leader.knows_committed:
             self.observe(leader, is_ack=True)
+
+    def read(self, topic: str, partition: int, end_offset: int, is_committed: bool) -> None:
+        """What a client has read is committed, whether a leader or a follower has returned it.
+
+        Args:
+            topic: What was read.
+            partition: The same.
+            end_offset: Behind the last batch that was read.
+            is_committed: Whether only records of complete transactions were asked for.
+        """
+        self._look_at_all_metadata()
+        leader = self.leader_of(topic, partition)
+        if topic not in COMPARED or leader is None or not leader.knows_committed:
+            return
+        limit = leader.log.last_stable_offset if is_committed else leader.log.high_watermark
+        if end_offset > limit:
+            self._recorder.fail(f"{leader.name}: read up to {end_offset}, readable at its leader up to {limit}")
+
+    def returned(self, topic: str, partition: int, follower: int) -> None:
+        """Count readers that read from their leader again, because the follower that they read from fell behind."""
+        state = self.image.topics[topic].partitions[partition]
+        if follower in state.replicas and follower != state.leader and follower not in state.isr:
+            self._recorder.note("reader of a follower that left the ISR returned to the leader")
 
     def ended(self, transactional_id: str, producer_id: int, written: Mapping[tuple[str, int], int]) -> None:
         """The markers of a transaction are committed before its coordinator counts it as complete.

@@ -104,6 +104,10 @@ class Recorder:
         when_acked: Called with the topic and partition of a batch after its acknowledgement is noted.
         when_ended: Called with the transactional id and the producer id of a transaction whose end was answered, and
             with the offset of its last batch in each partition.
+        when_read: Called with the topic and partition of batches that were read, with the offset behind the last one,
+            and with whether only records of complete transactions were asked for.
+        when_returned: Called with the topic and partition of a reader, and with the follower that it read from before
+            its leader served it again.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -125,6 +129,8 @@ class Recorder:
         self.acked: Final[list[Acked]] = []
         self.when_acked: Callable[[str, int], None] = lambda _topic, _partition: None
         self.when_ended: Callable[[str, int, Mapping[tuple[str, int], int]], None] = lambda _id, _producer, _ends: None
+        self.when_read: Callable[[str, int, int, bool], None] = lambda _topic, _partition, _end, _is_committed: None
+        self.when_returned: Callable[[str, int, int], None] = lambda _topic, _partition, _follower: None
         self.deleted: Final[list[Deleted]] = []
         self.asked_deletions: Final[list[tuple[int, int]]] = []
         self.owned: Final[list[Owned]] = []

@@ -23,10 +23,11 @@ from hailbus_broker.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from hailbus_broker.client import Connection
     from hailbus_broker.protocol.schema import Message
+    from hailbus_broker.testing.campaign.read_replicas import ReadReplicas
 
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -88,6 +89,7 @@ class RoutingClient(CampaignClient):
         timeout_s: Of connecting and of each request.
         rng: Decides which broker is asked what any of them can answer.
         when_abandoned: Called when a request had a time-out.
+        read_replicas: Chooses the followers to read from; None for a client without a rack.
     """
 
     def __init__(
@@ -98,10 +100,14 @@ class RoutingClient(CampaignClient):
         timeout_s: float,
         rng: random.Random,
         when_abandoned: Callable[[], object] = lambda: None,
+        read_replicas: ReadReplicas | None = None,
     ) -> None:
         self._bootstrap: Final = bootstrap.split(",")
         super().__init__(self._bootstrap[0], client_id, timeout_s=timeout_s, when_abandoned=when_abandoned)
         self._rng: Final = rng
+        self._read_replicas: Final = read_replicas
+        self._addresses: Final[dict[int, str]] = {}
+        self._racks: Final[dict[int, str | None]] = {}
         self._links: Final[dict[str, Client]] = {}
         self._leaders: Final[dict[tuple[str, int], str]] = {}
         self._coordinators: Final[dict[tuple[int, str], str]] = {}
@@ -116,6 +122,8 @@ class RoutingClient(CampaignClient):
         self._links.clear()
         self._leaders.clear()
         self._coordinators.clear()
+        if self._read_replicas is not None:
+            self._read_replicas.clear()
         self._any = ""
 
     def _link(self, address: str) -> Client:
@@ -165,10 +173,12 @@ class RoutingClient(CampaignClient):
         if found is None:
             request = MetadataRequest(topics=[MetadataRequestTopic(name=topic)], allow_auto_topic_creation=False)
             response = await self._ask_any(ApiKey.METADATA, 8, request, min(self.timeout_s, LOOK_UP_S))
-            addresses = {broker.node_id: f"{broker.host}:{broker.port}" for broker in response.brokers}
+            self._addresses.update({broker.node_id: f"{broker.host}:{broker.port}" for broker in response.brokers})
+            self._racks.update({broker.node_id: broker.rack for broker in response.brokers})
+            alive = {broker.node_id for broker in response.brokers}
             for state in response.topics[0].partitions:
                 known = (topic, state.partition_index)
-                address = addresses.get(state.leader_id)
+                address = self._addresses[state.leader_id] if state.leader_id in alive else None
                 if address is not None and state.leader_epoch >= self._epochs.get(known, 0):
                     self._leaders[known] = address
                     self._epochs[known] = state.leader_epoch
@@ -190,7 +200,22 @@ class RoutingClient(CampaignClient):
     def moved(self, topic: str, partition: int) -> None:
         """See `CampaignClient`."""
         self._leaders.pop((topic, partition), None)
+        if self._read_replicas is not None:
+            self._read_replicas.forget(topic, partition)
         self._any = ""
+
+    def _follower(self, topic: str, partition: int, leader: str) -> str | None:
+        """Return the address of the follower to read a partition from; None if it is to be read from its leader."""
+        if self._read_replicas is None:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        follower = self._read_replicas.follower_of(topic, partition, now_s=now_s)
+        if follower is None:
+            return None
+        if self._addresses[follower] == leader:  # it leads since
+            self._read_replicas.forget(topic, partition)
+            return None
+        return self._addresses[follower]
 
     async def _coordinator(self, kind: int, key: str) -> str:
         found = self._coordinators.get((kind, key))
@@ -247,9 +272,11 @@ class RoutingClient(CampaignClient):
     async def _ask_leaders(self, key: ApiKey, version: int, request: Any, timeout_s: float | None) -> Any:
         """Ask each leader for its partitions, and join what they answer.
 
-        A fetch succeeds if one of the leaders answers; of what the others have it returns nothing.
+        A fetch succeeds if one of the leaders answers; of what the others have it returns nothing. A client with a rack
+        fetches from the follower that the leader has named.
         """
         by_leader: dict[str, list[tuple[Any, Any]]] = {}
+        of_followers: set[tuple[str, int]] = set()
         failures: list[Exception] = []
         for topic in request.topics:
             for asked in topic.partitions:
@@ -262,23 +289,53 @@ class RoutingClient(CampaignClient):
                 else:
                     if key is not ApiKey.DELETE_RECORDS:
                         asked.current_leader_epoch = self._epochs[name, index]
+                    if key is ApiKey.FETCH and (follower := self._follower(name, index, address)) is not None:
+                        address = follower
+                        of_followers.add((name, index))
                     by_leader.setdefault(address, []).append((topic, asked))
         parts = [(address, _part(key, request, places)) for address, places in by_leader.items()]
         answers = await asyncio.gather(
             *(self._ask_at(address, key, version, part, timeout_s) for address, part in parts), return_exceptions=True
         )
         responses = []
-        for answer in answers:
+        for (_, part), answer in zip(parts, answers, strict=True):
             if isinstance(answer, UnreachableError | RefusedError):
                 failures.append(answer)
+                self._no_answer(key, part)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 responses.append(answer)
+                if key is ApiKey.FETCH and self._read_replicas is not None:
+                    self._look_at_read_replicas(self._read_replicas, answer, of_followers)
                 self._look_at(key, answer)
         if failures and (key is not ApiKey.FETCH or not responses):
             raise failures[0]
         return responses[0] if len(responses) == 1 else _joined(key, responses)
+
+    def _no_answer(self, key: ApiKey, request: Any) -> None:
+        """Ask the leaders again of what a follower does not answer."""
+        if self._read_replicas is None or key is not ApiKey.FETCH:
+            return
+        for topic in request.topics:
+            for asked in topic.partitions:
+                self._read_replicas.forget(topic.topic, asked.partition)
+
+    def _look_at_read_replicas(
+        self, replicas: ReadReplicas, response: Any, of_followers: Collection[tuple[str, int]]
+    ) -> None:
+        """Learn which followers to read from, and drop what a follower refuses only because it lags."""
+        now_s = asyncio.get_running_loop().time()
+        for topic in response.responses:
+            seen = []
+            for data in topic.partitions:
+                if (topic.topic, data.partition_index) not in of_followers:
+                    seen.append(data)
+                    if not replicas.leader_answered(topic.topic, data, self._racks, now_s=now_s):
+                        self.moved(topic.topic, data.partition_index)
+                elif replicas.follower_answered(topic.topic, data):
+                    seen.append(data)
+            topic.partitions = seen
 
     def _look_at(self, key: ApiKey, response: Any) -> None:
         """Forget the leaders of partitions that are led by others."""
@@ -295,11 +352,19 @@ def client_for(
     timeout_s: float,
     rng: random.Random,
     when_abandoned: Callable[[], object] = lambda: None,
+    read_replicas: ReadReplicas | None = None,
 ) -> CampaignClient:
     """Return a client of the broker, or of the brokers, that listen there."""
     if "," not in bootstrap:
         return CampaignClient(bootstrap, client_id, timeout_s=timeout_s, when_abandoned=when_abandoned)
-    return RoutingClient(bootstrap, client_id, timeout_s=timeout_s, rng=rng, when_abandoned=when_abandoned)
+    return RoutingClient(
+        bootstrap,
+        client_id,
+        timeout_s=timeout_s,
+        rng=rng,
+        when_abandoned=when_abandoned,
+        read_replicas=read_replicas,
+    )
 
 
 def _coordinator_of(key: ApiKey, request: Any) -> tuple[int, str] | None:
@@ -334,6 +399,7 @@ def _part(key: ApiKey, request: Any, places: Sequence[tuple[Any, Any]]) -> Messa
             min_bytes=request.min_bytes,
             max_bytes=request.max_bytes,
             isolation_level=request.isolation_level,
+            rack_id=request.rack_id,
             topics=[FetchTopic(topic=name, partitions=partitions) for name, partitions in by_topic.items()],
         )
     if key is ApiKey.LIST_OFFSETS:

@@ -182,6 +182,7 @@ class Campaign:
             stop=self._stop,
             process=process,
             is_cluster=self._scenario.nodes is not None,
+            rack=planned.rack,
         )
         task = process.start(client_of(planned, context, self._guests).run(), name=name)
         task.add_done_callback(partial(self._client_ended, name))

@@ -129,11 +129,19 @@ STORE_FAULTS: Final[tuple[FaultKind, ...]] = ("store away", "store refuses", "st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedClient:
-    """A client. `rate` is how many times a second it does what it does, at most."""
+    """A client.
+
+    Attributes:
+        name: Its name.
+        kind: What it does.
+        rate: How many times a second it does that, at most.
+        rack: `client.rack`: it reads from followers in this rack. Empty for a client that reads from leaders only.
+    """
 
     name: str
     kind: ClientKind | GuestKind
     rate: float = 2.0
+    rack: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +179,14 @@ class Nodes:
         roles: `process.roles` of each node, beginning with node 1.
         factor: Replicas of each partition.
         min_isr: `min.insync.replicas`.
+        racks: `broker.rack` of each node, beginning with node 1, empty for a controller. With racks clients may read
+            from followers; without any they read from leaders only.
     """
 
     roles: tuple[str, ...]
     factor: int
     min_isr: int
+    racks: tuple[str, ...] = ()
 
 
 CRASH_PATHS: Final = (
@@ -531,6 +542,21 @@ _LEAST_NODES_OF_A_MINORITY: Final = 3
 _LATE_PROPOSAL_PROBABILITY: Final = 0.12
 _LATE_PROPOSAL_LASTS_S: Final = 9.0
 """A follower has to leave the ISR twice, after `replica.lag.time.max.ms`, and a request to time out in between."""
+_RACKS: Final = ("north", "south", "west")
+_RACKS_PROBABILITY: Final = 0.4
+_LEAST_NODES_OF_RACKS: Final = 3
+_TWO_REPLICAS_PROBABILITY: Final = 0.35
+_READERS_IN_RACKS: Final[frozenset[ClientKind | GuestKind]] = frozenset(
+    {
+        "committed reader",
+        "uncommitted reader",
+        "list reader",
+        "auto-commit member",
+        "copier v1",
+        "copier v2",
+        "table reader",
+    }
+)
 _CRASH_PATHS_IN_A_CLUSTER: Final = (
     "",
     "",
@@ -582,7 +608,7 @@ def draw_cluster(seed: int, node_count: int) -> Scenario:
             duration_s = round(duration_s + _LATE_PROPOSAL_LASTS_S, 1)
             faults = [late, *(replace(fault, at_s=round(fault.at_s + _LATE_PROPOSAL_LASTS_S, 2)) for fault in faults)]
     factor = min(node_count, 3)
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         duration_s=duration_s,
         clients=tuple(clients),
@@ -592,6 +618,30 @@ def draw_cluster(seed: int, node_count: int) -> Scenario:
         checks_every_s=0.1,
         nodes=Nodes(roles=roles, factor=factor, min_isr=min(factor, rng.choice((2, 2, 2, 1)))),
     )
+    return _with_racks(scenario, node_count)
+
+
+def _with_racks(scenario: Scenario, node_count: int) -> Scenario:
+    """Sometimes spread brokers over racks, and let readers read from followers, by a generator of its own.
+
+    In some of these scenarios partitions have two replicas, so that it matters on which brokers they are placed.
+    """
+    nodes, rng = scenario.nodes, random.Random(f"racks/{node_count}/{scenario.seed}")
+    assert nodes is not None
+    if node_count < _LEAST_NODES_OF_RACKS or rng.random() >= _RACKS_PROBABILITY:
+        return scenario
+    names = _RACKS[: rng.choice((2, 3))]
+    brokers = [number for number, roles in enumerate(nodes.roles) if "broker" in roles]
+    racks = [""] * len(nodes.roles)
+    for number, broker in enumerate(rng.sample(brokers, len(brokers))):
+        racks[broker] = names[number % len(names)]
+    if rng.random() < _TWO_REPLICAS_PROBABILITY:
+        nodes = replace(nodes, factor=2, min_isr=rng.choice((1, 1, 2)))
+    clients = [
+        replace(client, rack=rng.choice(names)) if client.kind in _READERS_IN_RACKS else client
+        for client in scenario.clients
+    ]
+    return replace(scenario, nodes=replace(nodes, racks=tuple(racks)), clients=tuple(clients))
 
 
 def _draw_minority(
