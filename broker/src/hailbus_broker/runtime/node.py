@@ -21,6 +21,7 @@ from hailbus_broker.runtime.cluster_markers import ClusterMarkers
 from hailbus_broker.runtime.controller_channel import ControllerChannel
 from hailbus_broker.runtime.coordinator import CoordinatorPorts
 from hailbus_broker.runtime.directory_assignments import DirectoryAssignments
+from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.group_coordinator import GroupCoordinator
 from hailbus_broker.runtime.isr_proposals import IsrProposals
 from hailbus_broker.runtime.log_settings import log_config
@@ -132,7 +133,10 @@ class Node:
             else:
                 await self._join_cluster()
             await self._load()
-            self._host()
+            try:
+                self._host()
+            except StorageError as error:
+                raise StartError(f"cannot open the logs: {error}") from error
             await self.groups.start(self.image)
             await self.transactions.start(self.image)
         except BaseException:

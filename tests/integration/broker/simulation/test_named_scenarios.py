@@ -18,6 +18,7 @@ from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.runtime.replica import RemoteReplica
 from hailbus_broker.testing.simulation import simulated, simulated_cluster
+from hailbus_broker.testing.simulation.host_disk import DiskFault
 
 from tests.integration.broker.simulation.account import (
     TOPIC,
@@ -242,6 +243,25 @@ async def test_a_full_disk_of_the_active_controller_costs_an_election_and_no_rec
         await cluster.start()
         await until_in_sync(cluster, 1, 2, 3)
         await account.until_acknowledged()
+        await account.check()
+
+
+@simulated(seeds=SEEDS)
+async def test_a_node_that_cannot_write_to_a_partition_at_its_start_says_why() -> None:
+    async with simulated_cluster(SETTINGS) as cluster:
+        account = Account(cluster)
+        await create_topic(account)
+        await account.until_acknowledged()
+        node, path = cluster.nodes[3], f"/data/{TOPIC}-0/partition.metadata"
+        cluster.kill(3)
+        node.disk.remove(path)  # as a power cut may, before the file is synced
+        node.disk.faults.append(DiskFault(operation="append", path=path))
+        with pytest.raises(StartError, match=rf"cannot open the logs: .*{path}"):
+            await node.start()
+        node.kill()
+        node.disk.faults.clear()
+        await node.start()
+        await until_in_sync(cluster, 1, 2, 3)
         await account.check()
 
 
