@@ -162,5 +162,19 @@ def test_some_seeds_spread_brokers_over_racks_with_readers_in_them() -> None:
         assert bool(racks) == bool(one.racks)
 
 
+def test_some_seeds_let_a_broker_that_is_no_voter_lose_its_disk() -> None:
+    scenarios = [draw_cluster(seed, 3) for seed in range(200)]
+    found = [(fault, scenario) for scenario in scenarios for fault in scenario.faults if fault.kind == "lost disk"]
+    assert 30 < len(found) < 80
+    assert {fault.amount for fault, _ in found} == {0, 1}
+    for fault, scenario in found:
+        assert scenario.nodes is not None
+        assert "broker" in scenario.nodes.roles
+        if fault.amount:
+            others = [other for other in scenario.faults if other is not fault and other.kind != "late ISR proposal"]
+            assert all(other.at_s - fault.at_s > 3 for other in others)
+    assert not any(fault.kind == "lost disk" for seed in range(50) for fault in draw_cluster(seed, 1).faults)
+
+
 def has_late_proposal(scenario: Scenario) -> bool:
     return any(fault.kind == "late ISR proposal" for fault in scenario.faults)

@@ -72,12 +72,15 @@ REQUIRED: Final = (
 )
 """What a campaign has to reach, or it shows less than it says."""
 REQUIRED_IN_A_CLUSTER: Final = (
+    "broker registered with a new disk",
     "client killed",
     "connection reset",
     "controller failover",
     "coordinator failover with an open transaction",
     "crash while starting",
     "cut",
+    "disk of a fenced broker lost",
+    "disk of an in-sync broker lost",
     "eligible leader elected",
     "eligible leaders kept",
     "failed sync",
@@ -116,6 +119,7 @@ REQUIRED_IN_A_CLUSTER: Final = (
     "reader of a follower that left the ISR returned to the leader",
     "reassignment begun",
     "reassignment completed",
+    "replica of a lost disk in sync again",
     "replicas spread over racks",
     "transaction aborted",
     "transaction committed",

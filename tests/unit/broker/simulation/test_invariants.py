@@ -39,8 +39,8 @@ class Judged:
         self.notes: Counter[str] = Counter()
         self.recorder = Recorder(lambda what: self.notes.update([what]))
         world = World(1)
-        cluster = ClusterWorld(world, dict.fromkeys((1, 2, 3), "broker,controller"), {})
-        self.invariants = ClusterInvariants(cluster, self.recorder, min_isr=2)
+        self.cluster = ClusterWorld(world, dict.fromkeys((1, 2, 3), "broker,controller"), {})
+        self.invariants = ClusterInvariants(self.cluster, self.recorder, min_isr=2)
         self.take(
             TopicRecord(name=topic, topic_id=TOPIC_ID),
             PartitionRecord(
@@ -204,6 +204,23 @@ def test_a_new_partition_is_on_as_many_racks_as_it_can(replicas: list[int], fail
         directories=[bytes([number]) * 16 for number in replicas],
     )
     assert len(judged.take(created)) == failure_count
+
+
+@pytest.mark.parametrize(("left", "failure_count"), [({"isr": [1, 3]}, 0), ({}, 1)])
+def test_a_broker_with_a_new_disk_is_not_in_sync(left: dict[str, list[int]], failure_count: int) -> None:
+    judged = Judged()
+    node = judged.cluster.nodes[2]
+    for _ in range(2):
+        node.disk.wipe()
+        node.format()
+    judged.invariants.disk_lost(node)
+    assert node.directory_id is not None
+    old = RegisterBrokerRecord(broker_id=2, broker_epoch=1, fenced=False, log_dirs=[b"d" * 16])
+    new = RegisterBrokerRecord(broker_id=2, broker_epoch=2, fenced=True, log_dirs=[node.directory_id.bytes])
+    assert judged.take(old) == []
+    assert len(judged.take(change(**left), new)) == failure_count
+    judged.take(change(isr=[1, 3]), change(isr=[1, 2, 3]))
+    assert judged.notes["replica of a lost disk in sync again"] == 1
 
 
 def test_a_fenced_broker_is_not_elected() -> None:

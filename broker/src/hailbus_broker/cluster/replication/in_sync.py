@@ -109,6 +109,11 @@ class InSyncReplicas:
         proposed = () if self._proposal is None else self._proposal.isr
         return frozenset((*self.isr, *proposed))
 
+    @property
+    def has_proposal(self) -> bool:
+        """Whether the controller was asked for another ISR, and has not decided yet as far as the leader knows."""
+        return self._proposal is not None
+
     def high_watermark(self, own_offset: Offset, log_end_offset: Offset, *, now_ms: int, max_lag_ms: int) -> Offset:
         """Return what is committed; it never goes back, so the caller keeps the highest.
 
@@ -203,7 +208,7 @@ class InSyncReplicas:
         leaves when it could not catch up for long. One that does not fetch any more stays outside, even if nothing is
         committed without it: else it would be in sync again as soon as it had left.
         """
-        if self._proposal is not None:
+        if self.has_proposal:
             return None
         members = {self.node_id: UNKNOWN}
         for node_id, progress in self.followers.items():

@@ -29,6 +29,7 @@ from hailbus_broker.testing.campaign.disk_faults import (
     fail_disk,
     until_dead,
 )
+from hailbus_broker.testing.campaign.lost_disks import DiskLosses
 from hailbus_broker.testing.campaign.recorder import COPY, LOOSE, MAIN
 from hailbus_broker.testing.campaign.routing import client_for
 from hailbus_broker.testing.simulation.cluster import CLIENT_PORT
@@ -53,6 +54,25 @@ RETRY_AFTER_S: Final = 6.0
 """A node whose disk failed while it started does not run until it is started again."""
 STEP_DEADLINE_S: Final = 5.0
 """How long a step of a fault waits for what should follow from it."""
+CALM_DEADLINE_S: Final = 12.0
+"""How long the loss of a disk waits until every other replica is in sync, and no other fault lasts."""
+HARMLESS: Final = frozenset(
+    {
+        "lost disk",
+        "slow disk",
+        "cold reads",
+        "clock jump",
+        "clock drift",
+        "client kill",
+        "client pause",
+        "cut",
+        "one-way cut",
+        "cut from the broker",
+        "slow link",
+        "reset",
+    }
+)
+"""Faults that take no broker out of an ISR: they may come while a broker that has lost its disk still counts."""
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
 
@@ -82,6 +102,10 @@ class ClusterOperator:
         """Nodes whose disk has a fault now, or has had one: a start may fail for that."""
         self._stops: Final[dict[asyncio.Task[None], SimulatedNode]] = {}
         self._is_healed = False
+        self._losses: Final = DiskLosses(cluster, invariants)
+        self._is_exposed = False
+        """Whether a broker counts as in sync although its disk is lost; see `DiskLosses.may_strike`."""
+        self._harmful_count = 0
 
     # ------------------------------------------------------------------ who
 
@@ -115,8 +139,17 @@ class ClusterOperator:
     async def apply(self, fault: PlannedFault) -> None:
         """Wait for a fault's time, and let it happen."""
         await asyncio.sleep(fault.at_s)
+        while self._is_exposed and fault.kind not in HARMLESS:  # noqa: ASYNC110 looks at other nodes
+            await asyncio.sleep(0.05)
         if self._is_healed:
             return
+        self._harmful_count += fault.kind not in HARMLESS
+        try:
+            await self._strike(fault)
+        finally:
+            self._harmful_count -= fault.kind not in HARMLESS
+
+    async def _strike(self, fault: PlannedFault) -> None:
         node = self._node(fault.node)
         self._world.loop.record("operator", f"{fault.kind} {node.name} {fault.other} {fault.client}")
         self._world.note(f"fault: {fault.kind}")
@@ -158,6 +191,11 @@ class ClusterOperator:
                 await self._cut_power_of_all(fault)
             case "brokers one by one":
                 await self._end_brokers(fault)
+            case "lost disk":
+                if node not in self._losses.candidates():
+                    node = self._rng.choice(self._losses.candidates())
+                async with self._locks[node.node_id]:
+                    await self._lose_disk(node, fault)
             case "contested election":
                 await self._contest_election(fault)
             case "late ISR proposal":
@@ -281,6 +319,53 @@ class ClusterOperator:
             self.start(node)
             await asyncio.sleep(self._rng.uniform(0.0, 2.0))
 
+    async def _lose_disk(self, node: SimulatedNode, fault: PlannedFault) -> None:
+        """Let a broker come back with an empty disk, whose directory has another id.
+
+        With an `amount` it loses the disk while it serves. Otherwise another broker dies, and then this one. It loses
+        the disk when the controller has noticed: it may be eligible to lead until it registers again.
+        """
+        if fault.amount:
+            if not await self._until(lambda: self._is_calm() and self._losses.may_strike(node), CALM_DEADLINE_S):
+                return
+            self._is_exposed = True
+            self._world.note("disk of an in-sync broker lost")
+            self._replace_disk(node, fault)
+            back = asyncio.ensure_future(asyncio.sleep(fault.duration_s))
+            back.add_done_callback(lambda ended: None if ended.cancelled() else self.start(node))
+            try:
+                while not self._losses.is_out(node):  # noqa: ASYNC110 looks at other nodes
+                    await asyncio.sleep(0.05)
+                self._is_exposed = False
+                await back
+            finally:
+                self._is_exposed = False
+                back.cancel()
+            return
+        others = [other for other in self._losses.candidates() if other is not node] if fault.other else []
+        first = self._rng.choice(others) if others else None
+        if first is not None:
+            first.kill(power_cut=fault.is_power_cut)
+            await self._until(lambda: self._losses.is_out(first))
+        node.kill(power_cut=fault.is_power_cut)
+        if await self._until(lambda: self._losses.may_strike_outside(node), CALM_DEADLINE_S):
+            self._world.note("disk of a fenced broker lost")
+            self._replace_disk(node, fault)
+            await asyncio.sleep(fault.duration_s)
+        self.start(node)
+        if first is not None:
+            await asyncio.sleep(fault.duration_s)
+            self.start(first)
+
+    def _is_calm(self) -> bool:
+        return not self._harmful_count and not self._is_exposed
+
+    def _replace_disk(self, node: SimulatedNode, fault: PlannedFault) -> None:
+        node.kill(power_cut=fault.is_power_cut)
+        node.disk.wipe()
+        node.format()
+        self._invariants.disk_lost(node)
+
     async def _contest_election(self, fault: PlannedFault) -> None:
         """Kill the active controller while messages between nodes take long, and a voter starts anew meanwhile.
 
@@ -347,10 +432,12 @@ class ClusterOperator:
                     return controller, name, state.index
         return None
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what should follow from a step of a fault; other faults may prevent it."""
+    async def _until(self, condition: Callable[[], bool], timeout_s: float = STEP_DEADLINE_S) -> bool:
+        """Wait for what should follow from a step of a fault; return whether it did, as other faults may prevent it."""
         with suppress(TimeoutError):
-            await self._cluster.until(condition, timeout_s=STEP_DEADLINE_S)
+            await self._cluster.until(condition, timeout_s=timeout_s)
+            return True
+        return False
 
     async def _cut_power_of_all(self, fault: PlannedFault) -> None:
         for node in self._cluster.nodes.values():

@@ -82,6 +82,9 @@ class ClusterInvariants:
         self._logs: Final[dict[tuple[str, int], CommittedLog]] = {}
         self._seen: Final[dict[tuple[str, str, int], Seen]] = {}
         self._observed: Final[dict[tuple[str, int], tuple[int, int, int]]] = {}
+        self._new_directories: Final[dict[int, bytes]] = {}
+        self._refilled: Final[set[tuple[int, bytes, int]]] = set()
+        """Node, topic and partition of the replicas that were on a disk that is lost, until they are in sync again."""
         self._has_open_transaction = False
         self._has_prepared_transaction = False
         self._controllers: Final[set[int]] = set()
@@ -131,6 +134,26 @@ class ClusterInvariants:
                 f"{name} voted for {known} in epoch {quorum.epoch}, and now it believes that its vote is {voted}"
             )
 
+    def disk_lost(self, node: SimulatedNode) -> None:
+        """Forget what a node had on its disk, and expect that others fill its new one."""
+        self._epochs.pop(node.name, None)
+        self._ends.pop(node.name, None)
+        assert node.directory_id is not None
+        self._new_directories[node.node_id] = node.directory_id.bytes
+        for topic in self.image.topics_by_id.values():
+            self._refilled.update(
+                (node.node_id, topic.topic_id, state.index)
+                for state in topic.partitions
+                if node.node_id in state.replicas
+            )
+
+    def _skip_lost_disks(self) -> None:
+        """Forget what may have happened in metadata that nobody has looked at."""
+        for node_id, directory in list(self._new_directories.items()):
+            if directory in map(bytes, self.image.brokers[node_id].log_dirs):
+                del self._new_directories[node_id]
+                self._refilled.difference_update([place for place in self._refilled if place[0] == node_id])
+
     # ------------------------------------------------------------------ looks
 
     def look(self) -> None:
@@ -176,6 +199,7 @@ class ClusterInvariants:
             publisher = node.core.publisher
             self.image, self._reader = publisher.image.copy(), MetadataReader(publisher.end_offset)
             self._metadata.skip_to(publisher.end_offset)
+            self._skip_lost_disks()
             self._recorder.note("checker skipped metadata")
         for batch in self._metadata.read(node, quorum.log, high):
             for record in self._reader.read([batch]):
@@ -214,6 +238,8 @@ class ClusterInvariants:
                 self._judge_placement(record)
             if isinstance(record, BrokerRegistrationChangeRecord | RegisterBrokerRecord):
                 self._judge_broker(record.broker_id)
+            if isinstance(record, RegisterBrokerRecord):
+                self._judge_new_directory(record)
             return
         topic = self.image.topics_by_id[bytes(record.topic_id)]
         before = topic.partitions[record.partition_id]
@@ -229,6 +255,20 @@ class ClusterInvariants:
             for partition in topic.partitions:
                 if partition.leader == broker_id:
                     self._recorder.fail(f"{topic.name}-{partition.index} is led by the fenced broker {broker_id}")
+
+    def _judge_new_directory(self, record: RegisterBrokerRecord) -> None:
+        """A broker that registers with a new disk is neither in sync nor eligible: the same decision has seen to it."""
+        if self._new_directories.get(record.broker_id) not in [bytes(directory) for directory in record.log_dirs]:
+            return
+        del self._new_directories[record.broker_id]
+        self._recorder.note("broker registered with a new disk")
+        for node_id, topic_id, index in sorted(self._refilled):
+            topic = self.image.topics_by_id.get(topic_id)
+            if node_id != record.broker_id or topic is None:
+                continue
+            state = topic.partitions[index]
+            if node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr:
+                self._recorder.fail(f"{topic.name}-{index}: {node_id} counts with an empty disk: {state}")
 
     def _judge_placement(self, created: PartitionRecord) -> None:
         """The replicas of a new partition are in as many racks as they can be; brokers that are fenced come last."""
@@ -257,6 +297,10 @@ class ClusterInvariants:
         if after.elr:
             note("eligible leaders kept")
         self._judge_reassignment(before, after, where)
+        for node_id in set(after.isr) - set(before.isr):
+            if (node_id, topic.topic_id, after.index) in self._refilled:
+                self._refilled.discard((node_id, topic.topic_id, after.index))
+                note("replica of a lost disk in sync again")
         if after.leader in {before.leader, NO_LEADER}:
             return
         elected = self.image.brokers.get(after.leader)

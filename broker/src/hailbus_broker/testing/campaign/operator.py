@@ -154,6 +154,7 @@ class Operator:
                 | "power cut of all"
                 | "contested election"
                 | "brokers one by one"
+                | "lost disk"
                 | "reassignment"
                 | "election"
                 | "unclean election"

@@ -86,6 +86,7 @@ ClusterFaultKind: TypeAlias = Literal[
     "power cut of all",
     "contested election",
     "brokers one by one",
+    "lost disk",
     "reassignment",
     "election",
     "unclean election",
@@ -542,6 +543,20 @@ _LEAST_NODES_OF_A_MINORITY: Final = 3
 _LATE_PROPOSAL_PROBABILITY: Final = 0.12
 _LATE_PROPOSAL_LASTS_S: Final = 9.0
 """A follower has to leave the ISR twice, after `replica.lag.time.max.ms`, and a request to time out in between."""
+_LOST_DISKS: Final = (
+    "leader of rides-0",
+    "leader of rides-0",
+    "follower of rides-0",
+    "transaction coordinator",
+    "group coordinator",
+)
+_LOST_DISK_PROBABILITY: Final = 0.9
+"""Of the scenarios whose controllers are nodes of their own: three of ten in all."""
+_LOST_DISK_LASTS_S: Final = 4.0
+"""The controller takes a broker out of the ISRs when its session ends, or when it registers again."""
+_LEAST_NODES_OF_LOST_DISKS: Final = 2
+_LEAST_NODES_WITH_ELIGIBLE: Final = 3
+"""With so many brokers two may be down, so that the one that loses its disk is eligible to lead."""
 _RACKS: Final = ("north", "south", "west")
 _RACKS_PROBABILITY: Final = 0.4
 _LEAST_NODES_OF_RACKS: Final = 3
@@ -602,6 +617,12 @@ def draw_cluster(seed: int, node_count: int) -> Scenario:
             drawn.append("brokers one by one")
         faults = [_draw_cluster_fault(rng, kind, duration_s, clients, node_count) for kind in drawn]
         faults += _draw_minority(seed, node_count, duration_s, clients)
+        lost = list(_draw_lost_disks(seed, node_count, duration_s, roles))
+        if any(fault.amount for fault in lost):
+            # It waits until no other fault lasts, so most others would prevent it: those come after it.
+            duration_s = round(duration_s + _LOST_DISK_LASTS_S, 1)
+            faults = [replace(fault, at_s=round(fault.at_s + _LOST_DISK_LASTS_S, 2)) for fault in faults]
+        faults += lost
         late = _draw_late_proposal(seed, node_count)
         if late is not None:
             # It takes its steps one after the other, and most other faults would prevent them: those come after it.
@@ -661,6 +682,23 @@ def _draw_minority(
         duration_s=round(rng.uniform(*_MINORITY_LASTS_S), 2),
         client=next(client.name for client in clients if client.kind == kind),
         node=node,
+    )
+
+
+def _draw_lost_disks(seed: int, node_count: int, duration_s: float, roles: tuple[str, ...]) -> Iterator[PlannedFault]:
+    """Sometimes give a broker that is no voter an empty disk, by a generator of its own."""
+    rng = random.Random(f"lost disk/{node_count}/{seed}")
+    if node_count < _LEAST_NODES_OF_LOST_DISKS or "broker" not in roles or rng.random() >= _LOST_DISK_PROBABILITY:
+        return
+    is_in_sync = rng.random() < 0.5
+    yield PlannedFault(
+        at_s=round(rng.uniform(0.3, 0.8) if is_in_sync else rng.uniform(0.5, duration_s - 6), 2),
+        kind="lost disk",
+        duration_s=round(rng.choice((0.2, 1.0, 3.0)) * rng.uniform(0.3, 1), 2),
+        amount=int(is_in_sync),
+        is_power_cut=rng.random() < 0.3,
+        node=rng.choice(_LOST_DISKS),
+        other="" if is_in_sync or node_count < _LEAST_NODES_WITH_ELIGIBLE else "any",
     )
 
 

@@ -22,6 +22,7 @@ from hailbus_broker.testing.simulation.machine import machine_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+    from uuid import UUID
 
     from hailbus_broker.cluster.metadata.image import MetadataImage, PartitionState
     from hailbus_broker.cluster.metadata.topics import TopicState
@@ -55,6 +56,7 @@ class SimulatedNode:
         clock: The wall clock of the host: it jumps and drifts. Sessions and elections go by another clock.
         process: The process that runs, or ran last.
         server: What runs in it; None until it has started.
+        directory_id: Of its data directory, since it was formatted last.
     """
 
     def __init__(self, world: World, node_id: int, settings: Mapping[str, str], *, host: str | None = None) -> None:
@@ -67,11 +69,17 @@ class SimulatedNode:
         self.server: Server | ControllerServer | None = None
         self._settings: Final = dict(settings)
         self._ids: Final = world.rng(f"directory/{self.name}")
+        self.directory_id: UUID | None = None
 
     @property
     def is_broker(self) -> bool:
         """Whether the node has the role of a broker."""
         return "broker" in self._settings["process.roles"]
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether the node has the role of a controller."""
+        return "controller" in self._settings["process.roles"]
 
     @property
     def is_up(self) -> bool:
@@ -92,8 +100,8 @@ class SimulatedNode:
 
     def format(self, cluster_id: str = CLUSTER_ID) -> None:
         """Make its data directory, with an id of its own."""
-        directory_id = draw_uuid(self._ids)
-        meta = MetaProperties(cluster_id=cluster_id, node_id=self.node_id, directory_id=directory_id)
+        self.directory_id = draw_uuid(self._ids)
+        meta = MetaProperties(cluster_id=cluster_id, node_id=self.node_id, directory_id=self.directory_id)
         LogDirectory.open(self.disk, _DATA, new_meta=meta)
 
     def wipe(self) -> None:
