@@ -176,5 +176,17 @@ def test_some_seeds_let_a_broker_that_is_no_voter_lose_its_disk() -> None:
     assert not any(fault.kind == "lost disk" for seed in range(50) for fault in draw_cluster(seed, 1).faults)
 
 
+def test_some_seeds_remove_voters_and_add_them_again() -> None:
+    scenarios = [draw_cluster(seed, 3) for seed in range(200)]
+    found = [scenario for scenario in scenarios if scenario.nodes is not None and scenario.nodes.has_dynamic_voters]
+    assert 30 < len(found) < 100
+    for scenario in scenarios:
+        changes = [fault for fault in scenario.faults if fault.kind == "voter change"]
+        assert bool(changes) == (scenario in found)
+        assert scenario.nodes is not None
+        if changes:
+            assert sum("controller" in roles for roles in scenario.nodes.roles) >= 3
+
+
 def has_late_proposal(scenario: Scenario) -> bool:
     return any(fault.kind == "late ISR proposal" for fault in scenario.faults)

@@ -72,6 +72,7 @@ REQUIRED: Final = (
 )
 """What a campaign has to reach, or it shows less than it says."""
 REQUIRED_IN_A_CLUSTER: Final = (
+    "active controller removed from the voters",
     "broker registered with a new disk",
     "client killed",
     "connection reset",
@@ -125,6 +126,8 @@ REQUIRED_IN_A_CLUSTER: Final = (
     "transaction committed",
     "truncation",
     "unclean election",
+    "voter added again",
+    "voter removed",
 )
 """What a campaign of three nodes or more has to reach."""
 ENOUGH_NODES: Final = 3

@@ -54,6 +54,26 @@ def test_a_node_that_a_fault_ends_as_it_starts_is_no_finding() -> None:
         assert run_scenario(scenario).problems == {}
 
 
+@pytest.mark.parametrize("roles", [("broker,controller",) * 3, ("controller",) * 3 + ("broker",)])
+def test_a_voter_is_removed_and_added_again_also_after_the_heal(roles: tuple[str, ...]) -> None:
+    changes = [
+        PlannedFault(at_s=at_s, kind="voter change", duration_s=duration_s, node="active controller")
+        for at_s, duration_s in ((0.5, 0.5), (5.0, 30.0))
+    ]
+    scenario = Scenario(
+        seed=1,
+        duration_s=8.0,
+        clients=(PlannedClient(name="producer", kind="idempotent producer", rate=1.0),),
+        faults=tuple(changes),
+        nodes=Nodes(roles=roles, factor=1, min_isr=1, has_dynamic_voters=True),
+    )
+    with patched():
+        outcome = run_scenario(scenario)
+    assert outcome.problems == {}
+    assert outcome.notes["active controller removed from the voters"] == 2
+    assert outcome.notes["voter added again"] == 2
+
+
 def test_shrinking_removes_what_the_failure_does_not_need() -> None:
     scenario = draw(4)
     needed = scenario.clients[0].name

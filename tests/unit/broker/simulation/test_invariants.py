@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 from hailbus_broker.cluster.metadata.brokers import FENCE
-from hailbus_broker.cluster.raft.voters import ReplicaKey
+from hailbus_broker.cluster.raft.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from hailbus_broker.log import Origin, PartitionLog
 from hailbus_broker.log.config import LogConfig
 from hailbus_broker.protocol.definitions.broker_registration_change_record import BrokerRegistrationChangeRecord
@@ -175,6 +175,22 @@ def registered(broker_id: int, **values: object) -> RegisterBrokerRecord:
 
 def fenced(broker_id: int) -> BrokerRegistrationChangeRecord:
     return BrokerRegistrationChangeRecord(broker_id=broker_id, broker_epoch=broker_id, fenced=FENCE)
+
+
+def test_a_node_knows_the_voters_that_committed_records_name() -> None:
+    judged = Judged()
+    three, two = (VoterSet(Voter(ReplicaKey(number), ()) for number in range(1, count)) for count in (4, 3))
+    judged.invariants._voters.learn([(5, three), (20, two)])
+    history = VoterHistory(three)
+    history.learn([(5, three), (20, two)])
+    for high_watermark in (3, 10, 30):
+        judged.invariants.judge_voters("node1", history, high_watermark)
+    assert judged.recorder.failures == []
+    history.truncate_to(20)
+    judged.invariants.judge_voters("node1", history, 10)
+    assert judged.recorder.failures == []
+    judged.invariants.judge_voters("node1", history, 30)
+    assert len(judged.recorder.failures) == 1
 
 
 def test_a_broker_that_is_fenced_has_given_up_its_leaderships() -> None:

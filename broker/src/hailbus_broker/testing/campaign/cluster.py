@@ -67,7 +67,9 @@ class Cluster:
         if nodes.racks:
             settings["replica.selector.class"] = RACK_AWARE_SELECTOR
         racks = {node_id: rack for node_id, rack in enumerate(nodes.racks, 1) if rack}
-        self.world: Final = ClusterWorld(world, dict(enumerate(nodes.roles, 1)), settings, racks)
+        self.world: Final = ClusterWorld(
+            world, dict(enumerate(nodes.roles, 1)), settings, racks, has_dynamic_voters=nodes.has_dynamic_voters
+        )
         self._invariants: Final = ClusterInvariants(self.world, recorder, min_isr=nodes.min_isr)
         recorder.when_read = self._invariants.read
         recorder.when_returned = self._invariants.returned
@@ -82,6 +84,8 @@ class Cluster:
         """See `Subject`."""
         for node in self.world.nodes.values():
             node.format()
+        if self._nodes.has_dynamic_voters:
+            self.world.write_voters()
         await self.world.start()
         self.look()
 

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Final
 from hailbus_broker.client import RefusedError, UnreachableError
 from hailbus_broker.cluster.metadata.names import NO_LEADER, TRANSACTION_STATE_TOPIC
 from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.protocol.definitions.add_raft_voter_request import AddRaftVoterRequest, Listener
 from hailbus_broker.protocol.definitions.alter_partition_reassignments_request import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
     ReassignableTopic,
 )
 from hailbus_broker.protocol.definitions.elect_leaders_request import ElectLeadersRequest, TopicPartitions
+from hailbus_broker.protocol.definitions.remove_raft_voter_request import RemoveRaftVoterRequest
+from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.errors import StartError
 from hailbus_broker.testing.campaign.disk_faults import (
     QUEUE_S,
@@ -32,12 +35,12 @@ from hailbus_broker.testing.campaign.disk_faults import (
 from hailbus_broker.testing.campaign.lost_disks import DiskLosses
 from hailbus_broker.testing.campaign.recorder import COPY, LOOSE, MAIN
 from hailbus_broker.testing.campaign.routing import client_for
-from hailbus_broker.testing.simulation.cluster import CLIENT_PORT
+from hailbus_broker.testing.simulation.cluster import CLIENT_PORT, CLUSTER_ID
 from hailbus_broker.testing.simulation.disk import UNLIMITED
 from hailbus_broker.testing.simulation.errors import SimulatedCrashError, SimulationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from hailbus_broker.protocol.schema import Message
     from hailbus_broker.testing.campaign.invariants import ClusterInvariants
@@ -73,6 +76,8 @@ HARMLESS: Final = frozenset(
     }
 )
 """Faults that take no broker out of an ISR: they may come while a broker that has lost its disk still counts."""
+VOTER_ATTEMPTS: Final = 5
+HEALED_ATTEMPTS: Final = 40
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
 
@@ -106,6 +111,7 @@ class ClusterOperator:
         self._is_exposed = False
         """Whether a broker counts as in sync although its disk is lost; see `DiskLosses.may_strike`."""
         self._harmful_count = 0
+        self._removed_voters: Final[dict[int, SimulatedNode]] = {}
 
     # ------------------------------------------------------------------ who
 
@@ -196,6 +202,8 @@ class ClusterOperator:
                     node = self._rng.choice(self._losses.candidates())
                 async with self._locks[node.node_id]:
                     await self._lose_disk(node, fault)
+            case "voter change":
+                await self._change_voters(node, fault)
             case "contested election":
                 await self._contest_election(fault)
             case "late ISR proposal":
@@ -527,6 +535,9 @@ class ClusterOperator:
             node.process.resume()
             self.start(node)
         await self._until_all_serve("after the last fault")
+        for node in list(self._removed_voters.values()):
+            if not await self._add_voter(node, attempts=HEALED_ATTEMPTS):
+                self._recorder.fail(f"{node.name} cannot become a voter again")
 
     async def _until_all_serve(self, when: str) -> None:
         nodes = list(self._cluster.nodes.values())
@@ -579,6 +590,63 @@ class ClusterOperator:
             await self._ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, _reassignment(topic, partition, wanted[:-1]))
             await asyncio.sleep(0.5)
         await self._ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, _reassignment(topic, partition, wanted))
+
+    async def _change_voters(self, node: SimulatedNode, fault: PlannedFault) -> None:
+        """Remove a voter, which may be the active controller, and add it again while other faults go on."""
+        if not node.is_controller or self._removed_voters:
+            return
+        self._removed_voters[node.node_id] = node  # it may be removed even if no answer comes
+        is_active = node is self._cluster.active
+        key = node.replica_key
+        request = RemoveRaftVoterRequest(
+            cluster_id=CLUSTER_ID, voter_id=node.node_id, voter_directory_id=key.directory_id or b""
+        )
+        code = await self._change_voter(
+            ApiKey.REMOVE_RAFT_VOTER, request, {ErrorCode.NONE, ErrorCode.VOTER_NOT_FOUND}, attempts=VOTER_ATTEMPTS
+        )
+        if code is not None:
+            self._world.note("active controller removed from the voters" if is_active else "voter removed")
+        await asyncio.sleep(fault.duration_s)
+        await self._add_voter(node, attempts=VOTER_ATTEMPTS)
+
+    async def _add_voter(self, node: SimulatedNode, *, attempts: int) -> bool:
+        """Make a controller a voter again, and return whether it is one."""
+        endpoint, key = node.controller_endpoint, node.replica_key
+        request = AddRaftVoterRequest(
+            cluster_id=CLUSTER_ID,
+            timeout_ms=1_500,
+            voter_id=node.node_id,
+            voter_directory_id=key.directory_id or b"",
+            listeners=[Listener(name=endpoint.listener, host=endpoint.host, port=endpoint.port)],
+        )
+        code = await self._change_voter(
+            ApiKey.ADD_RAFT_VOTER, request, {ErrorCode.NONE, ErrorCode.DUPLICATE_VOTER}, attempts=attempts
+        )
+        if code is None:
+            return False
+        self._removed_voters.pop(node.node_id, None)
+        if code is ErrorCode.NONE:
+            self._world.note("voter added again")
+        return True
+
+    async def _change_voter(
+        self, key: ApiKey, request: Message, done: Collection[ErrorCode], *, attempts: int
+    ) -> ErrorCode | None:
+        """Ask for a change of the voters until it is made; None if it is not known to be made."""
+        client = client_for(self._cluster.bootstrap, "operator", timeout_s=3.0, rng=self._rng)
+        try:
+            for _ in range(attempts):
+                try:
+                    code = ErrorCode((await client.ask(key, 0, request)).error_code)
+                except (UnreachableError, RefusedError):
+                    pass
+                else:
+                    if code in done:
+                        return code
+                await asyncio.sleep(0.3)
+        finally:
+            client.close()
+        return None
 
     async def _order_of_minority(self, node: SimulatedNode) -> None:
         """Order a reassignment from a node that was cut off; an active controller appends it and cannot commit it."""

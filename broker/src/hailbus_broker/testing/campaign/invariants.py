@@ -18,7 +18,9 @@ from hailbus_broker.cluster.metadata.names import (
 )
 from hailbus_broker.cluster.metadata.reading import MetadataReader
 from hailbus_broker.cluster.metadata.records import encode_record
+from hailbus_broker.cluster.raft.control_records import read_changes
 from hailbus_broker.cluster.raft.leader import Leader
+from hailbus_broker.cluster.raft.voters import VoterHistory, VoterSet
 from hailbus_broker.coordinators.transaction.state import COMPLETE, PREPARED, State
 from hailbus_broker.log import Isolation
 from hailbus_broker.protocol.definitions.broker_registration_change_record import BrokerRegistrationChangeRecord
@@ -40,9 +42,12 @@ if TYPE_CHECKING:
 
     from hailbus_broker.cluster.metadata.image import PartitionState, TopicState
     from hailbus_broker.cluster.raft.quorum import Quorum
+    from hailbus_broker.records import Offset
+    from hailbus_broker.runtime.metadata_quorum import MetadataQuorum
     from hailbus_broker.testing.campaign.recorder import Recorder
     from hailbus_broker.testing.simulation.cluster import ClusterWorld, SimulatedNode
 
+MAX_OFFSET: Final = 2**63 - 1
 COMPARED: Final = frozenset({MAIN, COPY})
 """Topics that are compared byte for byte. Others are compacted by each replica in its own time, or may lose records."""
 
@@ -74,6 +79,8 @@ class ClusterInvariants:
         self._reader = MetadataReader()
         self.image = MetadataImage()
         """The committed metadata, as the first node that knew it had it."""
+        self._voters: Final = VoterHistory(VoterSet([]))
+        """The voters that committed records name."""
         self._epoch_leaders: Final[dict[int, int]] = {}
         self._votes: Final[dict[tuple[str, int], int]] = {}
         self._epochs: Final[dict[str, int]] = {}
@@ -200,10 +207,19 @@ class ClusterInvariants:
             self.image, self._reader = publisher.image.copy(), MetadataReader(publisher.end_offset)
             self._metadata.skip_to(publisher.end_offset)
             self._skip_lost_disks()
+            self._voters.clear()
             self._recorder.note("checker skipped metadata")
         for batch in self._metadata.read(node, quorum.log, high):
+            self._voters.learn(read_changes([batch]))
             for record in self._reader.read([batch]):
                 self.apply(record)
+        self.judge_voters(node.name, quorum.raft.quorum.history, high)
+
+    def judge_voters(self, name: str, history: VoterHistory, high_watermark: Offset) -> None:
+        """A node knows the voters that committed records name."""
+        known, voters = self._voters.at(high_watermark)[1], history.at(high_watermark)[1]
+        if known is not None and known != voters:
+            self._recorder.fail(f"{name}: the voters up to {high_watermark} are {known}; it believes in {voters}")
 
     def _judge_quorum(self, running: list[SimulatedNode]) -> None:
         """A majority of the voters has synced what is committed, and leaders believe no more than what voters have."""
@@ -212,23 +228,42 @@ class ClusterInvariants:
             role = quorum.raft.quorum.role
             if not isinstance(role, Leader):
                 continue
-            voters = quorum.raft.quorum.voters
-            high, ends = quorum.high_watermark, []
             for voter_id, progress in role.voters.items():
                 other = quorums.get(voter_id)
-                if other is None:
-                    # It does not run: what it has cannot be seen, but for what it has told this leader.
-                    ends.append(high if progress.end_offset < 0 else progress.end_offset)
+                if other is None or voter_id == node_id or other.epoch != quorum.epoch:
                     continue
                 end = other.log.synced_end_offset
-                ends.append(end)
-                if voter_id != node_id and other.epoch == quorum.epoch and progress.end_offset > end:
+                if progress.end_offset > end:
                     self._recorder.fail(
                         f"node {node_id} counts {progress.end_offset} of the metadata on node {voter_id}, "
                         f"which has synced {end}"
                     )
-            if sum(end >= high for end in ends) < voters.majority:
-                self._recorder.fail(f"node {node_id} has committed the metadata up to {high}, synced are {ends}")
+            # Voters decide from the append of their record. What is committed before it rests on the voters before.
+            history, high = quorum.raft.quorum.history, quorum.high_watermark
+            found = [
+                (voters, self._ends_of(voters, role, quorums)) for voters in (history.current, history.at(high)[1])
+            ]
+            if not any(
+                sum(end >= high for end in ends.values()) >= voters.majority for voters, ends in found if voters
+            ):
+                self._recorder.fail(
+                    f"node {node_id} has committed the metadata up to {high}, synced are "
+                    + " or ".join(str(ends) for voters, ends in found if voters)
+                )
+
+    @staticmethod
+    def _ends_of(voters: VoterSet | None, role: Leader, quorums: Mapping[int, MetadataQuorum]) -> dict[int, Offset]:
+        """Return what each voter has synced; of one that does not run, what it has told the leader."""
+        ends = {}
+        for voter in voters or ():
+            quorum = quorums.get(voter.key.node_id)
+            if quorum is not None:
+                ends[voter.key.node_id] = quorum.log.synced_end_offset
+                continue
+            progress = role.voters.get(voter.key.node_id) or role.observers.get(voter.key)
+            # It cannot be seen: a leader that has not heard of it since its election may know no more.
+            ends[voter.key.node_id] = MAX_OFFSET if progress is None or progress.end_offset < 0 else progress.end_offset
+        return ends
 
     def apply(self, record: Any) -> None:
         """Take in a committed record of the metadata, and judge the change of a partition or of a broker."""

@@ -155,6 +155,7 @@ class Operator:
                 | "contested election"
                 | "brokers one by one"
                 | "lost disk"
+                | "voter change"
                 | "reassignment"
                 | "election"
                 | "unclean election"

@@ -87,6 +87,7 @@ ClusterFaultKind: TypeAlias = Literal[
     "contested election",
     "brokers one by one",
     "lost disk",
+    "voter change",
     "reassignment",
     "election",
     "unclean election",
@@ -182,12 +183,14 @@ class Nodes:
         min_isr: `min.insync.replicas`.
         racks: `broker.rack` of each node, beginning with node 1, empty for a controller. With racks clients may read
             from followers; without any they read from leaders only.
+        has_dynamic_voters: Whether `kraft.version` is 1: the log says who votes, and voters come and go.
     """
 
     roles: tuple[str, ...]
     factor: int
     min_isr: int
     racks: tuple[str, ...] = ()
+    has_dynamic_voters: bool = False
 
 
 CRASH_PATHS: Final = (
@@ -543,6 +546,8 @@ _LEAST_NODES_OF_A_MINORITY: Final = 3
 _LATE_PROPOSAL_PROBABILITY: Final = 0.12
 _LATE_PROPOSAL_LASTS_S: Final = 9.0
 """A follower has to leave the ISR twice, after `replica.lag.time.max.ms`, and a request to time out in between."""
+_LEAST_DYNAMIC_VOTERS: Final = 3
+_DYNAMIC_VOTERS_PROBABILITY: Final = 0.35
 _LOST_DISKS: Final = (
     "leader of rides-0",
     "leader of rides-0",
@@ -639,7 +644,7 @@ def draw_cluster(seed: int, node_count: int) -> Scenario:
         checks_every_s=0.1,
         nodes=Nodes(roles=roles, factor=factor, min_isr=min(factor, rng.choice((2, 2, 2, 1)))),
     )
-    return _with_racks(scenario, node_count)
+    return _with_voter_changes(_with_racks(scenario, node_count), node_count)
 
 
 def _with_racks(scenario: Scenario, node_count: int) -> Scenario:
@@ -663,6 +668,30 @@ def _with_racks(scenario: Scenario, node_count: int) -> Scenario:
         for client in scenario.clients
     ]
     return replace(scenario, nodes=replace(nodes, racks=tuple(racks)), clients=tuple(clients))
+
+
+def _with_voter_changes(scenario: Scenario, node_count: int) -> Scenario:
+    """Sometimes let the log say who votes, and remove voters for a while, by a generator of its own."""
+    nodes, rng = scenario.nodes, random.Random(f"voters/{node_count}/{scenario.seed}")
+    assert nodes is not None
+    voters = [number for number, roles in enumerate(nodes.roles, 1) if "controller" in roles]
+    if len(voters) < _LEAST_DYNAMIC_VOTERS or rng.random() >= _DYNAMIC_VOTERS_PROBABILITY:
+        return scenario
+    begins_s = 0.5
+    for fault in scenario.faults:  # those that most other faults would prevent come first
+        begins_s += _LATE_PROPOSAL_LASTS_S if fault.kind == "late ISR proposal" else 0
+        begins_s += _LOST_DISK_LASTS_S if fault.kind == "lost disk" and fault.amount else 0
+    changes = [
+        PlannedFault(
+            at_s=round(rng.uniform(begins_s, scenario.duration_s - 3), 2),
+            kind="voter change",
+            duration_s=round(rng.uniform(0.2, 5.0), 2),
+            node=rng.choice(("active controller", "active controller", *map(str, voters))),
+        )
+        for _ in range(rng.randint(1, 3))
+    ]
+    faults = sorted((*scenario.faults, *changes), key=lambda fault: fault.at_s)
+    return replace(scenario, nodes=replace(nodes, has_dynamic_voters=True), faults=tuple(faults))
 
 
 def _draw_minority(

@@ -8,10 +8,15 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from hailbus_broker.cluster.metadata.snapshot import SnapshotId, encode_snapshot
 from hailbus_broker.cluster.options import BrokerConfig
+from hailbus_broker.cluster.raft import control_records
+from hailbus_broker.cluster.raft.voters import DYNAMIC_VOTERS, Endpoint, ReplicaKey, Voter, VoterSet
 from hailbus_broker.log import LogDirectory, MetaProperties, draw_uuid
+from hailbus_broker.log.log_directory import METADATA_LOG
 from hailbus_broker.runtime.controller_node import ControllerNode
 from hailbus_broker.runtime.coordinator import partition_for
+from hailbus_broker.runtime.metadata_snapshots import MetadataSnapshots
 from hailbus_broker.runtime.node import Node
 from hailbus_broker.server.listener import ControllerServer, Server
 from hailbus_broker.testing.broker import TEST_SETTINGS
@@ -98,6 +103,17 @@ class SimulatedNode:
         assert isinstance(self.server, Server), f"node {self.node_id} is no broker, or has not started"
         return self.server.node
 
+    @property
+    def replica_key(self) -> ReplicaKey:
+        """The node as a replica of the metadata, with the directory that it was formatted with last."""
+        assert self.directory_id is not None
+        return ReplicaKey(self.node_id, self.directory_id.bytes)
+
+    @property
+    def controller_endpoint(self) -> Endpoint:
+        """Where its controller listens."""
+        return Endpoint("CONTROLLER", self.name, CONTROLLER_PORT)
+
     def format(self, cluster_id: str = CLUSTER_ID) -> None:
         """Make its data directory, with an id of its own."""
         self.directory_id = draw_uuid(self._ids)
@@ -163,6 +179,7 @@ class ClusterWorld:
         roles: `process.roles` of each node, by node id.
         settings: Options by Kafka's names, for all nodes.
         racks: `broker.rack` by node id.
+        has_dynamic_voters: Whether the log says who votes, and not the settings (KIP-853); see `write_voters`.
 
     Attributes:
         world: The world.
@@ -171,12 +188,22 @@ class ClusterWorld:
     """
 
     def __init__(
-        self, world: World, roles: Mapping[int, str], settings: Mapping[str, str], racks: Mapping[int, str] = _NO_RACKS
+        self,
+        world: World,
+        roles: Mapping[int, str],
+        settings: Mapping[str, str],
+        racks: Mapping[int, str] = _NO_RACKS,
+        *,
+        has_dynamic_voters: bool = False,
     ) -> None:
         self.world: Final = world
         self.voters: Final = ",".join(
             f"{node_id}@{host_of(node_id)}:{CONTROLLER_PORT}" for node_id, role in roles.items() if "controller" in role
         )
+        quorum = {"controller.quorum.voters": self.voters}
+        if has_dynamic_voters:
+            servers = ",".join(voter.partition("@")[2] for voter in self.voters.split(","))
+            quorum = {"controller.quorum.bootstrap.servers": servers}
         self.nodes: Final = {
             node_id: SimulatedNode(
                 world,
@@ -186,7 +213,7 @@ class ClusterWorld:
                     **settings,
                     **_settings_of(node_id, role),
                     **({"broker.rack": racks[node_id]} if node_id in racks else {}),
-                    "controller.quorum.voters": self.voters,
+                    **quorum,
                 },
             )
             for node_id, role in roles.items()
@@ -196,6 +223,14 @@ class ClusterWorld:
     def bootstrap(self) -> str:
         """HOST:PORT of each broker, for clients."""
         return ",".join(f"{node.name}:{CLIENT_PORT}" for node in self.nodes.values() if node.is_broker)
+
+    def write_voters(self) -> None:
+        """Write all controllers, which are formatted, as the first voters: what `format --initial-controllers` does."""
+        controllers = [node for node in self.nodes.values() if node.is_controller]
+        voters = VoterSet(Voter(node.replica_key, (node.controller_endpoint,)) for node in controllers)
+        data = encode_snapshot([], timestamp=0, now_ms=0, quorum=control_records.quorum_state(DYNAMIC_VOTERS, voters))
+        for node in controllers:
+            MetadataSnapshots(node.disk, f"{_DATA}/{METADATA_LOG}").write(SnapshotId(0, 0), data)
 
     # ------------------------------------------------------------------ who does what
 
