@@ -34,10 +34,10 @@ VOTERS = VoterSet(
 )
 
 
-def new_log(seed: int = 0, *, kraft_version: int = 1) -> ReplicatedLog:
+def new_log(seed: int = 0) -> ReplicatedLog:
     disk = SimulatedDisk(random.Random(seed))
     log = PartitionLog.open(disk, "data/__cluster_metadata-0", LogConfig(retention_ms=-1), now_ms=NOW, clean=False)
-    return ReplicatedLog(log, None, kraft_version=lambda: kraft_version, wall_ms=lambda: NOW)
+    return ReplicatedLog(log, None, wall_ms=lambda: NOW)
 
 
 def write(log: ReplicatedLog, epoch: int, value: bytes, *, count: int = 1) -> AppendResult:
@@ -128,18 +128,27 @@ def test_records_that_do_not_follow_are_refused() -> None:
     assert follower.end == LogPosition(0, 0)
 
 
-@pytest.mark.parametrize("kraft_version", [0, 1])
-def test_a_leader_names_who_voted_for_it(kraft_version: int) -> None:
-    log = new_log(kraft_version=kraft_version)
+LEADER_CHANGE_OF_APACHE_KAFKA = bytes.fromhex("00000000000102000000010002000000010000")
+"""The first record that a quorum of one writes, formatted with `--standalone`, and so at `kraft.version` 1 (4.3.1)."""
+
+
+def test_a_leader_begins_its_epoch_with_the_record_of_apache_kafka_when_the_log_names_the_voters() -> None:
+    log = new_log()
+    voters = VoterSet([Voter(ReplicaKey(1, bytes([1]) * 16), (Endpoint("CONTROLLER", "host", 9091),))])
+    log.append_start_of_epoch(1, leader_id=1, voters=voters, granting=[1])
+    (batch,) = iterate_batches(stored(log))
+    (record,) = iterate_records(batch)
+    assert record.value == LEADER_CHANGE_OF_APACHE_KAFKA
+
+
+def test_a_leader_names_who_voted_for_it() -> None:
+    log = new_log()
     log.append_start_of_epoch(3, leader_id=1, voters=VOTERS, granting=[1, 3])
     (batch,) = iterate_batches(stored(log))
     assert batch.header.is_control
     assert batch.header.leader_epoch == 3
     (record,) = iterate_records(batch)
     assert record.key == b"\x00\x00\x00\x02"
-    named = [
-        node_id.to_bytes(4, "big") + (bytes([node_id]) * 16 if kraft_version else b"") + b"\x00"
-        for node_id in (1, 2, 3, 1, 3)
-    ]
-    expected = kraft_version.to_bytes(2, "big") + (1).to_bytes(4, "big")
+    named = [node_id.to_bytes(4, "big") + b"\x00" for node_id in (1, 2, 3, 1, 3)]
+    expected = (0).to_bytes(2, "big") + (1).to_bytes(4, "big")
     assert record.value == expected + b"\x04" + b"".join(named[:3]) + b"\x03" + b"".join(named[3:]) + b"\x00"

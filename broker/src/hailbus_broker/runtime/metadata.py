@@ -121,7 +121,7 @@ def open_metadata(
         history.learn(control_records.read_changes(read_batches(log)))
     except (CorruptBatchError, ProtocolError) as error:
         raise StartError(f"cannot read the cluster's metadata: {error}; restore the file from a backup") from error
-    replicated = ReplicatedLog(log, newest, kraft_version=lambda: history.kraft_version, wall_ms=clock.wall_ms)
+    replicated = ReplicatedLog(log, newest, wall_ms=clock.wall_ms)
     state_path = f"{data.metadata_path}/{FILE_NAME}"
     quorum = Quorum(
         replica=ReplicaKey(node_id, data.directory_id),

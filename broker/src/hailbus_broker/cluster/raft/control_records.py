@@ -20,32 +20,28 @@ if TYPE_CHECKING:
 _CONTROL_KEY: Final = Struct(">hh")  # version, type
 
 
-def leader_change(
-    *, leader_id: int, voters: VoterSet, granting: Iterable[int], kraft_version: int, now_ms: int
-) -> bytearray:
+_LEADER_CHANGE_VERSION: Final = 0
+"""At every level of `kraft.version`. The schema has a version 1 that names directories, but Apache Kafka 4.3.1 writes
+and reads version 0 only (`ControlRecordUtils.LEADER_CHANGE_CURRENT_VERSION`). Its nodes stop at a record of version 1.
+"""
+
+
+def leader_change(*, leader_id: int, voters: VoterSet, granting: Iterable[int], now_ms: int) -> bytearray:
     """Return the batch by which a leader begins its epoch.
 
     Args:
         leader_id: Of the leader.
         voters: Who could vote.
         granting: Node ids of those who voted for it.
-        kraft_version: From level 1 on the record names directories.
         now_ms: Milliseconds since 1970 UTC.
     """
-    version = 1 if kraft_version >= DYNAMIC_VOTERS else 0
-
-    def named(node_id: int) -> leader_change_message.Voter:
-        voter = voters.get(node_id)
-        directory_id = None if voter is None else voter.key.directory_id
-        return leader_change_message.Voter(voter_id=node_id, voter_directory_id=directory_id or ZERO_UUID)
-
     message = leader_change_message.LeaderChangeMessage(
-        version=version,
+        version=_LEADER_CHANGE_VERSION,
         leader_id=leader_id,
-        voters=[named(node_id) for node_id in voters.ids],
-        granting_voters=[named(node_id) for node_id in granting],
+        voters=[leader_change_message.Voter(voter_id=node_id) for node_id in voters.ids],
+        granting_voters=[leader_change_message.Voter(voter_id=node_id) for node_id in granting],
     )
-    return _batch([(ControlType.LEADER_CHANGE, bytes(codec.encode(message, version)))], now_ms)
+    return _batch([(ControlType.LEADER_CHANGE, bytes(codec.encode(message, _LEADER_CHANGE_VERSION)))], now_ms)
 
 
 def voters_change(voters: VoterSet, *, now_ms: int, kraft_version: int | None = None) -> bytearray:

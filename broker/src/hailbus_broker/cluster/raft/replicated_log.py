@@ -24,7 +24,6 @@ class ReplicatedLog:
     Args:
         log: Of `__cluster_metadata`.
         latest_snapshot: The newest one on the disk.
-        kraft_version: Tells the finalised level of `kraft.version`.
         wall_ms: Milliseconds since 1970 UTC, for the records' timestamps.
 
     Attributes:
@@ -36,12 +35,10 @@ class ReplicatedLog:
         log: PartitionLog,
         latest_snapshot: SnapshotId | None,
         *,
-        kraft_version: Callable[[], int],
         wall_ms: Callable[[], int],
     ) -> None:
         self.log: Final = log
         self.latest_snapshot = latest_snapshot
-        self._kraft_version: Final = kraft_version
         self._wall_ms: Final = wall_ms
 
     @property
@@ -81,7 +78,6 @@ class ReplicatedLog:
             leader_id=leader_id,
             voters=voters,
             granting=granting,
-            kraft_version=self._kraft_version(),
             now_ms=self._wall_ms(),
         )
         self._append(batch, epoch)
