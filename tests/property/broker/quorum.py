@@ -286,6 +286,8 @@ class Node:
             world.crash(self, noticed=False)
             world.at(world.now_ms + 2, self.start)
             return
+        if isinstance(response, FetchResponse):
+            world.check_told(response)
         if isinstance(response, FetchResponse) and response.records_from is not None:
             if raft.quorum.epoch != response.leadership.leader_epoch or not isinstance(raft.quorum.role, Leader):
                 return
@@ -544,6 +546,14 @@ class World:
             ):
                 self.acknowledged[offset] = entry
                 self.waiting.remove((node_id, epoch, offset, entry))
+
+    def check_told(self, response: FetchResponse) -> None:
+        """A leader tells no high watermark below one that a leader before it has told; -1 says nothing."""
+        told, epoch = response.high_watermark, response.leadership.leader_epoch
+        before = sum(committed_in < epoch for committed_in in self.committed_in)
+        assert told == -1 or told >= before, (
+            f"epoch {epoch} tells {told}, and {before} records were committed before it"
+        )
 
     def check_history(self, node: Node) -> None:
         """A replica knows the voters that its own log names last."""

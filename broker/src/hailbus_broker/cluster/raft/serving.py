@@ -142,8 +142,17 @@ class Serving:
     def _has_news(self, request: FetchRequest) -> bool:
         return (
             self._quorum.log.end.end_offset > request.end.end_offset
-            or self._quorum.high_watermark > request.high_watermark
+            or self._told_high_watermark() > request.high_watermark
         )
+
+    def _told_high_watermark(self) -> Offset:
+        """Return the high watermark for followers: -1 until a record of this epoch is committed.
+
+        Before that the leader may know less than its predecessor had committed and told. Apache Kafka answers -1, too,
+        and its followers stop when the high watermark retreats ("Non-monotonic update of high watermark").
+        """
+        role, known = self._quorum.role, self._quorum.high_watermark
+        return known if isinstance(role, Leader) and known > role.from_offset else -1
 
     def _fetch_response(
         self,
@@ -154,7 +163,7 @@ class Serving:
     ) -> FetchResponse:
         return FetchResponse(
             leadership=self._quorum.leadership,
-            high_watermark=self._quorum.high_watermark,
+            high_watermark=self._told_high_watermark(),
             log_start_offset=self._quorum.log.start_offset,
             diverging=diverging,
             snapshot=snapshot,
