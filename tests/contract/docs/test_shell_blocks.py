@@ -28,6 +28,7 @@ STANDARD = {
     "grep",
     "head",
     "just",
+    "kill",
     "npm",
     "pip",
     "printf",
@@ -37,8 +38,14 @@ STANDARD = {
     "uv",
     "xdg-open",
 }
-KAFKA = {"kafka-topics", "kafka-console-producer", "kafka-console-consumer", "kafka-consumer-groups"}
-"""What the tutorial calls; its own test runs them."""
+KAFKA = {
+    "kafka-topics",
+    "kafka-console-producer",
+    "kafka-console-consumer",
+    "kafka-consumer-groups",
+    "kafka-server-start",
+}
+"""What the tutorial and the move to Apache Kafka call; their own tests run them."""
 ADDED = {"scooter"}
 """The service that a tutorial adds; its own test runs it."""
 
