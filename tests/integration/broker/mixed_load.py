@@ -117,6 +117,8 @@ class Load:
                 producer.begin_transaction()
                 for index in range(PARTITIONS):
                     producer.produce(TOPIC, f"{outcome}-{self._round}-{name}", partition=index)
+                # Without this the abort would drop the records before they are sent.
+                assert producer.flush(DEADLINE_S) == 0
                 (producer.abort_transaction if outcome == "aborted" else producer.commit_transaction)(DEADLINE_S)
 
         for name in PRODUCERS:
