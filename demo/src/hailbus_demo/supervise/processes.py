@@ -146,11 +146,15 @@ class Supervisor:
         return child.process is not None and child.process.returncode == 0
 
     async def kill(self, name: str) -> None:
-        """Kill a process and its children with SIGKILL, as a fault would; it is restarted like after any crash."""
+        """Kill a process and its children with SIGKILL, as a fault would; it is restarted like after any crash.
+
+        Crashes in a row are counted anew: a process that is killed often is not one that cannot be kept running.
+        """
         child = self.children[name]
         if child.pid is None:
             return
         child.kills += 1
+        child.crashes_in_a_row = 0
         child.became_ready.clear()
         _kill_group(child.pid, signal.SIGKILL)
 
