@@ -57,16 +57,25 @@ class OutageOfProvider:
         )
 
     async def _set(self, outage: str) -> None:
-        client = HttpClient(self.url, connections=1)
-        body = json.dumps({"outage": outage, "hang_s": HANG_S}).encode()
-        try:
-            answer = await client.request("POST", "/admin/faults", body=body, within_s=30.0)
-        except UnreachableError as error:
-            raise RunFailedError(f"the payment provider at {self.url} does not answer: {error}") from error
-        finally:
-            await client.close()
-        if answer.status != 200:
-            raise RunFailedError(f"the payment provider refused the outage with {answer.status}: {answer.body!r}")
+        await set_outage(self.url, outage)
 
 
-__all__ = ["OutageOfProvider"]
+async def set_outage(url: str, outage: str) -> None:
+    """Tell the provider how to be away, or with "none" to be back.
+
+    Raises:
+        RunFailedError: It does not answer, or refuses.
+    """
+    client = HttpClient(url, connections=1)
+    body = json.dumps({"outage": outage, "hang_s": HANG_S}).encode()
+    try:
+        answer = await client.request("POST", "/admin/faults", body=body, within_s=30.0)
+    except UnreachableError as error:
+        raise RunFailedError(f"the payment provider at {url} does not answer: {error}") from error
+    finally:
+        await client.close()
+    if answer.status != 200:
+        raise RunFailedError(f"the payment provider refused the outage with {answer.status}: {answer.body!r}")
+
+
+__all__ = ["OutageOfProvider", "set_outage"]

@@ -56,6 +56,7 @@ from hailbus_demo.show import Screen, figures_table, kills_table, ledger_table, 
 from hailbus_demo.supervise.ports import HOST, accepts, free_block, free_ports, require_free
 from hailbus_demo.supervise.processes import Supervisor, command
 from hailbus_demo.supervise.state import DataDir, RunState, write_whole
+from hailbus_demo.tray.tray import FaultTray
 from hailbus_demo.watch import Watch
 
 LAKE_FINISH = "finish"
@@ -92,6 +93,11 @@ class RunOptions:
     declines_percent: float = DECLINES_PERCENT
     outage: Outage | None = None
     dashboard_port: int | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the command line asks for faults. Others by a click on the page would get into their way."""
+        return self.chaos or self.outage is not None or self.sabotage is not None
 
 
 class Interrupts:
@@ -163,6 +169,7 @@ class _Run:
         self.continues = before is not None
         self.played_to_the_end = False
         self.lake_start: asyncio.Task[None] | None = None
+        self.tray: FaultTray | None = None
         self.screen = Screen(console)
         self.interrupts = Interrupts()
         self.supervisor = Supervisor(say=self.screen.say)
@@ -176,6 +183,8 @@ class _Run:
             return await self._run()
         finally:
             await self.screen.close()
+            if self.tray is not None:
+                await self.tray.stop()
             await self._stop_processes()
 
     async def _run(self) -> int:
@@ -198,6 +207,7 @@ class _Run:
         if created:
             say(f"{len(created)} topics created")
         tokens = await make_keys(self.data_dir)
+        self.tray = self._fault_tray(bootstrap)
         specs = service_specs(
             self.data_dir,
             bootstrap=bootstrap,
@@ -205,6 +215,7 @@ class _Run:
             ports=ports,
             silent_after_s=silent_after_s(options.rides.speed, options.rides.location_every_s),
             declines_percent=options.declines_percent,
+            faults=None if self.tray is None else await self.tray.serve(),
         )
         for spec in specs:
             await self.supervisor.start(spec)
@@ -296,6 +307,8 @@ class _Run:
             await auditor.stop()
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+            if self.tray is not None:
+                await self.tray.end()
             await watch.stop()
             book.close()
             if self.lake_start is not None and not self.lake_start.done():
@@ -319,6 +332,17 @@ class _Run:
         await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
         self.screen.say(f"broker at {bootstrap}" if len(specs) == 1 else f"{len(specs)} brokers at {bootstrap}")
         return bootstrap
+
+    def _fault_tray(self, bootstrap: str) -> FaultTray | None:
+        """Return the faults that the page offers; none in a run that is disturbed anyway."""
+        if self.options.is_disturbed:
+            return None
+        return FaultTray(
+            self.supervisor,
+            say=self.screen.say,
+            provider_url=self.ports.url("payment-provider"),
+            brokers=BrokersByRole(bootstrap, self.supervisor) if self.options.brokers > 1 else None,
+        )
 
     def _choose_ports(self) -> Ports:
         options = self.options
@@ -412,6 +436,8 @@ class _Run:
             self.screen.say(f"run {self.state.run} continues the last one: {adopted} rides were under way")
         figures.phase = "running"
         self.timings.first_ride = time.monotonic()
+        if self.tray is not None:
+            self.tray.open(figures.watch)
         disturber = self._disturber(scene, figures)
         disturbing = asyncio.create_task(disturber.run()) if disturber is not None else None
         playing = asyncio.create_task(world.play(self.source.plans()))
@@ -421,6 +447,8 @@ class _Run:
             await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             if self.supervisor.failure.done():
                 self.supervisor.failure.result()
+            if self.tray is not None:
+                self.tray.close()
             interrupted = not playing.done()
             self.played_to_the_end = not interrupted
             if interrupted:
@@ -442,6 +470,8 @@ class _Run:
             if disturber is not None and disturbing is not None:
                 disturber.hurry.set()
                 await self._unless_insisted(disturbing, lost="no ledger was drawn up")
+            if self.tray is not None:
+                await self._unless_insisted(asyncio.create_task(self.tray.finish()), lost="no ledger was drawn up")
         except GaveUpError as error:
             raise RunFailedError(str(error)) from error
         finally:

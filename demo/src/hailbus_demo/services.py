@@ -21,6 +21,7 @@ from hailbus_demo.replay.tokens import Tokens
 from hailbus_demo.supervise.ports import HOST, accepts
 from hailbus_demo.supervise.processes import ProcessSpec, command
 from hailbus_demo.supervise.state import DataDir
+from hailbus_demo.tray.server import Access
 
 AT_MOST_ONCE = frozenset({DRIVER_LOCATIONS.name})
 """Topics that may lose events by design."""
@@ -185,6 +186,7 @@ def service_specs(
     ports: Ports,
     silent_after_s: int,
     declines_percent: float = DECLINES_PERCENT,
+    faults: Access | None = None,
 ) -> list[ProcessSpec]:
     """Return the processes of the services, and the stand-in for the payment provider.
 
@@ -195,6 +197,7 @@ def service_specs(
         ports: Where the services listen.
         silent_after_s: Event time after which booking matches a driver no more who has reported nothing.
         declines_percent: How many of a hundred charges the provider declines.
+        faults: How the dashboard reaches the faults of the run; None for no tray on its page.
     """
     event_time = "event"
     provider = _http(
@@ -251,6 +254,7 @@ def service_specs(
             "DASHBOARD_BOOKING_TOKEN_FILE": str((data_dir.keys / DASHBOARD_FILE).absolute()),
             "DASHBOARD_LEDGER_FILE": str(data_dir.ledger.absolute()),
             "DASHBOARD_LAKE_FILE": str((data_dir.lake / "progress.json").absolute()),
+            **({} if faults is None else {"DASHBOARD_FAULTS_URL": faults.url, "DASHBOARD_FAULTS_TOKEN": faults.token}),
         },
     )
     surge = ProcessSpec(

@@ -79,6 +79,8 @@ class Watch:
         self.hottest: dict[str, tuple[float, datetime]] = {}
         self.fresh_at = 0.0
         """Monotonic time of the last look that succeeded."""
+        self.looked_at = 0.0
+        """Monotonic time to which the ends and lags of that look belong: a little before `fresh_at`."""
         self.first_record_at: float | None = None
         self.peak_per_s = 0.0
         self._history: deque[tuple[float, dict[Partition, int]]] = deque()
@@ -166,7 +168,7 @@ class Watch:
             await self._drop_admin()
             return False
         self.look_at_lake()
-        self.fresh_at = time.monotonic()
+        self.looked_at, self.fresh_at = now, time.monotonic()
         self.peak_per_s = max(self.peak_per_s, self.per_second())
         return True
 

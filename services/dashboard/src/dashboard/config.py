@@ -1,9 +1,9 @@
 """The dashboard's settings: environment variables with the prefix DASHBOARD_."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -20,4 +20,14 @@ class Settings(BaseSettings):
     booking_token: SecretStr | None = Field(default=None, description="an operator's token for booking")
     ledger_file: Path | None = Field(default=None, description="JSON that the demo writes")
     lake_file: Path | None = Field(default=None, description="JSON that the lake sink writes")
+    faults_url: str | None = Field(
+        default=None, pattern=r"^http://", description="the demo's launcher, which causes the faults of the page"
+    )
+    faults_token: SecretStr | None = Field(default=None, description="the launcher's token")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _faults_have_a_token(self) -> Self:
+        if (self.faults_url is None) != (self.faults_token is None):
+            raise ValueError("faults_url and faults_token go together: give both, or neither")
+        return self

@@ -15,6 +15,7 @@ from hailbus.process import run_process
 
 from dashboard.adapters.files import JsonFile
 from dashboard.adapters.http.app import build_app
+from dashboard.adapters.http.faults import FaultsApi
 from dashboard.adapters.http.hub import Hub
 from dashboard.adapters.http.rides import BookingApi
 from dashboard.adapters.nodes import Nodes
@@ -50,7 +51,16 @@ def create_app(
         )
     watch = Watch(bus, lambda: City(tick_s=TICK_S))
     nodes = Nodes(bus)
-    view = View(watch, nodes, ledger=JsonFile(settings.ledger_file), lake=JsonFile(settings.lake_file))
+    faults = None
+    if settings.faults_url is not None and settings.faults_token is not None:
+        faults = FaultsApi(settings.faults_url, settings.faults_token.get_secret_value())
+    view = View(
+        watch,
+        nodes,
+        ledger=JsonFile(settings.ledger_file),
+        lake=JsonFile(settings.lake_file),
+        has_faults=faults is not None,
+    )
     hub = Hub(view.whole)
     token = settings.booking_token
     booking = None
@@ -83,7 +93,7 @@ def create_app(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    return build_app(watch, view, hub, booking=booking, lifespan=lifespan), hub
+    return build_app(watch, view, hub, booking=booking, faults=faults, lifespan=lifespan), hub
 
 
 async def serve(settings: Settings) -> None:

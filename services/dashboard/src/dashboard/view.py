@@ -26,12 +26,15 @@ _PROCESSES_FRESH_S: Final = 20.0
 class View:
     """Turns the watch's state into messages. `tick` every 250 ms; `whole` at any time."""
 
-    def __init__(self, watch: Watch, nodes: Nodes, *, ledger: JsonFile, lake: JsonFile) -> None:
+    def __init__(
+        self, watch: Watch, nodes: Nodes, *, ledger: JsonFile, lake: JsonFile, has_faults: bool = False
+    ) -> None:
         self._watch = watch
         self._nodes = nodes
         self._cluster_sent: Cluster | None = None
         self._ledger = ledger
         self._lake = lake
+        self._has_faults = has_faults
         self._city = watch.city
         self._rate = 0.0
         self._last_event_ms = 0
@@ -47,6 +50,7 @@ class View:
             **self._slow(),
             "full": self.full_ledger(),
             "cluster": self.cluster(),
+            "faults": self._has_faults,
             "cells": [_cell(city, cell) for cell in city.cells],
             "shapes": [shape(cell) for cell in city.cells if not is_land(cell)],
             "rides": [_ride(ride) for ride in rides],

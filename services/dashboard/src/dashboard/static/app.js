@@ -1,6 +1,7 @@
 // Wires stream, state, map and panels.
 
 import { openTopics, showCluster } from "./cluster.js";
+import { showFaults } from "./faults.js";
 import { showForecast } from "./forecast.js";
 import { List } from "./list.js";
 import { CityMap } from "./map.js";
@@ -202,6 +203,7 @@ function render(force = false) {
   panels.showClock(state);
   if (!state.slow) return;
   panels.showRides(state, openRide);
+  showFaults(state);
   if (state.slow === slowShown && !force) return;
   slowShown = state.slow;
   panels.showFigures(state);

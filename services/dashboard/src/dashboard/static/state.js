@@ -22,6 +22,7 @@ export class State {
     this.slow = null;
     this.full = null;
     this.cluster = null; // brokers, leaders and in-sync replicas
+    this.hasFaults = false; // whether the server passes clicks on faults on
     this.broker = ["connecting", "", 0];
     this.clock = { at: 0, ms: 0, rate: 0 };
     this.completedAt = [];
@@ -87,6 +88,7 @@ export class State {
     if (message.topics) this.slow = message;
     if (message.full) this.full = message.full;
     if (message.cluster) this.cluster = message.cluster;
+    if (message.faults !== undefined) this.hasFaults = message.faults;
     this.version++;
   }
 

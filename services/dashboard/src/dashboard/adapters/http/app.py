@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dashboard.adapters.http.faults import NO_FAULTS, NOT_OWN_PAGE, FaultsApi, is_from_own_page
 from dashboard.adapters.http.hub import Hub, TooManyPagesError
 from dashboard.adapters.http.rides import BookingApi, ride_view
 from dashboard.adapters.watch import Watch
@@ -34,6 +35,7 @@ def build_app(
     hub: Hub,
     *,
     booking: BookingApi | None,
+    faults: FaultsApi | None,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
     """Return the application."""
@@ -76,6 +78,22 @@ def build_app(
     @app.get("/api/ledger", summary="Rides by the log, and the lines of the demo's ledger")
     async def ledger() -> dict[str, Any]:  # Any: JSON
         return {**view.ledger(), "full": view.full_ledger()}
+
+    @app.get("/api/faults", summary="The faults that can be caused by a click, and how each went")
+    async def all_faults() -> Response:
+        if faults is None:
+            return _problem(404, "Not found", NO_FAULTS)
+        status, found = await faults.show()
+        return JSONResponse(found, status_code=status)
+
+    @app.post("/api/faults/{fault_id}", status_code=202, summary="Begin a fault; only the page itself may")
+    async def begin_fault(fault_id: str, request: Request) -> Response:
+        if faults is None:
+            return _problem(404, "Not found", NO_FAULTS)
+        if not is_from_own_page(request.headers):
+            return _problem(403, "Refused", NOT_OWN_PAGE)
+        status, found = await faults.begin(fault_id)
+        return JSONResponse(found, status_code=status)
 
     @app.get("/livez", include_in_schema=False)
     async def livez() -> dict[str, str]:

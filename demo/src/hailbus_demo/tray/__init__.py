@@ -1,0 +1,1 @@
+"""The faults that a visitor of the city page can cause by a click."""

@@ -1,0 +1,212 @@
+"""Causes the faults and watches the city recover. The decisions are the desk's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from hailbus_demo.chaos import LEADER, BrokersByRole
+from hailbus_demo.errors import RunFailedError
+from hailbus_demo.options import Outage
+from hailbus_demo.outage import set_outage
+from hailbus_demo.supervise.processes import Supervisor
+from hailbus_demo.tray.desk import FaultDesk, Look, Offer
+from hailbus_demo.tray.server import Access, FaultServer
+from hailbus_demo.watch import Watch
+
+LOOK_EVERY_S: Final = 0.25
+OUTAGE_S: Final = 10.0
+Deed = Callable[[], Awaitable[None]]
+
+KILLS: Final = (
+    Offer(
+        id="kill-recommender",
+        label="Kill recommender",
+        expected="rides go on without suggestions; it catches up, the ledger stays balanced",
+        processes=("recommender",),
+    ),
+    Offer(
+        id="kill-surge",
+        label="Kill surge",
+        expected="prices stand still for 10 s or more, until its group rebalances; the ledger stays balanced",
+        processes=("surge",),
+    ),
+    Offer(
+        id="kill-booking",
+        label="Kill booking",
+        expected="requests are repeated until it answers; none is lost or done twice",
+        processes=("booking",),
+    ),
+)
+KILL_BROKER: Final = Offer(
+    id="kill-broker",
+    label="Kill the broker",
+    expected="every service waits for it; no acknowledged record is lost",
+    processes=("broker",),
+)
+KILL_LEADER: Final = Offer(
+    id="kill-leader",
+    label="Kill the leader",
+    expected="another broker leads rides.v1-0; no acknowledged record is lost",
+)
+OUTAGE: Final = Offer(
+    id="provider-outage",
+    label=f"Provider away for {OUTAGE_S:.0f} s",
+    expected="rides go on without payments; charges wait, and each is made once",
+    processes=("payment", "payment-provider"),
+)
+
+
+class FaultTray:
+    """The faults of one run.
+
+    Args:
+        supervisor: Of the processes.
+        say: Told when a fault begins, and how it ended.
+        provider_url: The payment provider's address.
+        brokers: Finds the leader; None where there is one broker, or where the cluster is not ours.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        say: Callable[[str], None],
+        provider_url: str,
+        brokers: BrokersByRole | None = None,
+    ) -> None:
+        self.supervisor = supervisor
+        self.say = say
+        self._provider_url = provider_url
+        self._brokers = brokers
+        self._watch: Watch | None = None
+        self._hurry = asyncio.Event()
+        self._deed_over = asyncio.Event()
+        self._deed_over.set()
+        self._running: asyncio.Task[None] | None = None
+        self._deeds = dict(self._offered())
+        self.desk = FaultDesk(list(self._deeds))
+        self._by_id: Mapping[str, Deed] = {offer.id: deed for offer, deed in self._deeds.items()}
+        self.server = FaultServer(show=self._show, begin=self.begin)
+
+    async def serve(self) -> Access:
+        """Listen; no fault can begin before `open`."""
+        return await self.server.start()
+
+    def open(self, watch: Watch) -> None:
+        """Let faults begin."""
+        self._watch = watch
+        self.desk.open()
+
+    def begin(self, fault_id: str) -> None:
+        """Begin a fault.
+
+        Raises:
+            UnknownFaultError: There is none of that id.
+            FaultRefusedError: It cannot begin now.
+        """
+        offer = self.desk.begin(fault_id, self._look(), now_s=time.monotonic())
+        self.say(f"fault: {offer.label}, by a click on the page")
+        self._deed_over.clear()
+        self._running = asyncio.create_task(self._run(offer))
+
+    def close(self) -> None:
+        """Let no further fault begin, and end an outage now: the rides are over."""
+        self.desk.close("the rides are over: faults are possible only while the city runs")
+        self._hurry.set()
+
+    async def finish(self) -> None:
+        """Wait until the fault that runs, if any, is over and every process but the lake serves again."""
+        if self.desk.running is None:
+            return
+        await self._deed_over.wait()
+        await self.supervisor.wait_ready(*(name for name in self.supervisor.children if name != "lake"))
+
+    async def end(self) -> None:
+        """Judge no more, as nobody watches the cluster any longer. A fault that still runs has failed."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self.desk.running is not None:
+            self.desk.fail("the run ended before the city had recovered", now_s=time.monotonic())
+
+    async def stop(self) -> None:
+        """Stop serving and watching."""
+        await self.end()
+        await self.server.stop()
+
+    def _offered(self) -> list[tuple[Offer, Deed]]:
+        offered: list[tuple[Offer, Deed]] = []
+        for offer in KILLS:
+            (name,) = offer.processes
+            offered.append((offer, self._killer(name)))
+        if self._brokers is not None:
+            offered.append((KILL_LEADER, self._kill_leader))
+        elif "broker" in self.supervisor.children:
+            offered.append((KILL_BROKER, self._killer("broker")))
+        offered.append((OUTAGE, self._take_provider_away))
+        return offered
+
+    def _killer(self, name: str) -> Deed:
+        async def kill() -> None:
+            await self.supervisor.kill(name)
+
+        return kill
+
+    async def _kill_leader(self) -> None:
+        assert self._brokers is not None
+        name = await self._brokers.find(LEADER)
+        self.say(f"fault: {name} is the {LEADER}")
+        await self.supervisor.kill(name)
+
+    async def _take_provider_away(self) -> None:
+        await set_outage(self._provider_url, Outage.REFUSE.value)
+        try:
+            async with asyncio.timeout(OUTAGE_S):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+        finally:
+            await set_outage(self._provider_url, "none")
+
+    async def _run(self, offer: Offer) -> None:
+        try:
+            await self._by_id[offer.id]()
+        except RunFailedError as error:
+            self.desk.fail(str(error), now_s=time.monotonic())
+        except Exception as error:  # noqa: BLE001  # whatever broke is told on the page: a click must have an outcome
+            self.desk.fail(f"it could not be done: {error!r}", now_s=time.monotonic())
+        else:
+            self.desk.done(now_s=time.monotonic())
+        finally:
+            self._deed_over.set()
+        while self.desk.running is not None:
+            self.desk.judge(self._look(), now_s=time.monotonic())
+            await asyncio.sleep(LOOK_EVERY_S)
+        (found,) = [fault for fault in self._show()["faults"] if fault["id"] == offer.id]
+        outcome = "recovered" if found["state"] == "recovered" else f"not recovered, {found['words']},"
+        self.say(f"fault: {offer.label}: {outcome} after {found['took_s']:.1f} s")
+
+    def _look(self) -> Look:
+        children = self.supervisor.children
+        # A kill clears `became_ready` at once; the state follows when the process is seen to have ended. The lake
+        # takes long to come up, and no fault needs it.
+        away = {
+            name: "restarting" if child.state == "ready" else child.state
+            for name, child in children.items()
+            if name != "lake" and not (child.state == "ready" and child.became_ready.is_set())
+        }
+        watch = self._watch
+        if watch is None:
+            return Look(at_s=0.0, away=away, behind_s={})
+        return Look(
+            at_s=watch.looked_at, away=away, behind_s={name: group.seconds for name, group in watch.groups.items()}
+        )
+
+    def _show(self) -> dict[str, Any]:  # Any: JSON
+        return self.desk.as_json(now_s=time.monotonic())
+
+
+__all__ = ["FaultTray"]
