@@ -353,6 +353,7 @@ export function showLake(state) {
   const rows = $("lake-rows");
   if (!lake.progress) {
     put("lake-state", lake.expected ? (lake.error ?? "waiting") : "");
+    rows.dataset.shown = "";
     rows.replaceChildren(element("p", { class: "note" }, lake.expected ? "the lake sink has not written its progress yet" : "no lake is connected to this page"));
     return;
   }
@@ -361,6 +362,10 @@ export function showLake(state) {
   // Gold has the fewest rows and matters most: it comes first.
   const layer = (name) => ["gold", "silver", "bronze"].indexOf(name.split(".")[0]);
   const entries = Object.entries(progress.rows ?? {}).sort((a, b) => layer(a[0]) - layer(b[0]) || b[1] - a[1]);
+  // Only what has changed is made anew: a selection and the pointer's place stay.
+  const shown = JSON.stringify([entries, progress.message]);
+  if (rows.dataset.shown === shown) return;
+  rows.dataset.shown = shown;
   rows.replaceChildren(
     ...(entries.length ? entries.map(([name, total]) => element("div", {}, element("dt", { title: name }, name), element("dd", {}, count(total)))) : [element("p", { class: "note" }, progress.message || "no rows yet")]),
   );
