@@ -6,6 +6,7 @@ import faulthandler
 import functools
 import itertools
 import json
+import math
 import operator
 import os
 import random
@@ -432,13 +433,21 @@ class Workload:
             and (value := message.value()) is not None
         ]
 
-    def consume(self, name: str, life: int, until: dict[int, int] | None = None, *, topic: str = TOPIC) -> list[Polled]:
+    def consume(
+        self,
+        name: str,
+        life: int,
+        until: dict[int, int] | None = None,
+        *,
+        topic: str = TOPIC,
+        patience_s: float = 60,
+    ) -> list[Polled]:
         """Read from the start: the partitions in `until` to these ends, or all of them for a while."""
         consumer = self.reader(name)
         wanted = range(PARTITIONS) if until is None else until
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in wanted])
         got: list[Polled] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience_s
         while not self.stopped.is_set() if until is None else self.behind(consumer, topic, until):
             assert until is None or time.monotonic() < deadline, f"{name} never reached {until}"
             got += self.poll(consumer, name, life, 500, 0.1)
@@ -467,7 +476,9 @@ class Workload:
             if self.stopped.is_set():
                 return
             with contextlib.suppress(KafkaException):  # the broker was killed before it told the end
-                got = self.consume(name, life, until=end_offsets(self.address, partitions=[LIST]))
+                ends = end_offsets(self.address, partitions=[LIST])
+                # While brokers fail it may take any time; a reader that never ends is found when the clients stop.
+                got = self.consume(name, life, until=ends, patience_s=math.inf)
                 with self.lock:
                     self.polled.extend(got)
                 self.note_list(name, tuple(poll.value for poll in got))

@@ -255,23 +255,23 @@ def pids_of(folder: Path) -> list[int]:
     return [process["pid"] for process in processes if process["pid"] is not None]
 
 
-def fault_after_a_click(folder: Path, fault_id: str) -> dict[str, Any]:
-    """Begin a fault as the page does; return it once the demo has judged."""
+def click_on_fault(folder: Path, fault_id: str) -> None:
+    """Begin a fault as the page does."""
     said = re.search(r"dashboard: (http\S+)", (folder / "out.txt").read_text())
     assert said is not None
 
-    def ask(path: str, method: str) -> dict[str, Any]:
-        own_page = {"Sec-Fetch-Site": "same-origin"}
-        answer = httpx.request(method, f"{said[1]}{path}", headers=own_page, timeout=30).raise_for_status()
-        found: dict[str, Any] = next(fault for fault in answer.json()["faults"] if fault["id"] == fault_id)
-        return found
-
-    assert ask(f"/api/faults/{fault_id}", "POST")["state"] == "running"
-    wait_for("the outcome", lambda: ask("/api/faults", "GET")["state"] != "running", 240)
-    return ask("/api/faults", "GET")
+    own_page = {"Sec-Fetch-Site": "same-origin"}
+    answer = httpx.post(f"{said[1]}/api/faults/{fault_id}", headers=own_page, timeout=30).raise_for_status()
+    (begun,) = [fault for fault in answer.json()["faults"] if fault["id"] == fault_id]
+    assert begun["state"] == "running"
 
 
-@pytest.mark.timeout(700)
+def restarts_of(state: dict[str, Any], name: str) -> int:
+    (found,) = [process["restarts"] for process in state["processes"] if process["name"] == name]
+    return int(found)
+
+
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "running", ["without lake", pytest.param("with lake", marks=[pytest.mark.spark, pytest.mark.slow])], indirect=True
 )
@@ -282,8 +282,9 @@ def test_after_a_fault_by_a_click_control_c_ends_with_a_ledger_and_leaves_nothin
     # Rides come sooner than Spark's session is up: the lake is part of the ledger all the same.
     wait_for("rides", lambda: ledger_shows(folder, lambda state: state["rides"]["requested"] >= 10), 120)
     if "spark" not in request.keywords:
-        surge = fault_after_a_click(folder, "kill-surge")
-        assert (surge["state"], surge["words"]) == ("recovered", ""), (folder / "out.txt").read_text()[-5000:]
+        # How long the city takes to recover is the machine's; the ledger judges at the end.
+        click_on_fault(folder, "kill-recommender")
+        wait_for("its return", lambda: ledger_shows(folder, lambda state: restarts_of(state, "recommender") == 1), 120)
     children = pids_of(folder)
     assert len(children) >= 6
     process.send_signal(signal.SIGINT)
@@ -291,8 +292,7 @@ def test_after_a_fault_by_a_click_control_c_ends_with_a_ledger_and_leaves_nothin
     assert "stopping: no new ride begins" in (folder / "out.txt").read_text()
     state = summary_of(folder / "summary.json")
     assert state["balanced"] is True
-    restarts = {found["name"]: found["restarts"] for found in state["processes"]}
-    assert restarts["surge"] == (0 if "spark" in request.keywords else 1)
+    assert restarts_of(state, "recommender") == (0 if "spark" in request.keywords else 1)
     if "spark" in request.keywords:
         assert state["lake_rows"] == sum(topic["records"] for topic in state["topics"])
     assert state["rides"]["in_flight"] > 0
