@@ -86,8 +86,8 @@ def report_of(name: str) -> Path:
 
 
 def worker_count() -> int:
-    """Return how many processes run tests: two more than there are cores, since tests wait for other processes."""
-    return min(4, (os.cpu_count() or 1) + 2)
+    """Return how many processes run tests: one more than there are cores, since tests wait for other processes."""
+    return min(4, (os.cpu_count() or 1) + 1)
 
 
 def steps(
