@@ -522,8 +522,8 @@ class Workload:
     ) -> Iterator[tuple[int, tuple[int, list[str]]]]:
         """Run a client as a process that is killed and started, and yield its life, and the time and words of a line.
 
-        kafka-python goes on connecting in threads of its own when one of its steps never ends. What it is asked for
-        therefore happens in processes, whose end is certain.
+        kafka-python keeps connecting in threads of its own when one of its steps never ends. Its clients are therefore
+        processes, which can be killed.
         """
         command = [sys.executable, "-m", f"tests.history.{script}", self.address, *arguments]
         for life in itertools.count():

@@ -294,7 +294,7 @@ async def test_a_ride_moves_and_a_click_shows_its_records() -> None:
 async def follow(
     tab: Page, ride_id: str, act: Callable[[float, float], Awaitable[None]], has_hit: Callable[[], Awaitable[bool]]
 ) -> None:
-    """Act where a ride is until that hits it: the ride goes on meanwhile."""
+    """Repeat an action at the position of a ride until it hits the ride, which moves meanwhile."""
     async with asyncio.timeout(PATIENCE_MS / 1000):
         while True:
             await act(*await tab.evaluate(PLACE, ride_id))

@@ -201,7 +201,7 @@ class NodeCore:
 
         A node of a cluster then stops, as Apache Kafka does without another directory. Its metadata log is in the
         directory, too, so it would not learn who leads its partitions now, and clients would wait for records that
-        others have. A cluster of one goes on: everything that was committed can still be read.
+        others have. A single broker continues to serve: everything that was committed can still be read.
         """
         if error.is_out_of_descriptors:
             self.data.release_closed_segments()

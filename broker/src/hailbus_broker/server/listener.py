@@ -157,7 +157,7 @@ class Server:
     async def stop(self) -> None:
         """Give leaderships away, close the listeners and connections, then the node.
 
-        When its data directory has failed, nobody is told: the closed connections tell the controller sooner.
+        A node whose data directory has failed gives none away: closed connections tell the controller sooner.
         """
         if self.node.failure is None:
             await self.node.leave()

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 State = Literal["idle", "running", "recovered", "failed"]
@@ -25,7 +25,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
 LAG_BOUND_S: Final = 5.0
 """A group that is less far behind keeps up: the bound of the health strip."""
 GIVES_UP_AFTER_S: Final = 180.0
-"""A city that has not recovered by then has failed. What is still wrong is told."""
+"""A city that has not recovered by then has failed; the page names what is still wrong."""
 _EXACT_S: Final = 0.001
 """Looks at the cluster are a second apart; this only covers the rounding of their times."""
 
@@ -79,7 +79,7 @@ class _Record:
     began_s: float = 0.0
     took_s: float | None = None
     words: str = ""
-    done_s: float | None = field(default=None)
+    done_s: float | None = None
     """When the fault itself was over: the process killed, the outage ended."""
     ready_s: float | None = None
     """Since when every process has served again."""

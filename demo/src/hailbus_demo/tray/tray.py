@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from hailbus_demo.chaos import LEADER, BrokersByRole
@@ -86,9 +86,9 @@ class FaultTray:
         self._deed_over = asyncio.Event()
         self._deed_over.set()
         self._running: asyncio.Task[None] | None = None
-        self._deeds = dict(self._offered())
-        self.desk = FaultDesk(list(self._deeds))
-        self._by_id: Mapping[str, Deed] = {offer.id: deed for offer, deed in self._deeds.items()}
+        offered = self._offered()
+        self._deeds = {offer.id: deed for offer, deed in offered}
+        self.desk = FaultDesk([offer for offer, _ in offered])
         self.server = FaultServer(show=self._show, begin=self.begin)
 
     async def serve(self) -> Access:
@@ -173,7 +173,7 @@ class FaultTray:
 
     async def _run(self, offer: Offer) -> None:
         try:
-            await self._by_id[offer.id]()
+            await self._deeds[offer.id]()
         except RunFailedError as error:
             self.desk.fail(str(error), now_s=time.monotonic())
         except Exception as error:  # noqa: BLE001  # whatever broke is told on the page: a click must have an outcome
