@@ -1,29 +1,71 @@
 """What tests of every kind share."""
 
 import contextlib
+import fcntl
 import os
-import random
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+PORTS = range(10_000, 20_000)
+"""Below the range from which the system takes the ports of outgoing connections: a client that reconnects to a server
+which is being restarted could otherwise be given that very port, connect to itself and keep the server out. The demo
+chooses its ports above this range."""
+PORTS_OF_A_PROCESS = 500
+
+
+class _Ports:
+    """The part of the ports that belongs to this process, so that no two tests that run at a time choose the same one.
+
+    The process locks a file for as long as it lives. It offers each of its ports before it offers one again: a server
+    that is down for a moment, or not up yet, keeps its port.
+    """
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        folder = Path(tempfile.gettempdir(), f"hailbus-test-ports-{os.getuid()}")
+        folder.mkdir(exist_ok=True)
+        for first in PORTS[::PORTS_OF_A_PROCESS]:
+            self._locked = (folder / str(first)).open("w")
+            try:
+                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._locked.close()
+                continue
+            self._all = range(first, first + PORTS_OF_A_PROCESS)
+            self._next = first
+            return
+        raise OSError(f"other processes of tests hold all ports from {PORTS.start} to {PORTS.stop}")
+
+    def take(self, further: Collection[int]) -> int:
+        for _ in self._all:
+            port, last = self._next, self._next + max(further, default=0)
+            if last not in self._all:
+                self._next = self._all.start
+                continue
+            self._next = last + 1
+            with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+                for offset in (0, *further):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
+                return port
+        raise OSError(f"no port of loopback is free between {self._all.start} and {self._all.stop}")
+
+
+_ports: _Ports | None = None
+
 
 def free_port(*, also: Collection[int] = ()) -> int:
-    """Return a port of loopback that nobody listens on.
-
-    It lies below the range from which the system takes the ports of outgoing connections: a client that reconnects to a
-    server which is being restarted could otherwise be given that very port, connect to itself and keep the server out.
+    """Return a port of loopback that nobody listens on, and that no other process of tests is given.
 
     Args:
-        also: How far above it other ports must be free.
+        also: How far above it other ports must be free; they are not offered afterwards, either.
     """
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for offset in (0, *also):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + offset))
-            return port
-    raise OSError("no port of loopback is free between 20,000 and 32,000")
+    global _ports  # noqa: PLW0603 - one part for the process; a fork takes another
+    if _ports is None or _ports.owner != os.getpid():
+        _ports = _Ports()
+    return _ports.take(also)
 
 
 def wait_for(what: str, condition: Callable[[], bool], seconds: float = 60) -> None:

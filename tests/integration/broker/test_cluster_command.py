@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tests.integration.broker.process import SERVE
+from tests.support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,9 +179,7 @@ def test_mistakes_are_refused_with_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_node_that_waits_for_others_can_be_stopped(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {
         "process.roles": "broker,controller",
         "node.id": "1",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +19,7 @@ from hailbus_broker.runtime.errors import StartError
 from typer.testing import CliRunner
 
 from tests.integration.broker.process import SERVE
+from tests.support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,19 +35,13 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
-
-
 class Nodes:
     """Three combined nodes, each with a properties file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cluster_id = CLUSTER_ID
-        self.ports = free_ports(6)
+        self.ports = [free_port() for _ in range(6)]
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self.bootstraps: dict[int, str] = {}
         servers = ",".join(f"127.0.0.1:{port}" for port in self.ports[3:])
