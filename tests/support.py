@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import os
 import socket
 import tempfile
@@ -24,7 +25,6 @@ class _Ports:
     """
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
         folder = Path(tempfile.gettempdir(), f"hailbus-test-ports-{os.getuid()}")
         folder.mkdir(exist_ok=True)
         for first in PORTS[::PORTS_OF_A_PROCESS]:
@@ -53,7 +53,9 @@ class _Ports:
         raise OSError(f"no port of loopback is free between {self._all.start} and {self._all.stop}")
 
 
-_ports: _Ports | None = None
+@functools.cache
+def _ports_of(_pid: int) -> _Ports:
+    return _Ports()
 
 
 def free_port(*, also: Collection[int] = ()) -> int:
@@ -62,10 +64,7 @@ def free_port(*, also: Collection[int] = ()) -> int:
     Args:
         also: How far above it other ports must be free; they are not offered afterwards, either.
     """
-    global _ports  # noqa: PLW0603 - one part for the process; a fork takes another
-    if _ports is None or _ports.owner != os.getpid():
-        _ports = _Ports()
-    return _ports.take(also)
+    return _ports_of(os.getpid()).take(also)  # a fork takes a part of its own
 
 
 def wait_for(what: str, condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -44,7 +44,7 @@ class Told:
     commits: list[int] = field(default_factory=list)
 
     def until_now(self) -> Told:
-        """A copy, which what clients are told from now on does not change."""
+        """Return a copy, so that later answers do not change it."""
         return Told(self.records.copy(), self.topics.copy(), self.commits.copy())
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import free_port
+from tests.support import PORTS_OF_A_PROCESS, free_port
 
 DRAW = "from tests.support import free_port; print(*(free_port() for _ in range(100)), flush=True); input()"
 
@@ -33,6 +33,6 @@ def test_further_ports_are_free_and_not_offered_afterwards() -> None:
 
 
 def test_a_port_that_somebody_listens_on_is_left_out() -> None:
-    offered = free_port()
-    with socket.create_server(("127.0.0.1", offered + 1)):
-        assert free_port() != offered + 1
+    taken = free_port()
+    with socket.create_server(("127.0.0.1", taken)):
+        assert taken not in [free_port() for _ in range(PORTS_OF_A_PROCESS)]
