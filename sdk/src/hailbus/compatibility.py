@@ -72,7 +72,12 @@ class Difference:
 
 
 def unreadable(
-    reader: Schema | bool, writer: Schema | bool, *, policy: Policy = Policy.LENIENT, formats: bool = True
+    reader: Schema | bool,
+    writer: Schema | bool,
+    *,
+    policy: Policy = Policy.LENIENT,
+    formats: bool = True,
+    guesses_renames: bool = True,
 ) -> list[Difference]:
     """Why a reader cannot read everything that a writer may write; nothing when it can.
 
@@ -81,8 +86,10 @@ def unreadable(
         writer: Schema document that the writer uses.
         policy: About fields that an open model does not name.
         formats: Whether readers check `format`, as pydantic does and JSON Schema validators do not.
+        guesses_renames: Whether a missing field may be one that the reader does not know. Not so for a reader that
+            names only the fields it uses.
     """
-    walk = _Walk(_Side(reader, is_reader=True), _Side(writer), policy, formats)
+    walk = _Walk(_Side(reader, is_reader=True), _Side(writer), policy, formats, guesses_renames)
     found = walk.reads(_plain(reader), _plain(writer), _Place(), frozenset())
     return list(dict.fromkeys(found))
 
@@ -264,6 +271,7 @@ class _Walk:
     writer_side: _Side
     policy: Policy
     formats: bool
+    guesses_renames: bool
 
     def reads(
         self, reader: Schema, writer: Schema, place: _Place, seen: frozenset[tuple[object, object]]
@@ -348,7 +356,7 @@ class _Walk:
         always = self.writer_side.required(writer)
         missing = self.reader_side.required(reader) - always
         for name in sorted(missing):
-            gone = [other for other in written if other not in expected]
+            gone = [other for other in written if other not in expected] if self.guesses_renames else []
             hint = f"; was it renamed to {_listed(gone)}?" if gone and name not in written else ""
             word = "may be left out" if name in written else "is not written"
             yield place.property(name).because(f"it {word}, and is expected without a default{hint}")

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from hailbus.catalogue import Catalogue
 from hailbus.codec import decode_value
 from hailbus.compatibility import fields_of, unreadable
-from hailbus.contract import Finding, contract_of
+from hailbus.contract import Contract, Finding, contract_of
 from hailbus.errors import ConfigurationError, ContractError
 from hailbus.event import Event, event_info
 
-__all__ = ["Need", "merged", "need_of", "needed_part", "pact_files", "read_needs", "unmet", "write_need"]
+__all__ = ["Need", "broken_by", "merged", "need_of", "needed_part", "pact_files", "read_needs", "unmet", "write_need"]
 
 Schema = Mapping[str, Any]  # Any: JSON
 
@@ -154,8 +154,35 @@ _REMARKS = frozenset({"title", "description", "default", "examples", "$defs", "d
 # ------------------------------------------------------------------------------------------------ verifying
 
 
-def unmet(needs: Sequence[Need], catalogue: Catalogue) -> list[Finding]:
-    """What of the consumers' needs the events of a catalogue no longer give."""
+def broken_by(needs: Iterable[Need], proposed: Contract) -> list[Finding]:
+    """The needs that a contract, for example a proposed one, does not meet.
+
+    Args:
+        needs: Of any consumers and events. Needs of other events, or of other versions, are ignored.
+        proposed: The contract as it would be published.
+
+    Returns:
+        One breaking finding for each field that a consumer needs and would no longer get.
+    """
+    return [
+        Finding(
+            contract=proposed.name,
+            path=difference.path,
+            is_breaking=True,
+            sentence=f"{need.consumer} needs this field: {difference.sentence}",
+            pointer=difference.pointer,
+        )
+        for need in needs
+        if (need.type, need.version) == (proposed.type, proposed.version)
+        for difference in unreadable(need.schema, proposed.schema, guesses_renames=False)
+    ]
+
+
+def unmet(needs: Iterable[Need], catalogue: Catalogue) -> list[Finding]:
+    """The needs that the events of a catalogue do not meet.
+
+    Besides the contract, the examples are checked: each is an event that the catalogue can read.
+    """
     found: list[Finding] = []
     for need in needs:
         name = f"{need.type} v{need.version}"
@@ -165,16 +192,7 @@ def unmet(needs: Sequence[Need], catalogue: Catalogue) -> list[Finding]:
             sentence = f"{need.consumer} needs it, and nobody publishes it any more"
             found.append(Finding(contract=name, path="", is_breaking=True, sentence=sentence))
             continue
-        found += [
-            Finding(
-                contract=name,
-                path=difference.path,
-                is_breaking=True,
-                sentence=f"{need.consumer} needs this field: {difference.sentence}",
-                pointer=difference.pointer,
-            )
-            for difference in unreadable(need.schema, contract_of(cls).schema)
-        ]
+        found += broken_by([need], contract_of(cls))
         try:
             decode_value(cls, json.dumps(need.example).encode())
         except ContractError as error:

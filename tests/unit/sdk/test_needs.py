@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hailbus import Catalogue, ConfigurationError, Event, Topic, event_info, key_of
 from hailbus.cli import app
-from hailbus.needs import merged, need_of, pact_files, read_needs, unmet, write_need
+from hailbus.contract import contract_of
+from hailbus.needs import broken_by, merged, need_of, pact_files, read_needs, unmet, write_need
 from hailbus.testing.plugin import NeedsRecorder
 from pydantic import BaseModel
 from typer.testing import CliRunner
@@ -140,6 +142,22 @@ def test_the_provider_hears_which_consumer_loses_which_field() -> None:
     assert "string is written, integer is expected" in word.sentence
     note = need_of(EXAMPLE, consumer="till", fields=["order_id"])
     assert unmet([note], changed(note=str)) == [], "what nobody needs may change"
+
+
+def test_a_proposed_contract_is_judged_for_each_consumer_of_its_event() -> None:
+    till = need_of(EXAMPLE, consumer="till", fields=["place.lat"])
+    kitchen = need_of(EXAMPLE, consumer="kitchen", fields=["lines[].count"])
+    now = contract_of(Placed)
+    assert broken_by([till, kitchen], now) == []
+
+    fields = {name: field for name, field in now.schema["properties"].items() if name != "place"}
+    proposed = replace(now, schema={**now.schema, "properties": fields, "required": sorted(fields)})
+    (lost,) = broken_by([till, kitchen], proposed)
+    words = "till needs this field: it is not written, and is expected without a default"
+    assert str(lost) == f"BREAKING: order.placed v1 place: {words}", "fields that it does not read are no renames"
+    assert lost.pointer == "#/properties/place"
+    assert broken_by([till], replace(proposed, version=2)) == [], "the need is one of version 1"
+    assert broken_by([till], replace(proposed, type="order.paid")) == []
 
 
 @pytest.mark.parametrize("specification", ["3", "4"])
