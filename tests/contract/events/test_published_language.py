@@ -8,7 +8,8 @@ from pathlib import Path
 
 import ride_events
 from hailbus.contract import changes, contract_of, examples_of, read_contracts, unreadable_examples
-from hailbus.needs import read_needs, unmet
+from hailbus.needs import unmet
+from ride_events.needs import recorded_needs
 
 TESTS = Path(__file__).parents[1]
 CONTRACTS = TESTS.parents[1] / "services" / "events" / "contracts"
@@ -27,13 +28,13 @@ def test_every_example_ever_published_is_read_and_every_event_has_one() -> None:
 
 
 def test_consumers_get_what_they_need() -> None:
-    needs = read_needs(TESTS / "needs")
+    needs = recorded_needs()
     assert {"booking", "dashboard", "recommender", "surge"} <= {need.consumer for need in needs}
     assert [str(f) for f in unmet(needs, ride_events.CATALOGUE)] == []
 
 
 def test_a_need_that_events_no_longer_meet_is_found() -> None:
-    need = next(n for n in read_needs(TESTS / "needs") if (n.consumer, n.type) == ("recommender", "ride.requested"))
+    need = next(n for n in recorded_needs() if (n.consumer, n.type) == ("recommender", "ride.requested"))
     assert "pickup.lat" in need.fields
     text = json.dumps(need.schema).replace('"lat"', '"latitude"')
     (finding, *_) = unmet([replace(need, schema=json.loads(text))], ride_events.CATALOGUE)

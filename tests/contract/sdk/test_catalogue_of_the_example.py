@@ -30,7 +30,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, tup
     variables, words = command_in_the_docs()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    words = [str(ROOT / word) if word.startswith("tests/") else word for word in words]
+    words = [str(ROOT / word) if word.startswith("services/") else word for word in words]
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, (done.output, done.exception)

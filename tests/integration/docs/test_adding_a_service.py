@@ -19,7 +19,7 @@ from tests.support import free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "tutorial" / "adding-a-service.md").read_text()
-COPIED = ("services", "pyproject.toml", ".gitignore", "tests/contract/needs")
+COPIED = ("services", "pyproject.toml", ".gitignore")
 PORTS = ("9092", "8010", "8003")
 """Broker, scooter and recommender on the page."""
 PREFIX = """
