@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hailbus.cli import app
+from ride_events.needs import recorded_needs
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,3 +93,14 @@ def test_every_event_has_its_true_consumers(made: tuple[dict[str, tuple[str, str
         "payment.released",
     }
     assert consumers["ride.requested"] == ["dashboard", "event-logger", "payment-saga", "recommender", "surge"]
+
+
+def test_every_consumer_has_recorded_what_it_reads(made: tuple[dict[str, tuple[str, str]], dict[str, object]]) -> None:
+    recorded = {(need.type, need.consumer) for need in recorded_needs()}
+    whole = {"event-logger", "payment-steps"}  # it keeps all events as they are; it reads payment's private topic only
+    private = {"payment.step_done", "payment.step_due", "payment.retry_due", "payment.refund_due"}
+    consumed = {
+        (event, consumer) for event, (_, consumers) in made[0].items() for consumer in consumers.split(", ") if consumer
+    }
+    missing = {(event, who) for event, who in consumed - recorded if who not in whole and event not in private}
+    assert missing - {(event, "–") for event, _ in consumed} == set()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from hailbus import ContractError
+from hailbus import ContractError, Event
 from hailbus.codec import decode
 from ride_events import CATALOGUE
 from ride_events.drivers import (
@@ -39,6 +39,10 @@ _SHOWN_TYPES: Final = frozenset(
     }
 )
 _SHOWN_PREFIXES: Final = (b"ride.", b"driver.went", b"driver.became")
+_OF_RIDES: Final = frozenset({"rides.v1", "payments.v1"})
+_OF_QUOTES: Final = "quotes.v1"
+TIMELINE_TOPICS: Final = _OF_RIDES | {_OF_QUOTES}
+"""Topics whose records are kept whole, for the timeline of a ride."""
 _DURATIONS: Final = 20_000
 _RECENT: Final = 8
 _OUTSIDE: Final = "outside the city"
@@ -112,9 +116,9 @@ class City:
         topic = record.topic
         self.records += 1
         self.offsets.seen((topic, record.partition), record.offset, record.timestamp)
-        if topic == "quotes.v1" and record.key is not None:
+        if topic == _OF_QUOTES and record.key is not None:
             self.timelines.of_quote(record.key.decode(errors="replace"), record)
-        elif topic in {"rides.v1", "payments.v1"} and record.key is not None:
+        elif topic in _OF_RIDES and record.key is not None:
             self.timelines.of_ride(record.key.decode(errors="replace"), record)
         kind = source = b""
         for name, value in record.headers:
@@ -130,7 +134,10 @@ class City:
         except ContractError:
             self.unreadable += 1
             return
-        at_ms = _ms(envelope.time)
+        self.take(event, _ms(envelope.time))
+
+    def take(self, event: Event, at_ms: int) -> None:
+        """Take an event that happened at `at_ms`."""
         self.event_ms = max(self.event_ms, at_ms)
         self.demand.passed(self.event_ms)
         match event:
@@ -203,4 +210,4 @@ def _ms(time: datetime) -> int:
     return int(time.timestamp() * 1000)
 
 
-__all__ = ["City", "Multiplier", "Recommendations"]
+__all__ = ["TIMELINE_TOPICS", "City", "Multiplier", "Recommendations"]
