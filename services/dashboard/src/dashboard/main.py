@@ -12,6 +12,8 @@ import structlog
 from fastapi import FastAPI
 from hailbus import Bus, KafkaBus
 from hailbus.process import run_process
+from ride_events import CATALOGUE
+from ride_events.needs import recorded_needs
 
 from dashboard.adapters.files import JsonFile
 from dashboard.adapters.http.app import build_app
@@ -22,6 +24,7 @@ from dashboard.adapters.nodes import Nodes
 from dashboard.adapters.watch import Watch
 from dashboard.config import Settings
 from dashboard.domain.city import City
+from dashboard.domain.contracts import Contracts
 from dashboard.view import View
 
 TICK_S: Final = 0.25
@@ -93,7 +96,9 @@ def create_app(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    return build_app(watch, view, hub, booking=booking, faults=faults, lifespan=lifespan), hub
+    contracts = Contracts(CATALOGUE, recorded_needs())
+    app = build_app(watch, view, hub, contracts=contracts, booking=booking, faults=faults, lifespan=lifespan)
+    return app, hub
 
 
 async def serve(settings: Settings) -> None:

@@ -7,15 +7,15 @@ import { List } from "./list.js";
 import { CityMap } from "./map.js";
 import * as panels from "./panels.js";
 import { State } from "./state.js";
+import { useTheme } from "./theme.js";
 
 const $ = (id) => document.getElementById(id);
 const state = new State();
 
-// ------------------------------------------------------------------ theme
-const stored = () => { try { return localStorage.getItem("theme"); } catch { return null; } };
-const wanted = new URLSearchParams(location.search).get("theme") ?? stored();
-const dark = matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
-document.documentElement.dataset.theme = wanted === "light" || wanted === "dark" ? wanted : dark;
+useTheme($("theme"), () => {
+  map.restyle();
+  render(true);
+});
 
 // ------------------------------------------------------------------ map
 const tip = $("tip");
@@ -79,13 +79,6 @@ $("map").addEventListener("keydown", (event) => {
   }
 });
 $("map").addEventListener("blur", () => hover(null));
-$("theme").addEventListener("click", () => {
-  const next = document.documentElement.dataset.theme === "light" ? "dark" : "light";
-  document.documentElement.dataset.theme = next;
-  try { localStorage.setItem("theme", next); } catch { /* private windows keep nothing */ }
-  map.restyle();
-  render(true);
-});
 
 // ------------------------------------------------------------------ one ride
 let opened = null;

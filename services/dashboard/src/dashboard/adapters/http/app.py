@@ -8,20 +8,35 @@ from typing import Any, Final
 
 import hailbus.fastapi
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from hailbus.fastapi import ProblemError, ProblemKind, Problems
 from starlette.datastructures import MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dashboard.adapters.http.contracts import contracts_router
 from dashboard.adapters.http.faults import NO_FAULTS, NOT_OWN_PAGE, FaultsApi, is_from_own_page
 from dashboard.adapters.http.hub import Hub, TooManyPagesError
 from dashboard.adapters.http.rides import BookingApi, ride_view
 from dashboard.adapters.watch import Watch
+from dashboard.domain.contracts import Contracts
+from dashboard.domain.proposals import ProposalError
 from dashboard.hexagons import land
 from dashboard.view import View
 
 STATIC: Final = Path(__file__).parents[2] / "static"
+PROBLEMS: Final = Problems(
+    {
+        "too-many-pages": ProblemKind(status=503, title="Too many pages", advice="Close pages that nobody looks at."),
+        "not-own-page": ProblemKind(status=403, title="Refused", advice="Click on the page of this dashboard itself."),
+        "proposal-refused": ProblemKind(
+            status=422, title="No such change", advice="Take fields and types from GET /api/contracts."
+        ),
+    },
+    errors={TooManyPagesError: "too-many-pages", ProposalError: "proposal-refused"},
+)
+_BODY_LIMIT_BYTES: Final = 65_536
+"""Of a proposed change, the only body that anybody sends."""
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -34,6 +49,7 @@ def build_app(
     view: View,
     hub: Hub,
     *,
+    contracts: Contracts,
     booking: BookingApi | None,
     faults: FaultsApi | None,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
@@ -49,11 +65,7 @@ def build_app(
 
     @app.get("/api/stream", summary="Server-sent events: `whole`, then `delta` every 250 ms")
     async def stream() -> Response:
-        try:
-            frames = hub.stream()
-        except TooManyPagesError as error:
-            return _problem(503, "Too many pages", str(error))
-        return StreamingResponse(frames, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        return StreamingResponse(hub.stream(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     @app.get("/api/cells", summary="The land cells with their boundaries and names")
     async def land_cells() -> Response:
@@ -63,7 +75,7 @@ def build_app(
     async def ride(ride_id: str) -> Response:
         records = watch.city.timelines.get(ride_id)
         if not records:
-            return _problem(404, "Not kept", f"the last 2,500 rides are kept, and {ride_id!r} is not among them")
+            raise ProblemError("not-found", f"the last 2,500 rides are kept, and {ride_id!r} is not among them")
         says = None if booking is None else await booking.says(ride_id)
         return JSONResponse(ride_view(ride_id, records, says))
 
@@ -82,16 +94,16 @@ def build_app(
     @app.get("/api/faults", summary="The faults that can be caused by a click, and how each went")
     async def all_faults() -> Response:
         if faults is None:
-            return _problem(404, "Not found", NO_FAULTS)
+            raise ProblemError("not-found", NO_FAULTS)
         status, found = await faults.show()
         return JSONResponse(found, status_code=status)
 
     @app.post("/api/faults/{fault_id}", status_code=202, summary="Begin a fault; only the page itself may")
     async def begin_fault(fault_id: str, request: Request) -> Response:
         if faults is None:
-            return _problem(404, "Not found", NO_FAULTS)
+            raise ProblemError("not-found", NO_FAULTS)
         if not is_from_own_page(request.headers):
-            return _problem(403, "Refused", NOT_OWN_PAGE)
+            raise ProblemError("not-own-page", NOT_OWN_PAGE)
         status, found = await faults.begin(fault_id)
         return JSONResponse(found, status_code=status)
 
@@ -105,14 +117,17 @@ def build_app(
             return JSONResponse({"status": "ok", "broker": watch.status.broker})
         return JSONResponse({"status": "starting", "reasons": [watch.status.detail]}, status_code=503)
 
+    def publishers(topic: str) -> list[str]:
+        return sorted({source.strip("/") for source, to in watch.city.flow.totals if to == topic and source.strip("/")})
+
+    app.include_router(contracts_router(contracts, publishers))
+
+    @app.get("/contracts", include_in_schema=False)
+    async def contracts_page() -> Response:
+        return FileResponse(STATIC / "contracts.html")
+
+    PROBLEMS.install(app, body_limit_bytes=_BODY_LIMIT_BYTES)
     app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")
-
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        titles = {404: "Not found", 405: "Method not allowed"}
-        detail = f"there is nothing at {request.url.path}" if error.status_code == 404 else str(error.detail)
-        return _problem(error.status_code, titles.get(error.status_code, "Refused"), detail)
-
     app.add_middleware(_Headers)
     return app
 
@@ -134,11 +149,6 @@ class _Headers:
             await send(message)
 
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
-
-
-def _problem(status: int, title: str, detail: str) -> JSONResponse:
-    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    return JSONResponse(body, status_code=status, media_type="application/problem+json")
 
 
 __all__ = ["STATIC", "build_app"]
