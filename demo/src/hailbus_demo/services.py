@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
@@ -60,6 +61,8 @@ CONSUMERS = (
 
 DECLINES_PERCENT = 3.0
 """How many of a hundred authorisations and captures the payment provider declines unless told otherwise."""
+ASK_WITHIN_S = 2.0
+"""How long a start waits at most for the members of a group."""
 RETRY_FIRST_S = 15.0
 """How long after a declined charge payment tries it again in a run: nobody waits for an hour to see it."""
 RETRY_LIMIT = 2
@@ -257,6 +260,7 @@ def service_specs(
             **({} if faults is None else {"DASHBOARD_FAULTS_URL": faults.url, "DASHBOARD_FAULTS_TOKEN": faults.token}),
         },
     )
+    surge_probe, logger_probe = GroupProbe(bus, "surge"), GroupProbe(bus, "event-logger")
     surge = ProcessSpec(
         name="surge",
         argv=(command("surge"),),
@@ -267,7 +271,8 @@ def service_specs(
             "SURGE_CLOCK": event_time,
         },
         log=data_dir.logs / "surge.log",
-        ready=_group_consumes(bus, "surge"),
+        ready=surge_probe.ready,
+        before_restart=surge_probe.before_restart,
     )
     logger = ProcessSpec(
         name="event-logger",
@@ -278,7 +283,8 @@ def service_specs(
             "LOGGER_FILE": str(data_dir.journal.absolute()),
         },
         log=data_dir.logs / "event-logger.log",
-        ready=_group_consumes(bus, "event-logger"),
+        ready=logger_probe.ready,
+        before_restart=logger_probe.before_restart,
     )
     return [provider, payment, booking, surge, recommender, logger, dashboard]
 
@@ -329,15 +335,40 @@ def _http(name: str, data_dir: DataDir, *, port: int, env: dict[str, str], prefi
     )
 
 
-def _group_consumes(bus: Bus, group: str) -> Callable[[], Awaitable[bool]]:
-    async def ready() -> bool:
+class GroupProbe:
+    """Asks whether the process that runs now consumes in its group.
+
+    Its predecessor, if it was killed, is a member until its session ends: that one must not count.
+
+    Args:
+        bus: The cluster.
+        group: The group, which no other process is in.
+    """
+
+    def __init__(self, bus: Bus, group: str) -> None:
+        self._bus = bus
+        self._group = group
+        self._seen: frozenset[str] = frozenset()
+        self._former: frozenset[str] = frozenset()
+
+    async def before_restart(self) -> None:
+        """Note whose places in the group do not count for the process that is to be started again."""
+        with contextlib.suppress(Exception):  # the broker may be away just now: who was seen before is all we know
+            async with asyncio.timeout(ASK_WITHIN_S), self._admin() as admin:
+                self._seen |= await admin.members(self._group)
+        self._former = self._seen
+
+    async def ready(self) -> bool:
+        """Whether the process consumes."""
         try:
-            async with ClusterAdmin(bus, client_id="demo-ready") as admin:
-                return await admin.consumes(group)
+            async with self._admin() as admin:
+                self._seen |= await admin.members(self._group)
+                return await admin.consumes(self._group, former=self._former)
         except Exception:  # noqa: BLE001  # the broker may be away just now: not ready
             return False
 
-    return ready
+    def _admin(self) -> ClusterAdmin:
+        return ClusterAdmin(self._bus, client_id="demo-ready")
 
 
 def names(specs: Sequence[ProcessSpec]) -> list[str]:

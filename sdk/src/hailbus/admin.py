@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from hailbus._transport import Admin, Bus, ClusterDescription, TopicDescription, TopicPartition
 from hailbus.errors import TopicMismatchError
 from hailbus.event import Topic
+
+if TYPE_CHECKING:
+    from hailbus._transport.kafka_admin import GroupDescription
 
 __all__ = ["ClusterAdmin", "Lag"]
 
@@ -134,17 +137,31 @@ class ClusterAdmin:
             for tp, end in sorted(ends.items())
         ]
 
-    async def consumes(self, group: str) -> bool:
-        """Whether a group is at work: rebalanced, and each partition that it reads held by a member.
+    async def consumes(self, group: str, *, former: Collection[str] = ()) -> bool:
+        """Whether a group is at work: rebalanced, and its partitions held by members that are alive.
+
+        A coordinator counts a member that was killed until its session ends. To judge a process that was started
+        again, pass as `former` what `members` returned before its start.
 
         Of a Kafka cluster only; an in-memory bus has no coordinator to ask.
         """
+        found = await self._described(group)
+        holders = {member.member_id for member in found.members if member.partitions}
+        return found.state == "Stable" and bool(holders) and holders.isdisjoint(former)
+
+    async def members(self, group: str) -> frozenset[str]:
+        """Ids of a group's members; a process gets a new id with each start, also as a static member.
+
+        Of a Kafka cluster only; an in-memory bus has no coordinator to ask.
+        """
+        return frozenset(member.member_id for member in (await self._described(group)).members)
+
+    async def _described(self, group: str) -> GroupDescription:
         from hailbus._transport.kafka_admin import KafkaAdmin
 
         admin = await self._started()
         assert isinstance(admin, KafkaAdmin), "an in-memory bus has no group coordinator"
-        found = await admin.describe_group(group)
-        return found.state == "Stable" and any(member.partitions for member in found.members)
+        return await admin.describe_group(group)
 
     async def list_groups(self) -> list[str]:
         """Group ids, sorted."""

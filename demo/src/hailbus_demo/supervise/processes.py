@@ -34,7 +34,11 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to start. `ready` returns when the process serves; it is asked again after each restart."""
+    """What to start.
+
+    `ready` returns whether the process serves; it is asked again after each restart. `before_restart` is awaited before
+    that, so that `ready` can tell the new process from the one before.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -43,6 +47,7 @@ class ProcessSpec:
     ready: Callable[[], Awaitable[bool]]
     ready_within_s: float = 60.0
     grace_s: float = 20.0
+    before_restart: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(slots=True)
@@ -241,6 +246,8 @@ class Supervisor:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         child.started_at = time.monotonic()
         child.became_ready.clear()
+        if spec.before_restart is not None and child.restarts:
+            await spec.before_restart()
         with spec.log.open("ab") as log:
             log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(spec.argv)}\n".encode())
             log.flush()
