@@ -81,7 +81,8 @@ class Broker(Process):
             "--data-dir",
             str(folder / "broker"),
         ]
-        super().__init__("broker", [*command, "--set=group.initial.rebalance.delay.ms=0"], folder, {})
+        settings = ["--set=group.initial.rebalance.delay.ms=0", "--set=log.cleaner.backoff.ms=100"]
+        super().__init__("broker", [*command, *settings], folder, {})
 
 
 class Worker(Process):

@@ -21,7 +21,7 @@ from ride_events.quotes import QuoteOffered
 from ride_events.rides import RIDES, RideRequested
 from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, price_event
 from surge.adapters.streams.skipped import SkippedRecords
-from surge.adapters.streams.worker import SOURCES, topics
+from surge.adapters.streams.worker import SOURCES, changelog_topics, topics
 from surge.app.city import City
 from surge.domain.pricing import PricingRules
 from surge.domain.watermark import LATENESS_MS
@@ -264,6 +264,21 @@ async def test_what_cannot_be_read_is_put_aside_and_passed(broker: Broker, worke
     while await lag(broker.bootstrap):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.2)
+
+
+async def test_a_start_reads_few_of_the_rows_that_a_changelog_ever_held(broker: Broker) -> None:
+    """Old rows go while the worker runs: a start that reads them all takes longer with every hour of its life."""
+    await provision(broker.bootstrap)
+    written = 1_200
+    for topic in changelog_topics("surge"):
+        async with producer(broker.bootstrap) as client:
+            for number in range(written):
+                await client.send(topic.name, b"x" * 10_000, key=b"row", partition=number % 6)
+        deadline = time.monotonic() + 60
+        while len(held := await read_all(broker.bootstrap, topic.name)) == written:
+            assert time.monotonic() < deadline, f"{topic.name} still holds all of its {written} rows"
+            await asyncio.sleep(0.2)
+        assert {record.partition for record in held} == set(range(6))
 
 
 async def test_a_range_of_the_log_is_read_again(broker: Broker) -> None:
