@@ -85,6 +85,10 @@ class Ports:
         return f"http://{HOST}:{getattr(self, name.replace('-', '_'))}"
 
 
+ONE_MEMBER_A_GROUP = {"group.initial.rebalance.delay.ms": "0"}
+"""Each group of the city has one member: a new group need not wait for more."""
+
+
 def broker_spec(data_dir: DataDir, port: int) -> ProcessSpec:
     """Return the in-house broker's process."""
 
@@ -93,14 +97,18 @@ def broker_spec(data_dir: DataDir, port: int) -> ProcessSpec:
 
     return ProcessSpec(
         name="broker",
-        argv=(command("hailbus-broker"), "serve", "--listen", f"{HOST}:{port}", "--data-dir", str(data_dir.broker)),
+        argv=(
+            command("hailbus-broker"),
+            *("serve", "--listen", f"{HOST}:{port}", "--data-dir", str(data_dir.broker)),
+            *(f"--set={name}={value}" for name, value in ONE_MEMBER_A_GROUP.items()),
+        ),
         env={},
         log=data_dir.logs / "broker.log",
         ready=ready,
     )
 
 
-BROKER_SETTINGS = {
+BROKER_SETTINGS = ONE_MEMBER_A_GROUP | {
     "default.replication.factor": "3",
     "min.insync.replicas": "2",
     "offsets.topic.replication.factor": "3",
