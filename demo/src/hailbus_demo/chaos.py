@@ -1,9 +1,10 @@
-"""The proof by force: each process is killed with SIGKILL once, spread over the run."""
+"""The proof by force: processes are killed with SIGKILL, each once and spread over the run, or by a random plan."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 from confluent_kafka.admin import AdminClient
 from ride_events.rides import RIDES
 
+from hailbus_demo.options import Outage
+from hailbus_demo.outage import OutageOfProvider
 from hailbus_demo.supervise.processes import Supervisor, command
 
 VICTIMS = ("recommender", "surge", "payment", "booking", "payment-provider", "broker", "lake")
@@ -24,6 +27,36 @@ PAUSE_S = 8.0
 """Least time between two kills where the run's length is not known."""
 ASK_AGAIN_S = 0.25
 ANSWERS_WITHIN_S = 10.0
+
+
+KILLS_AN_OUTAGE = 10
+"""A random plan has an outage of the payment provider for so many kills, rounded up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What dies when, and when the payment provider is away: moments are shares of the run, 0 to 1, in order."""
+
+    kills: tuple[tuple[float, str], ...]
+    outages: tuple[tuple[float, float, Outage], ...]
+
+    @classmethod
+    def draw(cls, victims: Sequence[str], *, kills: int, seed: int) -> Plan:
+        """Draw a plan; the same arguments give the same one."""
+        rng = random.Random(f"chaos-{seed}")
+        moments = sorted(round(rng.uniform(0.02, 0.95), 3) for _ in range(kills))
+        count = -(-kills // KILLS_AN_OUTAGE)
+        outages = []
+        for number in range(count):
+            begins = (number + rng.uniform(0.1, 0.4)) / count
+            ends = begins + rng.uniform(0.2, 0.5) / count
+            outages.append((round(begins, 3), round(ends, 3), rng.choice(list(Outage))))
+        return cls(kills=tuple((moment, rng.choice(victims)) for moment in moments), outages=tuple(outages))
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{victim} at {moment:.1%}" for moment, victim in self.kills)
+        away = ", ".join(f"{kind.value} {begins:.1%} to {ends:.1%}" for begins, ends, kind in self.outages)
+        return f"{len(self.kills)} kills: {kills}; payment provider away: {away}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +136,8 @@ class Chaos:
         lake: Starts the lake beside the run, so it may not be there yet; None without a lake.
         share_done: Returns how much of the run is over, 0 to 1, or None where it has no end.
         say: Told of each kill.
+        moments: When each victim dies, as shares of the run; None for evenly spread.
+        overlaps: Whether one may die while another is not back yet.
     """
 
     def __init__(
@@ -114,7 +149,11 @@ class Chaos:
         lake: asyncio.Future[None] | None = None,
         share_done: Callable[[], float | None],
         say: Callable[[str], None],
+        moments: Sequence[float] | None = None,
+        overlaps: bool = False,
     ) -> None:
+        self.moments = moments or [(i + 1) / (len(victims) + 1) for i in range(len(victims))]
+        self.overlaps = overlaps
         self.supervisor = supervisor
         self.victims = tuple(victims)
         self.brokers = brokers
@@ -126,16 +165,19 @@ class Chaos:
         """Set when the rides are over: what is still to be killed is killed now."""
 
     async def run(self) -> None:
-        """Kill each victim once the others are well again after the last kill; return when all are back."""
-        for i, victim in enumerate(self.victims):
-            await self._until((i + 1) / (len(self.victims) + 1))
+        """Kill each victim, once the others are well again unless kills overlap; return when all are back."""
+        for moment, victim in zip(self.moments, self.victims, strict=True):
+            await self._until(moment)
             if victim == "lake" and self.lake is not None:
                 await asyncio.shield(self.lake)
-            # The lake takes long to come up, and nobody needs it to live through another's death.
-            await self.supervisor.wait_ready(*(n for n in self.supervisor.children if n != "lake" or victim == "lake"))
+            if not self.overlaps:
+                # The lake takes long to come up, and nobody needs it to live through another's death.
+                others = (name for name in self.supervisor.children if name != "lake" or victim == "lake")
+                await self.supervisor.wait_ready(*others)
             name = victim
             if self.brokers is not None and victim in CLUSTER_VICTIMS:
                 name = await self.brokers.find(victim)
+            await self.supervisor.wait_ready(name)
             whom = f"{name}, {victim}" if name != victim else name
             self.say(f"chaos: kill -9 {whom} (process {self.supervisor.children[name].pid})")
             self.note_returns()  # before the same process dies again
@@ -162,3 +204,24 @@ class Chaos:
                     await self.hurry.wait()
             except TimeoutError:
                 waited_s += 0.25
+
+
+class ChaosWithOutages:
+    """Carries out a random plan: kills that may overlap, and outages of the payment provider beside them."""
+
+    def __init__(self, chaos: Chaos, outages: Sequence[OutageOfProvider]) -> None:
+        self.chaos = chaos
+        self.outages = outages
+        self.hurry = chaos.hurry
+        for outage in outages:
+            outage.hurry = self.hurry
+
+    async def run(self) -> None:
+        """Do both; return when all processes are back."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.chaos.run())
+            group.create_task(self._outages())
+
+    async def _outages(self) -> None:
+        for outage in self.outages:
+            await outage.run()

@@ -166,6 +166,17 @@ def run(
             "of several brokers the leader of rides.v1, the active controller and a group coordinator.",
         ),
     ] = False,
+    kills: Annotated[
+        int | None,
+        typer.Option(
+            "--kills",
+            min=1,
+            max=1000,
+            help="With --chaos: so many kills of random processes at random moments, also while others are not back, "
+            "and outages of the payment provider. [bold]--seed[/] draws the plan, which is printed.",
+            show_default=False,
+        ),
+    ] = None,
     sabotage: Annotated[
         str | None,
         typer.Option(
@@ -204,6 +215,8 @@ def run(
         fault = require_possible(sabotage, in_house=bootstrap is None, brokers=brokers, spark=not no_spark, chaos=chaos)
     if outage is not None and (chaos or sabotage is not None):
         raise UsageError("--outage goes neither with --chaos nor with --sabotage: leave one out")
+    if kills is not None and not chaos:
+        raise UsageError("--kills goes with --chaos: add it, or leave --kills out")
     if brokers not in BROKER_COUNTS:
         raise UsageError(f"--brokers {brokers}: choose 1, 3 or 5, so that a majority survives the death of one")
     if bootstrap is not None:
@@ -231,6 +244,7 @@ def run(
         exit_when_done=exit_when_done,
         summary=summary,
         chaos=chaos,
+        kills=kills,
         sabotage=fault,
         catch_up_s=catch_up,
         declines_percent=declines,

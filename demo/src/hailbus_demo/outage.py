@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -18,6 +19,8 @@ ENDS: Final = 0.6
 PAUSE_S: Final = 20.0
 """How long each part takes where the run's length is not known."""
 LOOK_EVERY_S: Final = 0.25
+SET_WITHIN_S: Final = 60.0
+"""How long the provider may take to answer, as it may have been killed."""
 HANG_S: Final = 8.0
 """Longer than payment waits for an answer."""
 
@@ -30,11 +33,22 @@ class OutageOfProvider:
         url: The provider's.
         share_done: Returns how much of the run is over, 0 to 1, or None where it has no end.
         say: Told of both moments.
+        begins: When it is switched on, as a share of the run.
+        ends: When it is switched off.
     """
 
     def __init__(
-        self, outage: Outage, url: str, *, share_done: Callable[[], float | None], say: Callable[[str], None]
+        self,
+        outage: Outage,
+        url: str,
+        *,
+        share_done: Callable[[], float | None],
+        say: Callable[[str], None],
+        begins: float = BEGINS,
+        ends: float = ENDS,
     ) -> None:
+        self.begins = begins
+        self.ends = ends
         self.outage = outage
         self.url = url
         self.share_done = share_done
@@ -44,10 +58,10 @@ class OutageOfProvider:
 
     async def run(self) -> None:
         """Wait, switch the outage on, wait, and switch it off."""
-        await self._until(BEGINS)
+        await self._until(self.begins)
         await self._set(self.outage.value)
         self.say(f"outage: the payment provider is away ({self.outage.value})")
-        await self._until(ENDS)
+        await self._until(self.ends)
         await self._set("none")
         self.say("outage: the payment provider is back")
 
@@ -57,7 +71,14 @@ class OutageOfProvider:
         )
 
     async def _set(self, outage: str) -> None:
-        await set_outage(self.url, outage)
+        deadline = time.monotonic() + SET_WITHIN_S
+        while True:
+            try:
+                return await set_outage(self.url, outage)
+            except RunFailedError:  # the provider may be starting again
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(LOOK_EVERY_S)
 
 
 async def set_outage(url: str, outage: str) -> None:

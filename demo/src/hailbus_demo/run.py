@@ -20,7 +20,7 @@ from ride_events import TOPICS
 
 from hailbus_demo.audit import AuditPlan, catch_up, draw_up
 from hailbus_demo.auditor import Auditor, Round, updated
-from hailbus_demo.chaos import CLUSTER_VICTIMS, VICTIMS, BrokersByRole, Chaos
+from hailbus_demo.chaos import CLUSTER_VICTIMS, VICTIMS, BrokersByRole, Chaos, ChaosWithOutages, Plan
 from hailbus_demo.city.plan import to_datetime
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.figures import Figures, Sabotage, Timings
@@ -88,6 +88,7 @@ class RunOptions:
     exit_when_done: bool
     summary: Path | None
     chaos: bool
+    kills: int | None = None
     sabotage: Fault | None = None
     catch_up_s: float
     declines_percent: float = DECLINES_PERCENT
@@ -485,7 +486,9 @@ class _Run:
             self.screen.say(f"rejected rows are in {self.data_dir.rejects}")
         return world
 
-    def _disturber(self, scene: Scene, figures: Figures) -> Chaos | Saboteur | OutageOfProvider | None:
+    def _disturber(
+        self, scene: Scene, figures: Figures
+    ) -> Chaos | ChaosWithOutages | Saboteur | OutageOfProvider | None:
         """Return who disturbs the run, if it was asked for."""
         options = self.options.rides
         began = time.monotonic()
@@ -522,15 +525,31 @@ class _Run:
             or (victim == "lake" and self.options.spark)
             or (brokers is not None and victim in CLUSTER_VICTIMS)
         ]
+        plan = None
+        if self.options.kills is not None:
+            # The event logger is no victim of the plain proof, which is about what it writes down.
+            plan = Plan.draw([*victims, "event-logger", "dashboard"], kills=self.options.kills, seed=options.seed)
+            self.screen.say(f"chaos plan of seed {options.seed}: {plan}")
         figures.chaos = Chaos(
             self.supervisor,
-            victims,
+            victims if plan is None else [victim for _, victim in plan.kills],
             brokers=brokers,
             lake=self.lake_start,
             share_done=share_done,
             say=self.screen.say,
+            moments=None if plan is None else [moment for moment, _ in plan.kills],
+            overlaps=plan is not None,
         )
-        return figures.chaos
+        if plan is None:
+            return figures.chaos
+        url, say = self.ports.url("payment-provider"), self.screen.say
+        return ChaosWithOutages(
+            figures.chaos,
+            [
+                OutageOfProvider(kind, url, share_done=share_done, say=say, begins=begins, ends=ends)
+                for begins, ends, kind in plan.outages
+            ],
+        )
 
     async def _end_asked(self) -> None:
         duration_s = self.options.rides.duration_s

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hailbus_demo.chaos import Chaos
+from hailbus_demo.chaos import Chaos, Plan
 
 
 class Processes:
@@ -60,3 +61,40 @@ async def test_a_kill_knows_how_long_its_process_was_away_though_it_dies_again()
     processes.wait_ready = come_back  # type: ignore[method-assign]
     await twice.run()
     assert [kill.back_after_s for kill in twice.note_returns()] == [pytest.approx(1.5), pytest.approx(1.5)]
+
+
+def test_a_seed_gives_the_same_plan_and_another_seed_another() -> None:
+    victims = ["booking", "broker", "surge"]
+    plan = Plan.draw(victims, kills=30, seed=7)
+    assert plan == Plan.draw(victims, kills=30, seed=7)
+    assert plan != Plan.draw(victims, kills=30, seed=8)
+    moments = [moment for moment, _ in plan.kills]
+    assert moments == sorted(moments)
+    assert len(moments) == 30
+    assert {victim for _, victim in plan.kills} == set(victims)
+    assert all(0 < begins < ends < 1 for begins, ends, _ in plan.outages)
+    assert all(ends < begins for (_, ends, _), (begins, _, _) in pairwise(plan.outages))
+    assert len(plan.outages) == 3
+
+
+async def test_a_random_kill_does_not_wait_until_others_are_back() -> None:
+    processes = Processes()
+    processes.children["surge"] = SimpleNamespace(pid=8, ready_at=None)
+    asked: list[tuple[str, ...]] = []
+
+    async def wait_ready(*names: str) -> None:
+        asked.append(names)
+
+    processes.wait_ready = wait_ready  # type: ignore[method-assign]
+    moments = [0.1, 0.2]
+    many = Chaos(
+        processes,  # type: ignore[arg-type]
+        ["booking", "surge"],
+        share_done=lambda: 1.0,
+        say=lambda _: None,
+        moments=moments,
+        overlaps=True,
+    )
+    await many.run()
+    assert processes.killed == ["booking", "surge"]
+    assert asked[:2] == [("booking",), ("surge",)]
