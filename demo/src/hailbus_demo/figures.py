@@ -114,6 +114,18 @@ class Figures:
     """How much of the run is over, 0 to 1; None where it has no end."""
     rides_before: int = 0
 
+    def share_of(self, *, limit: int | None, duration_s: float | None, ran_s: float) -> float | None:
+        """How much of a run is over that ends after so many rides or seconds, 0 to 1; None where it has no end.
+
+        Booked rides count, not drawn plans: those are drawn long before, to know how many drivers there must be.
+        """
+        if limit is not None:
+            return self._rides_of_run() / limit
+        return None if duration_s is None else ran_s / duration_s
+
+    def _rides_of_run(self) -> int:
+        return len(self.book.rides) - self.rides_before
+
     def as_json(self) -> dict[str, Any]:
         """Return everything."""
         watch, timings = self.watch, self.timings
@@ -229,7 +241,7 @@ class Figures:
         end = timings.rides_done or time.monotonic()
         if timings.first_ride is None or end <= timings.first_ride:
             return None
-        return round((len(self.book.rides) - self.rides_before) / (end - timings.first_ride), 1)
+        return round(self._rides_of_run() / (end - timings.first_ride), 1)
 
 
 def zone_name(cell: str) -> str:

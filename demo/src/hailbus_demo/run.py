@@ -494,11 +494,7 @@ class _Run:
         began = time.monotonic()
 
         def share_done() -> float | None:
-            if options.limit is not None:
-                return self.source.taken / options.limit
-            if options.duration_s is not None:
-                return (time.monotonic() - began) / options.duration_s
-            return None
+            return figures.share_of(limit=options.limit, duration_s=options.duration_s, ran_s=time.monotonic() - began)
 
         figures.share_done = share_done
         if self.options.sabotage is not None:
