@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +31,17 @@ Settings = dict[str, Any]  # Any: settings of `KafkaBus`
 @pytest.fixture(scope="module")
 def kafka() -> SecureKafka:
     return secure_kafka()
+
+
+@pytest.fixture(autouse=True)
+async def connections_are_closed(until: Until) -> AsyncIterator[None]:
+    """Keep the loop until the ends of TLS have been exchanged: aiokafka does not wait for the end of a refused one.
+
+    Closed with its loop before that, a socket would be left to the garbage collector, and to some later test.
+    """
+    yield
+    watched = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]  # no public name
+    await until(lambda: len(watched) == 1)  # the loop's own, by which other threads wake it
 
 
 def tls(kafka: SecureKafka, address: str, **more: Any) -> Settings:
