@@ -13,8 +13,9 @@ from typing import Any
 from confluent_kafka.admin import AdminClient
 from ride_events.rides import RIDES
 
+from hailbus_demo.moment import wait_for_share
 from hailbus_demo.options import Outage
-from hailbus_demo.outage import OutageOfProvider
+from hailbus_demo.outage import LOOK_EVERY_S, OutageOfProvider
 from hailbus_demo.supervise.processes import Supervisor, command
 
 VICTIMS = ("recommender", "surge", "payment", "booking", "payment-provider", "broker", "lake")
@@ -167,7 +168,9 @@ class Chaos:
     async def run(self) -> None:
         """Kill each victim, once the others are well again unless kills overlap; return when all are back."""
         for moment, victim in zip(self.moments, self.victims, strict=True):
-            await self._until(moment)
+            await wait_for_share(
+                moment, share_done=self.share_done, hurry=self.hurry, pause_s=PAUSE_S, look_every_s=LOOK_EVERY_S
+            )
             if victim == "lake" and self.lake is not None:
                 await asyncio.shield(self.lake)
             if not self.overlaps:
@@ -192,18 +195,6 @@ class Chaos:
             if kill.back_after_s is None and ready_at is not None and ready_at > kill.at_s:
                 kill.back_after_s = ready_at - kill.at_s
         return self.kills
-
-    async def _until(self, share: float) -> None:
-        waited_s = 0.0
-        while not self.hurry.is_set():
-            done = self.share_done()
-            if (done is not None and done >= share) or (done is None and waited_s >= PAUSE_S):
-                return
-            try:
-                async with asyncio.timeout(0.25):
-                    await self.hurry.wait()
-            except TimeoutError:
-                waited_s += 0.25
 
 
 class ChaosWithOutages:

@@ -85,10 +85,10 @@ async def test_a_random_kill_does_not_wait_until_others_are_back() -> None:
     async def wait_ready(*names: str) -> None:
         asked.append(names)
 
-    processes.wait_ready = wait_ready  # type: ignore[method-assign]
+    processes.wait_ready = wait_ready  # type: ignore[method-assign]  # of a fake
     moments = [0.1, 0.2]
     many = Chaos(
-        processes,  # type: ignore[arg-type]
+        processes,  # type: ignore[arg-type]  # a fake
         ["booking", "surge"],
         share_done=lambda: 1.0,
         say=lambda _: None,
