@@ -49,6 +49,7 @@ from hailbus.errors import (
     RecordTooLargeError as RecordTooLargeError,
     RegistryRefusedError as RegistryRefusedError,
     RegistryUnreachableError as RegistryUnreachableError,
+    SequenceNumberError as SequenceNumberError,
     ServiceFailedError as ServiceFailedError,
     TombstoneError as TombstoneError,
     TopicMismatchError as TopicMismatchError,

@@ -135,7 +135,7 @@ def set_up_sqlite(engine: Engine, *, busy_timeout_ms: int, synchronous: str) -> 
 
 CREATE_OPTION = "hailbus_create_tables"
 _LOCK = 0x6861_696C_6275_7301  # "hailbus" and 1: the advisory lock under which tables are created
-TABLE_MODULES = ("hailbus.outbox", "hailbus.inbox", "hailbus.parking", "hailbus.idempotency")
+TABLE_MODULES = ("hailbus.outbox", "hailbus.inbox", "hailbus.parking", "hailbus.idempotency", "hailbus.sequence")
 
 
 def table_metadata() -> MetaData:

@@ -263,9 +263,18 @@ class EffectivelyOnce:
     While the inbox's database is unavailable the partition is paused. It resumes by itself, and no event becomes a dead
     letter meanwhile.
 
+    With `sequence` the numbers of the events are checked as well, per topic and key, whatever the type of the event.
+    The number of the last applied event is committed with the effects. An event with that number or a lower one is
+    skipped. An event that comes before its turn is parked; when the missing event has been applied, the parked ones
+    follow by themselves. Events of the topic that have no handler here count, too, so their numbers leave no gap.
+
     Args:
         inbox: In the same database as the effects.
         retry, then, order, max_in_flight: As for `AtLeastOnce`.
+        sequence: The field with the number of an event, which counts up by one per key: `sequence="seq"`. Needs
+            `then=ParkKey(...)`.
+        first_number: The number with which every key begins. None: the first event that comes begins its key; for a
+            group that starts at the end of a topic, or after the topic has forgotten the beginning of its keys.
     """
 
     inbox: Inbox
@@ -273,6 +282,8 @@ class EffectivelyOnce:
     then: DeadLetter | RetryTopics | ParkKey = DeadLetter()
     order: Order = "key"
     max_in_flight: int = 16
+    sequence: str | None = None
+    first_number: int | None = 1
 
     def __post_init__(self) -> None:
         _check(self.order, self.max_in_flight)
@@ -280,6 +291,18 @@ class EffectivelyOnce:
         _check_then(self.then, self.order)
         if isinstance(self.inbox, type) or not hasattr(self.inbox, "claim"):
             message = f"inbox={self.inbox!r} is not an Inbox; give Inbox(engine, consumer)"
+            raise ConfigurationError(message)
+        if self.sequence is None:
+            return
+        if not isinstance(self.sequence, str) or not self.sequence:
+            message = f"sequence={self.sequence!r} is not the name of a field, for example sequence='seq'"
+            raise ConfigurationError(message)
+        if not isinstance(self.then, ParkKey):
+            message = f"sequence={self.sequence!r} parks events that come before their turn; give then=ParkKey(lot=...)"
+            raise ConfigurationError(message)
+        first: object = self.first_number
+        if first is not None and (not isinstance(first, int) or isinstance(first, bool)):
+            message = f"first_number={first!r} is neither a whole number nor None"
             raise ConfigurationError(message)
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "RecordTooLargeError",
     "RegistryRefusedError",
     "RegistryUnreachableError",
+    "SequenceNumberError",
     "TombstoneError",
     "TopicMismatchError",
     "TopicMissingError",
@@ -159,6 +160,23 @@ class EventIdError(ContractError):
             f"the event at {topic}-{partition}@{offset} has id {id[:60]!r} ({len(id)} characters) and source "
             f"{source[:60]!r} ({len(source)}): ce_id and ce_source must have 1 to 255 printable characters"
         )
+
+
+class SequenceNumberError(ContractError):
+    """An event of a numbered sequence has no key, or a number that cannot be kept."""
+
+    def __init__(self, *, field: str, number: int, topic: str, partition: int, offset: int, has_key: bool) -> None:
+        self.field = field
+        self.number = number
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        problem = (
+            f"{field}={number}, which is not between -2^63 and 2^63 - 1"
+            if has_key
+            else "no key, so it has no place in a sequence"
+        )
+        super().__init__(f"the event at {topic}-{partition}@{offset} has {problem}")
 
 
 class UnknownEventError(ContractError):

@@ -32,6 +32,7 @@ from hailbus.clock import Clock, micros, utc_now
 from hailbus.context import Context, Delivery
 from hailbus.database import READ_ONLY, ensure_tables, metadata
 from hailbus.errors import ConfigurationError, EventIdError
+from hailbus.sequence import Sequences
 
 __all__ = ["Inbox", "inbox_table"]
 
@@ -151,10 +152,20 @@ class Inbox:
         self.consumer = consumer
         self._clock = clock
         self._claim = claim_statement(engine.dialect.name)
+        self._sequences: Sequences | None = None
+
+    @property
+    def sequences(self) -> Sequences:
+        """Which numbered events were applied; the table is created and pruned with the inbox once this is used."""
+        if self._sequences is None:
+            self._sequences = Sequences(self.engine, self.consumer, clock=self._clock)
+        return self._sequences
 
     async def create_tables(self) -> None:
         """Create table and index where they are missing; see `hailbus.database.ensure_tables`."""
         await ensure_tables(self.engine, inbox_table)
+        if self._sequences is not None:
+            await self._sequences.create_tables()
 
     @staticmethod
     def refusal_of(delivery: Delivery[Any] | Context) -> EventIdError | None:
@@ -220,4 +231,5 @@ class Inbox:
                 count = (await connection.execute(PRUNE, old)).rowcount
             pruned_count += count
             if count < PRUNED_AT_ONCE:
-                return pruned_count
+                break
+        return pruned_count + (await self._sequences.prune(keep) if self._sequences is not None else 0)

@@ -111,6 +111,22 @@ CREATE TABLE IF NOT EXISTS hailbus_answers (
 CREATE INDEX IF NOT EXISTS hailbus_answers_age ON hailbus_answers (recorded_at);
 """,
     ),
+    Migration(
+        version=2,
+        description="numbers of events that were applied in sequence",
+        ddl="""
+CREATE TABLE IF NOT EXISTS hailbus_sequences (
+    consumer VARCHAR(249) NOT NULL,
+    topic VARCHAR(249) NOT NULL,
+    key {BYTES} NOT NULL,
+    last_number BIGINT,
+    accepts_gap BOOLEAN NOT NULL,
+    changed_at BIGINT NOT NULL,
+    PRIMARY KEY (consumer, topic, key)
+){INBOX};
+CREATE INDEX IF NOT EXISTS hailbus_sequences_changed ON hailbus_sequences (consumer, changed_at);
+""",
+    ),
 )
 
 

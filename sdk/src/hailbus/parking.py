@@ -185,15 +185,17 @@ class ParkingLot:
             if wanted is None or TopicPartition(topic, partition) in wanted
         ]
 
-    async def records(self, consumer: str, topic: str, key: bytes, *, limit: int = 1_000) -> list[ParkedRecord]:
-        """The waiting records of a key, oldest first."""
+    async def records(
+        self, consumer: str, topic: str, key: bytes, *, limit: int = 1_000, after: int = 0
+    ) -> list[ParkedRecord]:
+        """The waiting records of a key behind a position, oldest first."""
         c = parked_table.c
         async with self.engine.connect() as connection:
             await connection.execution_options(**READ_ONLY)
             rows = (
                 await connection.execute(
                     select(parked_table)
-                    .where(c.consumer == consumer, c.topic == topic, c.key == key)
+                    .where(c.consumer == consumer, c.topic == topic, c.key == key, c.position > after)
                     .order_by(c.position)
                     .limit(limit)
                 )
@@ -223,14 +225,18 @@ class ParkingLot:
         """Undo `release`; `reason` replaces that of the oldest record."""
         await self._set_released(consumer, topic, key, None)
         if reason is not None:
-            c = parked_table.c
-            async with self.engine.begin() as connection:
-                oldest = await connection.scalar(
-                    select(func.min(c.position)).where(c.consumer == consumer, c.topic == topic, c.key == key)
-                )
-                await connection.execute(
-                    update(parked_table).where(c.position == oldest).values(reason=reason, attempts=c.attempts + 1)
-                )
+            await self.explain(consumer, topic, key, reason=reason, attempts=1)
+
+    async def explain(self, consumer: str, topic: str, key: bytes, *, reason: str, attempts: int = 0) -> None:
+        """Replace the reason of the oldest record, and add to its attempts."""
+        c = parked_table.c
+        async with self.engine.begin() as connection:
+            oldest = await connection.scalar(
+                select(func.min(c.position)).where(c.consumer == consumer, c.topic == topic, c.key == key)
+            )
+            await connection.execute(
+                update(parked_table).where(c.position == oldest).values(reason=reason, attempts=c.attempts + attempts)
+            )
 
     async def _set_released(self, consumer: str, topic: str, key: bytes, released_at: int | None) -> int:
         c = parked_table.c

@@ -88,7 +88,13 @@ class Subscriber(Member):
         ]
         self._parked = (
             ParkedKeys(
-                group, policies, router=self._router, caller=self._caller, outages=self._outages, stats=self.stats
+                group,
+                policies,
+                router=self._router,
+                caller=self._caller,
+                outages=self._outages,
+                stats=self.stats,
+                numbered=self._numbered,
             )
             if policies
             else None
@@ -115,6 +121,7 @@ class Subscriber(Member):
             outages=self._outages,
             stats=self.stats,
             retries=self._retries,
+            numbered=self._numbered,
             fail=self._fail,
         )
         self._batches: list[BatchRunner] = []
@@ -143,6 +150,8 @@ class Subscriber(Member):
             caller=self._caller,
             stats=self.stats,
             rng=self._rng,
+            numbered=self._numbered.get(event_info(subscription.events[0]).topic.name),
+            parked=self._parked,
             keep=lambda runner: self._supervisor.run(f"batch-{subscription.name}", runner.run),
             ended=self._lanes.ended.set,
         )

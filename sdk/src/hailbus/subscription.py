@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from hailbus._transport import Start
 from hailbus.context import Batch, Context
-from hailbus.delivery import ExactlyOnce, ParkKey, Promise, Verdict, checked_count, checked_duration
+from hailbus.delivery import EffectivelyOnce, ExactlyOnce, ParkKey, Promise, Verdict, checked_count, checked_duration
 from hailbus.durations import Durations
 from hailbus.errors import ConfigurationError
 from hailbus.event import Event, event_info
@@ -59,17 +59,53 @@ class Subscription:
             raise ConfigurationError(message)
         if self.deadline is not None:
             checked_duration(f"{self.name}: deadline", self.deadline)
+        if self.sequence is not None:
+            self._check_sequence(self.sequence)
         if self.batch_handler is None:
             return
         checked_count(f"{self.name}: max_items", self.max_items)
         checked_count(f"{self.name}: max_bytes", self.max_bytes)
         checked_duration(f"{self.name}: max_wait", self.max_wait, zero=True)
-        if isinstance(getattr(self.delivery, "then", None), ParkKey):
-            message = f"{self.name} takes batches, ParkKey is for handlers of single events; use DeadLetter()"
+        if isinstance(getattr(self.delivery, "then", None), ParkKey) and self.sequence is None:
+            message = (
+                f"{self.name} takes batches, ParkKey is for handlers of single events; use DeadLetter(), or number the "
+                "events and give EffectivelyOnce(sequence=...)"
+            )
             raise ConfigurationError(message)
         if isinstance(self.delivery, ExactlyOnce):
             message = f"{self.name} takes batches, ExactlyOnce is for handlers of single events"
             raise ConfigurationError(message)
+
+    @property
+    def sequence(self) -> str | None:
+        """The field with the events' numbers, None when they are not checked."""
+        return self.delivery.sequence if isinstance(self.delivery, EffectivelyOnce) else None
+
+    def _check_sequence(self, field: str) -> None:
+        assert isinstance(self.delivery, EffectivelyOnce)
+        if self.start == "latest" and self.delivery.first_number is not None:
+            message = (
+                f"{self.name} starts at the end of its topics, where keys are past number "
+                f"{self.delivery.first_number}; give EffectivelyOnce(first_number=None)"
+            )
+            raise ConfigurationError(message)
+        for cls in self.events:
+            info = event_info(cls)
+            if field not in cls.model_fields or cls.model_fields[field].annotation is not int:
+                message = (
+                    f"{self.name}: sequence={field!r} is no field of {cls.__name__} with the type int; give events "
+                    "without a number a handler of their own"
+                )
+                raise ConfigurationError(message)
+            if info.key_field is None:
+                message = f"{self.name}: {cls.__name__} has no key, so sequence={field!r} says nothing of its order"
+                raise ConfigurationError(message)
+            if info.topic.cleanup_policy != "delete":
+                message = (
+                    f"{self.name}: topic {info.topic.name!r} is compacted, which leaves gaps in sequence={field!r}; "
+                    "take its events without sequence"
+                )
+                raise ConfigurationError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,7 @@ def test_tables_that_a_service_created_are_upgraded_without_harm(engine: Engine)
 
 def test_the_command_prints_applies_and_tells_the_version(engine: Engine, database_url: str) -> None:
     before = hailbus("status", "--database", database_url)
-    assert (before.returncode, before.stdout) == (1, "version 0: missing 1; run `hailbus db upgrade`\n")
+    assert (before.returncode, before.stdout) == (1, "version 0: missing 1, 2; run `hailbus db upgrade`\n")
     printed = hailbus("upgrade", "--database", database_url, "--sql")
     assert printed.returncode == 0, printed.stderr
     with engine.begin() as connection:

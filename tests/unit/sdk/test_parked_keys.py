@@ -106,7 +106,9 @@ class Member:
     def event_of(self, route: object, record: Any, *, structured: bool) -> Any:
         return None if self.is_tombstone else record.offset
 
-    async def single(self, route: object, partition: TopicPartition, event: int, ctx: Any) -> Verdict | None:
+    async def single(
+        self, route: object, partition: TopicPartition, event: int, ctx: Any, *, may_skip: bool
+    ) -> Verdict | None:
         self.handled.append((event, ctx.attempt))
         return await self._handle(event) if self._handle is not None else None
 

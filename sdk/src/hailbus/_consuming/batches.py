@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 
 from hailbus._consuming.calling import Caller
 from hailbus._consuming.failure import Kind, RetryAfter, Stage, StageError, classify, decide, is_fatal, reason_of
+from hailbus._consuming.parked import ParkedKeys
 from hailbus._consuming.path import FailurePath
 from hailbus._consuming.progress import Partitions
 from hailbus._consuming.routing import Router
-from hailbus._consuming.work import Ending, Item, Part
+from hailbus._consuming.sequenced import Numbering
+from hailbus._consuming.work import Early, Ending, Item, Part
 from hailbus._transport import Received, TopicPartition
 from hailbus.context import Context, Deliveries
 from hailbus.delivery import AtMostOnce, EffectivelyOnce, Verdict
@@ -41,6 +43,8 @@ class BatchRunner:
         caller: Caller,
         stats: SubscriberStats,
         rng: random.Random,
+        numbered: Numbering | None = None,
+        parked: ParkedKeys | None = None,
         keep: Callable[[BatchRunner], asyncio.Task[None]],
         ended: Callable[[], None],
     ) -> None:
@@ -52,6 +56,8 @@ class BatchRunner:
         self._caller = caller
         self._stats = stats
         self._rng = rng
+        self._numbered = numbered
+        self._parked = parked
         self._keep = keep
         self._ended = ended
         self._inbox = subscription.delivery.inbox if isinstance(subscription.delivery, EffectivelyOnce) else None
@@ -117,7 +123,8 @@ class BatchRunner:
                 self._count(part)
         while True:
             self._current = await self._collect()
-            await self._handle(self._current)
+            async with self._numbered.turn if self._numbered is not None else contextlib.nullcontext():
+                await self._handle(self._current)
             self._current = []
             self._ended()
 
@@ -209,11 +216,7 @@ class BatchRunner:
         for record in part.records:
             item = part.item_of(record)
             try:
-                event = self._router.event_of(part.route, record, structured=part.was_resolved)
-                if event is not None and self._inbox is not None:
-                    refusal = self._inbox.refusal_of(Context(record, group=self._group))
-                    if refusal is not None:
-                        raise StageError(Stage.CLAIM, refusal)
+                event = self._event_of(part, record)
             except Exception as error:  # noqa: BLE001 an envelope that cannot be read, for one
                 item.attempt = 0
                 await self._end(item, error if isinstance(error, StageError) else StageError(Stage.DECODE, error))
@@ -224,6 +227,20 @@ class BatchRunner:
             usable.append(record)
             events.append(event)
         return part.only(usable), events
+
+    def _event_of(self, part: Part, record: Received) -> Event | None:
+        """The event of a record, checked for what the inbox cannot hold."""
+        numbered = self._numbered
+        if numbered is not None and part.route.passes:
+            return numbered.unhandled(record)
+        event = self._router.event_of(part.route, record, structured=part.was_resolved)
+        if event is not None and self._inbox is not None:
+            refusal = self._inbox.refusal_of(Context(record, group=self._group))
+            if refusal is not None:
+                raise StageError(Stage.CLAIM, refusal)
+            if numbered is not None:
+                numbered.check(event, record)
+        return event
 
     async def _end(self, item: Item, failure: BaseException) -> None:
         """Judge a record for which there is no further attempt, by itself."""
@@ -258,8 +275,9 @@ class BatchRunner:
                 await self._apply(live, verdicts)
             return
 
-    async def _call(self, live: Sequence[Part], deliveries: Deliveries[Event]) -> Sequence[Verdict] | None:
-        return await self._caller.batch(self.subscription, self._inbox, {part.partition for part in live}, deliveries)
+    async def _call(self, live: Sequence[Part], deliveries: Deliveries[Event]) -> Sequence[Verdict | Early] | None:
+        partitions = {part.partition for part in live}
+        return await self._caller.batch(self.subscription, self._inbox, partitions, deliveries, numbered=self._numbered)
 
     async def _after_failure(
         self, live: Sequence[Part], deliveries: Deliveries[Event], error: BaseException, attempt: int
@@ -325,10 +343,23 @@ class BatchRunner:
         else:
             await self._apply(live, verdicts)
 
-    async def _apply(self, live: Sequence[Part], verdicts: Sequence[Verdict]) -> None:
+    async def _apply(self, live: Sequence[Part], verdicts: Sequence[Verdict | Early]) -> None:
         """Carry out one verdict per record."""
         records = [(part, record) for part in live for record in part.records]
-        for (part, record), verdict in zip(records, verdicts, strict=True):
+        judged = list(zip(records, verdicts, strict=True))
+        if self._numbered is not None and self._parked is not None:
+            # First those that must wait, then those that follow what was applied, and last the records end: after a
+            # crash they are read again, and the others follow then.
+            for (part, record), verdict in judged:
+                if isinstance(verdict, Early):
+                    item = part.item_of(record)
+                    outcome = await self._path.judged(item, verdict)
+                    assert isinstance(outcome, Ending)
+                    self._partitions.end(item, outcome)
+            judged = [one for one in judged if not isinstance(one[1], Early)]
+            for partition, key in dict.fromkeys((part.partition, record.key) for (part, record), _ in judged):
+                await self._parked.follow(partition, key)
+        for (part, record), verdict in judged:
             item = part.item_of(record)
             outcome = await self._path.judged(item, verdict)
             if isinstance(outcome, Ending):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,10 +12,11 @@ from hailbus._consuming.deadlines import Deadlines
 from hailbus._consuming.failure import Stage, StageError
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.path import STORE_TIMEOUT_S, checked_verdict
-from hailbus._consuming.work import Route
+from hailbus._consuming.sequenced import Numbering, Unhandled
+from hailbus._consuming.work import Early, Route
 from hailbus._transport import Received, TopicPartition
 from hailbus.context import Batch, Context, Deliveries, Delivery
-from hailbus.delivery import Reject, Retry, Skip, Verdict
+from hailbus.delivery import Done, Reject, Retry, Skip, Verdict
 from hailbus.errors import VerdictError
 from hailbus.event import Event
 from hailbus.subscription import SubscriberStats, Subscription
@@ -51,8 +52,17 @@ class Caller:
         self._outages = outages
         self._closing: set[asyncio.Future[None]] = set()
 
-    async def single(self, route: Route, partition: TopicPartition, event: Event, ctx: Context) -> Verdict | None:
+    async def single(
+        self, route: Route, partition: TopicPartition, event: Event, ctx: Context, *, may_skip: bool = False
+    ) -> Verdict | Early | None:
         """Call a handler of single events.
+
+        Args:
+            route: Where the event goes.
+            partition: Where it was read.
+            event: What it is.
+            ctx: Its context.
+            may_skip: Whether it may pass over a gap that somebody has accepted.
 
         Raises:
             StageError: The inbox refused the event, or could not commit.
@@ -60,11 +70,22 @@ class Caller:
         """
         if route.inbox is None:
             return await self._handle(route, event, ctx)
-        inbox = route.inbox
-        _check_storable(inbox, ctx)
+        inbox, numbered = route.inbox, route.numbered
+        if not isinstance(event, Unhandled):
+            _check_storable(inbox, ctx)
+        if numbered is not None:
+            numbered.check(event, ctx.record)
 
-        async def once() -> Verdict | None:
-            async with self._transaction(inbox, [ctx]) as (tx, fresh):
+        async def claim(tx: AsyncConnection) -> tuple[Verdict | Early, set[str]]:
+            verdict: Verdict | Early = Done()
+            if numbered is not None:
+                (verdict,) = await numbered.admit(tx, [(event, ctx)], may_skip=may_skip)
+            return verdict, await inbox.claim(tx, [ctx]) if isinstance(verdict, Done) else set()
+
+        async def once() -> Verdict | Early | None:
+            async with self._transaction(inbox, claim) as (tx, (admitted, fresh)):
+                if not isinstance(admitted, Done):
+                    return admitted
                 if not fresh:
                     return ALREADY_APPLIED
                 ctx.tx = tx
@@ -98,8 +119,19 @@ class Caller:
         inbox: Inbox | None,
         partitions: Collection[TopicPartition],
         deliveries: Sequence[Delivery[Event]],
-    ) -> Sequence[Verdict] | None:
+        *,
+        numbered: Numbering | None = None,
+        may_skip: bool = False,
+    ) -> Sequence[Verdict | Early] | None:
         """Call a handler of batches; the verdicts, one per delivery, or None for all done.
+
+        Args:
+            subscription: With the handler.
+            inbox: Of its promise.
+            partitions: Where the events were read.
+            deliveries: The events.
+            numbered: How their numbers are checked; None when they have none.
+            may_skip: Whether the first event may pass over a gap that somebody has accepted.
 
         Raises:
             StageError: The inbox could not claim or commit.
@@ -108,9 +140,15 @@ class Caller:
         if inbox is None:
             return await self._handle_batch(subscription, Batch(deliveries))
 
-        async def once() -> None:
-            async with self._transaction(inbox, deliveries) as (tx, fresh):
-                new = _first_of_each(deliveries, fresh)
+        async def claim(tx: AsyncConnection) -> tuple[list[Verdict | Early] | None, list[Delivery[Event]]]:
+            if numbered is None:
+                return None, _first_of_each(deliveries, await inbox.claim(tx, deliveries))
+            admitted = await numbered.admit(tx, [(d.event, d.ctx) for d in deliveries], may_skip=may_skip)
+            due = [d for d, verdict in zip(deliveries, admitted, strict=True) if isinstance(verdict, Done)]
+            return admitted, _first_of_each(due, await inbox.claim(tx, due))
+
+        async def once() -> Sequence[Verdict | Early] | None:
+            async with self._transaction(inbox, claim) as (tx, (admitted, new)):
                 if new:
                     verdicts = await self._handle_batch(subscription, Batch(new, tx=tx))
                     if verdicts is not None and any(isinstance(v, (Retry, Reject)) for v in verdicts):
@@ -118,9 +156,9 @@ class Caller:
                             handler=subscription.name,
                             problem="gave Retry or Reject under EffectivelyOnce, where a batch is applied as a whole",
                         )
+                return admitted
 
-        await self._outages.reach(_resource(inbox), partitions, once)
-        return None
+        return await self._outages.reach(_resource(inbox), partitions, once)
 
     async def _handle_batch(self, subscription: Subscription, batch: Batch[Event]) -> Sequence[Verdict] | None:
         handler, name, deadline = subscription.batch_handler, subscription.name, subscription.deadline
@@ -156,20 +194,20 @@ class Caller:
 
     @asynccontextmanager
     async def _transaction(
-        self, inbox: Inbox, deliveries: Sequence[Delivery[Event] | Context]
-    ) -> AsyncIterator[tuple[AsyncConnection, set[str]]]:
-        """A transaction in which events are claimed; committed at the end, rolled back when the block raises."""
+        self, inbox: Inbox, claim: Callable[[AsyncConnection], Awaitable[T]]
+    ) -> AsyncIterator[tuple[AsyncConnection, T]]:
+        """A transaction that begins with `claim`; committed at the end, rolled back when the block raises."""
         tx = inbox.engine.connect()
         try:
             try:
                 async with asyncio.timeout(STORE_TIMEOUT_S):
                     await tx.start()
                     transaction = await tx.begin()
-                    fresh = await inbox.claim(tx, deliveries)
+                    claimed = await claim(tx)
             except Exception as error:
                 raise StageError(Stage.CLAIM, error) from error
             try:
-                yield tx, fresh
+                yield tx, claimed
             except BaseException as error:
                 is_lost = tx.invalidated
                 with contextlib.suppress(Exception):

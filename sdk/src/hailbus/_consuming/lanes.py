@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from hailbus._consuming.calling import Caller
 from hailbus._consuming.failure import Stage, StageError, StopReading, is_fatal
@@ -14,6 +14,7 @@ from hailbus._consuming.parked import ParkedKeys
 from hailbus._consuming.path import FailurePath, Parked
 from hailbus._consuming.progress import Partitions
 from hailbus._consuming.routing import JSON_HEADER, Router
+from hailbus._consuming.sequenced import Numbering
 from hailbus._consuming.work import Chunk, Ending, Item, Outcome, Part, ReleaseMark, Route
 from hailbus._transport import Received, TopicPartition
 from hailbus.context import Context
@@ -49,6 +50,7 @@ class LaneRunner:
         outages: Outages,
         stats: SubscriberStats,
         retries: dict[str, tuple[RetryTopics, int]],
+        numbered: Mapping[str, Numbering],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._group = group
@@ -62,6 +64,7 @@ class LaneRunner:
         self._outages = outages
         self._stats = stats
         self._retries = retries
+        self._numbered = numbered
         self._fail = fail
         self._lanes: Lanes[Item] = Lanes()
         self._chunks: deque[Chunk] = deque()
@@ -95,6 +98,8 @@ class LaneRunner:
 
     def dispatch(self, chunk: Chunk, record: Received, route: Route) -> None:
         """Hand a record to its lane or batch, or end it at once when no handler here wants it."""
+        if route.handler is None and route.batch is None and route.error is None:
+            route = self._passing(chunk.partition, route)
         item = Item(chunk.partition, chunk.prefix, record, route)
         if route.handler is not None:
             if chunk.partition.topic in self._retries:
@@ -108,6 +113,11 @@ class LaneRunner:
             self._lanes.push(chunk.partition, name, item)
         else:
             self._partitions.end(item, Ending.SKIPPED)
+
+    def _passing(self, partition: TopicPartition, route: Route) -> Route:
+        """The route of a record that has no handler here: on a numbered topic its number counts all the same."""
+        numbered = self._numbered.get(partition.topic)
+        return route if numbered is None or route is self._router.decode_first else numbered.passing
 
     def queue_release(self, partition: TopicPartition, key: bytes) -> None:
         """Queue the release of a parked key behind what its lane holds."""
@@ -413,7 +423,7 @@ class LaneRunner:
             await self._parked.release(item)
             return None
         route, record = item.route, item.record
-        if self._places and record.key is not None and route.handler is not None:
+        if self._places and record.key is not None and route.handler is not None and route.numbered is None:
             lot = self._places.get((lane.partition, record.key))
             if lot is not None:
                 return await self._path.park(item, lot, reason="waits behind a parked event of its key", attempts=0)
@@ -422,6 +432,9 @@ class LaneRunner:
                 resolved = await self._outages.reach(
                     "the schema registry", [item.partition], lambda: self._router.resolve(item)
                 )
+                numbered = self._numbered.get(item.partition.topic)
+                if resolved is None and numbered is not None:
+                    resolved = numbered.passing
                 if resolved is None:
                     return Ending.SKIPPED
                 route = item.route = resolved
@@ -432,7 +445,11 @@ class LaneRunner:
                     part.was_resolved = True
                     route.batch.push(part)
                     return None
-            event = self._router.event_of(route, record, structured=item.was_resolved)
+            event = (
+                route.numbered.unhandled(record)
+                if route.numbered is not None and route.passes
+                else self._router.event_of(route, record, structured=item.was_resolved)
+            )
         except StageError as failure:
             return await self._path.failed(item, failure)
         if event is None:
@@ -443,7 +460,11 @@ class LaneRunner:
             verdict = await self._caller.single(route, item.partition, event, ctx)
         except BaseException as error:  # noqa: BLE001 whatever a handler raises is judged by one path
             return await self._after_failure(lane, item, error)
-        return await self._path.judged(item, verdict)
+        outcome = await self._path.judged(item, verdict)
+        if route.numbered is not None and self._parked is not None and outcome in {Ending.SETTLED, Ending.SKIPPED}:
+            # Before the record ends: after a crash it is read again, and those that wait for it follow then.
+            await self._parked.follow(item.partition, record.key)
+        return outcome
 
     async def _after_failure(self, lane: Lane[Item], item: Item, error: BaseException) -> Outcome:
         """Judge a failure, unless it is this worker that is being cancelled: then the record has not ended."""

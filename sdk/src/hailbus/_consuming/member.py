@@ -15,6 +15,7 @@ from hailbus._consuming.outages import Outages
 from hailbus._consuming.progress import Heads
 from hailbus._consuming.reading import Reader
 from hailbus._consuming.routing import Router
+from hailbus._consuming.sequenced import numbered_topics
 from hailbus._consuming.supervision import Supervisor
 from hailbus._consuming.work import BatchSink, Route
 from hailbus._transport import Bus, Received, TopicPartition
@@ -73,6 +74,7 @@ class Member(ABC):
         self._caller = Caller(group, tracing=around.tracing, outages=self._outages, stats=self.stats)
         self._supervisor = Supervisor(group, fail=self._fail)
         self._by_class: dict[type[Event], Route] = {}
+        self._numbered = numbered_topics(group, subscriptions)
         self._router = Router(
             self._by_class, catalogue=around.catalogue, settings=around.settings, schemas=around.schemas
         )
@@ -100,7 +102,10 @@ class Member(ABC):
                     "give one of them another group, or call both from one"
                 )
                 raise ConfigurationError(message)
-            self._by_class[cls] = Route(subscription, cls, batch=batch)
+            numbered = self._numbered.get(event_info(cls).topic.name)
+            if numbered is not None:
+                numbered.passing = Route(subscription, None, batch=batch, numbered=numbered)
+            self._by_class[cls] = Route(subscription, cls, batch=batch, numbered=numbered)
             if subscription.delivery.order == "partition":
                 self._router.partition_ordered.add(event_info(cls).topic.name)
 

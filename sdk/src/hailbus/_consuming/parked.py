@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,14 +14,17 @@ from hailbus._consuming.failure import Stage, StageError, is_fatal, reason_of
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.path import STORE_TIMEOUT_S, Parked
 from hailbus._consuming.routing import Router
-from hailbus._consuming.work import Item
+from hailbus._consuming.sequenced import Numbering
+from hailbus._consuming.work import Early, Item, Route
 from hailbus._transport import TopicPartition
-from hailbus.context import Context
-from hailbus.delivery import ParkKey, Reject, Retry
+from hailbus.context import Context, Deliveries
+from hailbus.delivery import ParkKey, Reject, Retry, Verdict
+from hailbus.errors import UnknownEventError
+from hailbus.event import Event
 from hailbus.subscription import SubscriberStats
 
 if TYPE_CHECKING:
-    from hailbus.parking import ParkedRecord
+    from hailbus.parking import ParkedRecord, ParkingLot
 
 __all__ = ["ParkedKeys"]
 
@@ -28,6 +32,16 @@ log = logging.getLogger("hailbus.subscriber")
 T = TypeVar("T")
 RESOURCE = "the parking lot's database"
 MOST_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A parked event of a numbered topic."""
+
+    record: ParkedRecord
+    route: Route
+    event: Event
+    number: int
 
 
 class ParkedKeys:
@@ -42,8 +56,10 @@ class ParkedKeys:
         caller: Caller,
         outages: Outages,
         stats: SubscriberStats,
+        numbered: Mapping[str, Numbering] | None = None,
     ) -> None:
         self.places: Parked = {}
+        self._numbered = numbered if numbered is not None else {}
         self.lots = {policy.lot: policy for policy in policies}
         self._group = group
         self._router = router
@@ -104,12 +120,17 @@ class ParkedKeys:
         if lot is None:
             self._releasing.discard(place)
             return
+        numbered = self._numbered.get(topic)
         try:
+            if numbered is not None:
+                async with numbered.turn:
+                    await self.follow(item.partition, key, is_released=True)
+                return
             while records := await self._ask(
                 [place[0]], lambda: lot.records(self._group, topic, key, limit=MOST_AT_ONCE)
             ):
                 for record in records:
-                    reason = await self._try(record)
+                    reason = await self._try_record(record)
                     if reason is not None:
                         await self._ask([place[0]], partial(lot.hold, self._group, topic, key, reason=reason))
                         log.warning("key_parked_again: %r on %s: %s", key, topic, reason)
@@ -121,6 +142,84 @@ class ParkedKeys:
         finally:
             self._releasing.discard(place)
 
+    async def follow(self, partition: TopicPartition, key: bytes | None, *, is_released: bool = False) -> None:
+        """Apply the parked events of a numbered topic whose turn has come, by their numbers; the others wait on.
+
+        Nobody else may add or apply events of the key meanwhile.
+
+        Args:
+            partition: Where they were read.
+            key: Theirs.
+            is_released: Whether somebody has released the key: a gap that was accepted is then passed over.
+        """
+        lot = self.places.get((partition, key)) if key is not None else None
+        if lot is None or key is None:
+            return
+        numbered, topic, held = self._numbered[partition.topic], partition.topic, [partition]
+
+        async def keep(reason: str, *, attempts: int) -> None:
+            if is_released:
+                await self._ask(held, partial(lot.hold, self._group, topic, key))
+                log.warning("key_parked_again: %r on %s: %s", key, topic, reason)
+            await self._ask(held, partial(lot.explain, self._group, topic, key, reason=reason, attempts=attempts))
+
+        due, accepts_gap = await self._ask(held, partial(numbered.due, key, topic))
+        try:
+            waiting = await self._waiting(lot, partition, key, numbered)
+        except StageError as failure:
+            await keep(reason_of(failure.error), attempts=0)
+            return
+        for found in waiting:
+            is_early = due is not None and found.number > due
+            if is_early and not (is_released and accepts_gap):
+                await keep(numbered.reason(found.number, due), attempts=0)
+                return
+            reason = await self._try(found.record, found.route, found.event, may_skip=is_early)
+            if reason is not None:
+                await keep(reason, attempts=1)
+                return
+            await self._ask(held, partial(lot.remove, [found.record.position]))
+            self._stats.settled += 1
+            due = found.number + 1 if due is None else max(due, found.number + 1)
+            accepts_gap = accepts_gap and not is_early
+        self.places.pop((partition, key), None)
+        log.info("key_released: %r on %s", key, topic)
+
+    async def _waiting(
+        self, lot: ParkingLot, partition: TopicPartition, key: bytes, numbered: Numbering
+    ) -> list[_Waiting]:
+        """Read the parked events of a key, in the order of their numbers; those without a number are dropped.
+
+        Raises:
+            StageError: One can no longer be read.
+        """
+        found: list[_Waiting] = []
+        position = 0
+        while records := await self._ask(
+            [partition],
+            partial(lot.records, self._group, partition.topic, key, limit=MOST_AT_ONCE, after=position),
+        ):
+            position = records[-1].position
+            for record in records:
+                route, event = self._read(record, numbered)
+                if event is None:  # corrected by hand into something that has no place here
+                    await self._ask([partition], partial(lot.remove, [record.position]))
+                else:
+                    number = numbered.number_of(event)
+                    found.append(_Waiting(record=record, route=route, event=event, number=number))
+        return sorted(found, key=lambda one: one.number)
+
+    def _read(self, record: ParkedRecord, numbered: Numbering) -> tuple[Route, Event | None]:
+        try:
+            route = self._router.route_for(record)
+        except StageError as failure:
+            if not isinstance(failure.error, UnknownEventError):
+                raise
+            route = None
+        if route is None:
+            return numbered.passing, numbered.unhandled(record)
+        return route, self._router.event_of(route, record, structured=True)
+
     async def _ask(self, partitions: Collection[TopicPartition], step: Callable[[], Awaitable[T]]) -> T:
         async def ask() -> T:
             try:
@@ -131,18 +230,21 @@ class ParkedKeys:
 
         return await self._outages.reach(RESOURCE, partitions, ask)
 
-    async def _try(self, record: ParkedRecord) -> str | None:
-        """Call the handler once with a parked record; why it failed, or None."""
-        partition = TopicPartition(record.topic, record.partition)
+    async def _try_record(self, record: ParkedRecord) -> str | None:
+        """Decode a parked record and call the handler once; why that failed, or None."""
         try:
             route = self._router.route_for(record)
             if route is None or route.handler is None:
                 return None  # no longer handled here: nothing to wait for
             event = self._router.event_of(route, record, structured=True)
-            if event is None:
-                return None
-            ctx = Context(record, attempt=record.attempts + 1, group=self._group)
-            verdict = await self._caller.single(route, partition, event, ctx)
+        except StageError as failure:
+            return reason_of(failure.error)
+        return None if event is None else await self._try(record, route, event)
+
+    async def _try(self, record: ParkedRecord, route: Route, event: Event, *, may_skip: bool = False) -> str | None:
+        """Call the handler once with a parked event; why it failed, or None."""
+        try:
+            verdict = await self._call(record, route, event, may_skip=may_skip)
         except StageError as failure:
             return reason_of(failure.error)
         except BaseException as error:  # whatever a handler raises keeps the key parked
@@ -155,7 +257,26 @@ class ParkedKeys:
         match verdict:
             case Retry():
                 return "the handler asks to retry"
-            case Reject(reason):
+            case Reject(reason) | Early(reason):
                 return reason
             case _:
                 return None
+
+    async def _call(
+        self, record: ParkedRecord, route: Route, event: Event, *, may_skip: bool
+    ) -> Verdict | Early | None:
+        partition = TopicPartition(record.topic, record.partition)
+        attempt = record.attempts + 1
+        if route.handler is not None:
+            ctx = Context(record, attempt=attempt, group=self._group)
+            return await self._caller.single(route, partition, event, ctx, may_skip=may_skip)
+        assert route.subscription is not None
+        verdicts = await self._caller.batch(
+            route.subscription,
+            route.inbox,
+            [partition],
+            Deliveries([event], [record], [attempt], group=self._group),
+            numbered=route.numbered,
+            may_skip=may_skip,
+        )
+        return verdicts[0] if verdicts is not None else None

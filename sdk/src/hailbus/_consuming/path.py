@@ -27,7 +27,7 @@ from hailbus._consuming.failure import (
 )
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.progress import Heads
-from hailbus._consuming.work import Ending, Item, Outcome
+from hailbus._consuming.work import Early, Ending, Item, Outcome
 from hailbus._transport import Outgoing, Producer, TopicPartition
 from hailbus.clock import Clock
 from hailbus.dead_letter import dead_letter_forms, dead_letter_topic, first_place, retry_letter, retry_topic
@@ -157,6 +157,10 @@ class FailurePath:
         match verdict:
             case None | Done():
                 return Ending.SETTLED
+            case Early(reason):
+                policy = subscription.delivery.then if isinstance(subscription.delivery, EffectivelyOnce) else None
+                assert isinstance(policy, ParkKey)
+                return await self.park(item, policy.lot, reason=reason, attempts=0)
             case Skip(reason):
                 log.debug("event_skipped: %s at %s: %s", subscription.name, _place(item), reason)
                 return Ending.SKIPPED

@@ -111,7 +111,7 @@ class Router:
         else:
             route = self._by_class.get(newest(cls)) or Route(None, None)
             if route.subscription is not None and cls is not route.cls:
-                route = Route(route.subscription, cls, batch=route.batch)
+                route = Route(route.subscription, cls, batch=route.batch, numbered=route.numbered)
         if len(self._routes) < MOST_ROUTES:
             self._routes[kind, schema] = route
         return route
@@ -152,7 +152,7 @@ class Router:
             raise StageError(Stage.DECODE, error) from error
         route = self._by_class.get(newest(cls))
         if route is not None and route.cls is not cls:
-            route = Route(route.subscription, cls, batch=route.batch)
+            route = Route(route.subscription, cls, batch=route.batch, numbered=route.numbered)
         return route
 
     def route_for(self, record: Received) -> Route | None:

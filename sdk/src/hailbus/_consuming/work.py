@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hailbus._transport import Received, TopicPartition
 from hailbus.delivery import EffectivelyOnce
@@ -14,7 +14,10 @@ from hailbus.settlement import Names, SettledPrefix
 from hailbus.subscription import Subscription
 from hailbus.upcasting import newest
 
-__all__ = ["BatchSink", "Chunk", "Ending", "Item", "Outcome", "Part", "ReleaseMark", "Route", "Usual"]
+if TYPE_CHECKING:
+    from hailbus._consuming.sequenced import Numbering
+
+__all__ = ["BatchSink", "Chunk", "Early", "Ending", "Item", "Outcome", "Part", "ReleaseMark", "Route", "Usual"]
 
 
 class Ending(Enum):
@@ -30,6 +33,13 @@ class Ending(Enum):
 
 Outcome = Ending | float
 """What became of a record: how it ended, or the seconds after which it must be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """A verdict of ours: an event before this one has not been applied, so this one is parked."""
+
+    reason: str
 
 
 class Chunk:
@@ -141,7 +151,9 @@ class Route:
         "is_direct",
         "is_newest",
         "name",
+        "numbered",
         "order",
+        "passes",
         "subscription",
         "validate",
     )
@@ -153,11 +165,15 @@ class Route:
         *,
         batch: BatchSink | None = None,
         error: BaseException | None = None,
+        numbered: Numbering | None = None,
     ) -> None:
         self.subscription = subscription
         self.cls = cls
         self.batch = batch
         self.error = error
+        self.numbered = numbered
+        self.passes = numbered is not None and cls is None
+        """No handler here wants the records, whose numbers count all the same."""
         self.handler = subscription.handler if subscription else None
         self.name = subscription.name if subscription else "hailbus"
         deadline = subscription.deadline if subscription else None

@@ -299,15 +299,28 @@ def parked_edit(
 
 
 @parked.command("release")
-def parked_release(database: Database, group: Consumer, topic: str, key: str, json: Json = False) -> None:
+def parked_release(
+    database: Database,
+    group: Consumer,
+    topic: str,
+    key: str,
+    accept_gap: Annotated[
+        bool, typer.Option("--accept-gap", help="Give up the numbered events that are missing before the next one.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Let the running service handle the waiting records of a key, in order."""
 
     async def main() -> None:
         from hailbus.database import create_engine
         from hailbus.parking import ParkingLot
+        from hailbus.sequence import Sequences
 
         engine = create_engine(database)
-        count = await ParkingLot(engine).release(group, topic, key.encode())
+        lot = ParkingLot(engine)
+        if accept_gap and await lot.records(group, topic, key.encode(), limit=1):
+            await Sequences(engine, group).accept_gap(topic, key.encode())
+        count = await lot.release(group, topic, key.encode())
         await engine.dispose()
         if not count:
             message = f"nothing is parked for key {key!r} of topic {topic!r} and group {group!r}"
