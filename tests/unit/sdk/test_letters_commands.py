@@ -7,6 +7,8 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hailbus import AtLeastOnce, Backoff, Context, Event, ParkingLot, ParkKey, Service, Topic
@@ -14,6 +16,7 @@ from hailbus.cli import app, letters
 from hailbus.database import create_engine
 from hailbus.dead_letter import dead_letter_topic
 from hailbus.event import ContentMode
+from hailbus.sequence import Position, Sequences
 from hailbus.testing import MemoryBus
 from typer.testing import CliRunner
 
@@ -162,3 +165,36 @@ def test_parked_keys_are_edited_dropped_and_released_as_json(tmp_path: Path) -> 
     assert json.loads(command("parked", "drop", *where, second, "--json")) == {"dropped_count": 1}
     released = command("parked", "release", *where, "--group", "till", ORDERS.name, "a", "--json")
     assert json.loads(released) == {"topic": ORDERS.name, "key": "a", "released_count": 2}
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_gap_of_numbered_events_is_accepted_by_a_release(tmp_path: Path, is_known: bool) -> None:
+    url = f"sqlite:///{tmp_path / 'till.db'}"
+    record: Any = SimpleNamespace(
+        topic=ORDERS.name, partition=0, offset=7, timestamp=0, key=b"a", value=b"{}", headers=[]
+    )
+
+    async def park() -> None:
+        engine = create_engine(url)
+        lot, sequences = ParkingLot(engine), Sequences(engine, "till")
+        await lot.create_tables()
+        await lot.add("till", record, reason="number 4 came where 2 was due", attempts=0)
+        if is_known:
+            await sequences.create_tables()
+            async with engine.begin() as tx:
+                await sequences.advance(tx, {(ORDERS.name, b"a"): 1})
+        await engine.dispose()
+
+    async def found(key: bytes) -> Position | None:
+        engine = create_engine(url)
+        async with engine.begin() as tx:
+            positions = await Sequences(engine, "till").positions(tx, [(ORDERS.name, key)])
+        await engine.dispose()
+        return positions.get((ORDERS.name, key))
+
+    asyncio.run(park())
+    release = ("parked", "release", "--database", url, "--group", "till", ORDERS.name)
+    assert json.loads(command(*release, "a", "--accept-gap", "--json"))["released_count"] == 1
+    assert asyncio.run(found(b"a")) == Position(1 if is_known else None, accepts_gap=True)
+    assert "nothing is parked for key 'b'" in command(*release, "b", "--accept-gap", code=2)
+    assert asyncio.run(found(b"b")) is None

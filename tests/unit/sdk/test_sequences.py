@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +39,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from tests.unit.sdk.test_failure_policies import until
 
 HIRES = Topic("hires.v1", partitions=2)
-FAST = SubscriberSettings(commit_interval=timedelta(milliseconds=10))
 SOON = timedelta(milliseconds=5)
 
 
@@ -72,20 +72,22 @@ class Shop:
         self.inbox = Inbox(engine, "shop")
         self.calls: list[tuple[str, int]] = []
         self.broken: set[int] = set()
+        self.hanging: set[int] = set()
         self.batch = batch
         self.options: dict[str, Any] = {"sequence": "seq", "retry": Backoff(attempts=1)} | options
         self.catalogue: Catalogue | None = Catalogue.of(Hired, Returned, Cleaned)
-        self.unknown: Any = "skip"
 
     def service(self) -> Service:
         """A process of it; another one is a restart."""
-        settings = SubscriberSettings(commit_interval=SOON, unknown_event=self.unknown)
+        settings = SubscriberSettings(commit_interval=SOON, drain_timeout=timedelta(0))
         svc = Service("shop", subscribing=settings, catalogue=self.catalogue)
         delivery = EffectivelyOnce(inbox=self.inbox, then=ParkKey(lot=self.lot, look_every=SOON), **self.options)
 
         async def apply(event: HireEvent, tx: Any) -> None:
             self.calls.append((event.hire_id, event.seq))
             await tx.execute(text("INSERT INTO effects VALUES (:k, :n)"), {"k": event.hire_id, "n": event.seq})
+            if event.seq in self.hanging:
+                await asyncio.Event().wait()
             if event.seq in self.broken:
                 raise ValueError(f"{event.seq} is broken")
 
@@ -254,6 +256,23 @@ async def test_an_event_that_fails_parks_its_key_and_is_tried_again_when_release
     assert (await shop.effects(), await shop.waiting()) == ([1, 2, 3], [])
 
 
+async def test_a_process_that_ends_while_events_follow_leaves_the_rest_to_the_next_one(
+    bus: MemoryBus, engine: AsyncEngine, batch: bool
+) -> None:
+    shop = Shop(engine, batch=batch)
+    shop.hanging = {4}
+    async with bus.run(shop.service()) as t:
+        await t.given(*hired(1, 3, 4, 5))
+        await t.settle()
+        await t.given(*hired(2))
+        await until(lambda: ("a", 4) in shop.calls)
+    assert await shop.effects() == [1, 2, 3]
+    shop.hanging = set()
+    async with bus.run(shop.service()) as t:
+        await t.settle()
+    assert (await shop.effects(), await shop.waiting()) == ([1, 2, 3, 4, 5], [])
+
+
 # ---------------------------------------------------------------------------------------------------- beginnings
 
 
@@ -284,6 +303,20 @@ async def test_events_that_have_no_handler_leave_no_gap(
         await t.given(Cleaned(hire_id="a", seq=4))
         await t.settle()
     assert (await shop.effects(), await shop.waiting()) == ([1, 3, 6], [])
+
+
+async def test_the_number_of_a_structured_record_counts_as_well(
+    bus: MemoryBus, engine: AsyncEngine, batch: bool
+) -> None:
+    shop = Shop(engine, batch=batch)
+    cleaned = Cleaned(hire_id="a", seq=2)
+    key, value, headers = encode(cleaned, envelope_for(cleaned, source="/test"), "structured")
+    async with bus.run(shop.service()) as t:
+        await t.given(*hired(1))
+        await t.given_record(HIRES, value, key=key, headers=headers)
+        await t.given(*hired(3))
+        await t.settle()
+    assert (await shop.effects(), await shop.waiting()) == ([1, 3], [])
 
 
 # ---------------------------------------------------------------------------------------------------- operators

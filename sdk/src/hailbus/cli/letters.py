@@ -319,7 +319,9 @@ def parked_release(
         engine = create_engine(database)
         lot = ParkingLot(engine)
         if accept_gap and await lot.records(group, topic, key.encode(), limit=1):
-            await Sequences(engine, group).accept_gap(topic, key.encode())
+            sequences = Sequences(engine, group)
+            await sequences.create_tables()
+            await sequences.accept_gap(topic, key.encode())
         count = await lot.release(group, topic, key.encode())
         await engine.dispose()
         if not count:
