@@ -49,7 +49,8 @@ def create_engine(
     locked", whatever the timeout. Missing parent directories are made.
 
     Args:
-        url: `sqlite:///path`, `sqlite+aiosqlite:///path`, `postgresql://…` or `postgresql+asyncpg://…`.
+        url: `sqlite:///path`, `sqlite+aiosqlite:///path`, `postgresql://…` or `postgresql+asyncpg://…`. On PostgreSQL
+            `?search_path=SCHEMA` has tables found and created in that schema.
         busy_timeout_ms: How long a SQLite writer waits for another.
         synchronous: SQLite's pragma. NORMAL survives a killed process; FULL survives a power cut as well.
         create_tables: Whether outbox, inbox and the others create their tables where they are missing. False refuses to
@@ -64,6 +65,9 @@ def create_engine(
     if create_tables is not None:
         options["execution_options"] = {**options.get("execution_options", {}), CREATE_OPTION: create_tables}
     if parsed.get_backend_name() == "postgresql":
+        if (schema := parsed.query.get("search_path")) is not None:
+            options["connect_args"] = {**options.get("connect_args", {}), "server_settings": {"search_path": schema}}
+            parsed = parsed.difference_update_query(["search_path"])
         try:
             return create_async_engine(parsed.set(drivername="postgresql+asyncpg"), **options)
         except ModuleNotFoundError as error:

@@ -14,3 +14,8 @@ def test_postgresql_without_its_driver_names_the_extra(monkeypatch: pytest.Monke
     assert str(refused.value) == (
         "a postgresql:// URL needs the driver asyncpg; install it: pip install 'hailbus[postgres]'"
     )
+
+
+def test_a_search_path_is_no_part_of_the_databases_address() -> None:
+    engine = create_engine("postgresql://ada@127.0.0.1/till?search_path=east")
+    assert engine.url.render_as_string() == "postgresql+asyncpg://ada@127.0.0.1/till"

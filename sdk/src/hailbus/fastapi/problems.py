@@ -118,7 +118,8 @@ class Problems:
 
     Args:
         kinds: The service's own kinds by code; a common code may be given another advice.
-        errors: Exceptions that routes let through, by class, with the code of each; `str(error)` is the detail.
+        errors: Exceptions that routes let through, by class, with the code of each; `str(error)` is the detail. An
+            attribute `problem_members` of an exception, a mapping, adds members to its problem.
     """
 
     def __init__(
@@ -156,18 +157,24 @@ class Problems:
             body["errors"] = [field.model_dump() for field in fields]
         return body
 
+    def of_error(self, error: Exception, *, instance: str | None = None) -> dict[str, Any]:  # Any: JSON
+        """An error as a JSON object, with its `problem_members`."""
+        return self.body(self.code_of(error), str(error), instance=instance) | getattr(error, "problem_members", {})
+
     def stored(self, error: Exception, *, instance: str | None = None) -> tuple[int, bytes]:
         """Status and body of an error, to be stored as a request's answer and sent by `reply_to`."""
-        body = self.body(self.code_of(error), str(error), instance=instance)
+        body = self.of_error(error, instance=instance)
         return body["status"], _bytes(body)
 
     def response(
         self, code: str, detail: str, *, instance: str | None = None, fields: Sequence[FieldProblem] = ()
     ) -> Response:
         """A problem as a response."""
-        body = _bytes(self.body(code, detail, instance=instance, fields=fields))
+        return self._respond(code, self.body(code, detail, instance=instance, fields=fields))
+
+    def _respond(self, code: str, body: Mapping[str, Any]) -> Response:  # Any: JSON
         headers = {"Retry-After": "1"} if code == "unavailable" else None
-        return Response(body, status_code=self.kinds[code].status, media_type=PROBLEM_JSON, headers=headers)
+        return Response(_bytes(body), status_code=self.kinds[code].status, media_type=PROBLEM_JSON, headers=headers)
 
     def documented(self, *codes: str) -> dict[int | str, dict[str, Any]]:  # Any: OpenAPI
         """OpenAPI responses for problems, by status, for a route's `responses`."""
@@ -215,7 +222,7 @@ class Problems:
         return {"status": kind.status, "title": kind.title, "advice": kind.advice}
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
-        return self.response(self.code_of(error), str(error), instance=request.url.path)
+        return self._respond(self.code_of(error), self.of_error(error, instance=request.url.path))
 
     async def _on_problem(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ProblemError)
