@@ -8,7 +8,9 @@ import pytest
 from booking.adapters.streams.service import fault_of
 from booking.domain.errors import (
     DriverBusy,
+    DriverElsewhere,
     DriverOffline,
+    Misdirected,
     NoShowTooEarly,
     NotAllowed,
     NotFound,
@@ -30,6 +32,9 @@ def test_a_refusal_says_what_happened() -> None:
     refusals = {
         NotAllowed("rider 'r1' may not act for rider 'r2'"): "rider 'r1' may not act for rider 'r2'",
         NotFound("ride", "r1"): "there is no ride 'r1'",
+        Misdirected("ride outer.1", owner="outer", address="http://h:1"): "ride outer.1 belongs to region outer: send "
+        "the request to http://h:1",
+        DriverElsewhere("d1", "outer"): "driver d1 is online in region outer: go offline there first",
         QuoteExpired("q1", NOW): "quote q1 was good until 2014-05-01T08:00:00+00:00; ask for a new one",
         QuoteTaken("q1", "r1"): "quote q1 was accepted before, as ride r1; ask for a new one",
         RideOpen("r1", "a"): "rider r1 has ride a, which has not ended; complete or cancel it first",

@@ -21,6 +21,8 @@ class Settings(BaseSettings):
         description="sqlite+aiosqlite:///PATH or postgresql+asyncpg://USER:PASSWORD@HOST/NAME",
     )
     listen: str = Field(default="127.0.0.1:8001", description="HOST:PORT to serve at; port 0 takes a free one")
+    region: str | None = Field(default=None, description="the region of this process; needs PostgreSQL")
+    regions: Path | None = Field(default=None, description="TOML file of all regions, the same for every process")
     clock: Literal["wall", "event"] = "wall"
     auth: Literal["on", "off"] = Field(default="on", description="`off` only at a loopback address")
     auth_keys: Path | None = Field(default=None, description="JWKS file of the keys that sign tokens")

@@ -20,11 +20,13 @@ from booking.adapters.http.problems import PROBLEMS
 from booking.adapters.http.rate_limit import RateLimit
 from booking.adapters.http.routes import add_routes
 from booking.adapters.http.tokens import TokenVerifier, read_keys
+from booking.adapters.storage.claims import set_up, url_of
 from booking.adapters.storage.reader import Reader
 from booking.adapters.storage.writer import Writer
 from booking.adapters.streams.publishing import LocationReports
 from booking.adapters.streams.service import GROUP, SOURCE, build_service
 from booking.config import Settings
+from booking.regions_file import realm_of
 
 VERSION: Final = "0.1.0"
 log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("booking")
@@ -38,17 +40,18 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
         bus: In place of the cluster that the settings name, for tests.
 
     Raises:
-        ConfigurationError: Tokens cannot be verified, and it is not allowed to do without.
+        ConfigurationError: Tokens cannot be verified, and it is not allowed to do without; or the regions are wrong.
     """
     clock = ServiceClock(settings.clock)
     guard = Guard(_verifier_of(settings), RateLimit(per_s=settings.rate_per_s, burst=settings.rate_burst), clock)
     # FULL: a commit that was answered survives a power cut. The relay and the writer take turns on SQLite.
-    engine = create_engine(settings.database_url.get_secret_value(), busy_timeout_ms=30_000, synchronous="FULL")
+    url, realm = settings.database_url.get_secret_value(), realm_of(settings)
+    own_url = url if realm is None else url_of(url, realm.own.name)
+    engine = create_engine(own_url, busy_timeout_ms=30_000, synchronous="FULL")
     outbox = Outbox(engine, clock.now)
     inbox = Inbox(engine, GROUP)
-    service, positions = build_service(
-        bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers), clock, lambda: writer
-    )
+    cluster = bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers)
+    service, positions = build_service(cluster, clock, lambda: writer, realm)
     reports = LocationReports(positions)
     writer = Writer(
         engine,
@@ -61,6 +64,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
         report=reports.report,
         fail=service.fail,
         commit_timeout_s=settings.commit_timeout_s,
+        realm=realm,
     )
     service.relays(outbox)
     for store in (outbox, inbox):
@@ -72,6 +76,8 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         try:
+            if realm is not None:
+                await set_up(url, realm.own.name)
             await outbox.create_tables()
             await inbox.create_tables()
             await writer.start()
@@ -90,7 +96,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
         title="booking", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None
     )
     hailbus.fastapi.serve_api_page(app)
-    add_routes(app.router, writer, Reader(engine), clock, guard)
+    add_routes(app.router, writer, Reader(engine), clock, guard, realm)
     app.include_router(service.health(reasons))
     PROBLEMS.install(app)
     if guard.is_on:

@@ -1,6 +1,6 @@
 """Drivers come, move and go."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ride_events.drivers import DriverLocationReported, DriverWentOffline, DriverWentOnline
 
@@ -8,7 +8,7 @@ from booking.app import story
 from booking.app.dispatch import seek_ride
 from booking.app.ports import Needs, Work
 from booking.domain.driver import Driver, DriverStatus
-from booking.domain.errors import NotFound
+from booking.domain.errors import DriverElsewhere, NotFound
 from booking.domain.place import Place
 
 
@@ -21,26 +21,30 @@ class GoOnline:
     simulated: bool = False
 
     def needs(self) -> Needs:
-        """The driver."""
-        return Needs(drivers=(self.driver_id,))
+        """The driver, and that no other region has the driver online."""
+        return Needs(drivers=(self.driver_id,), online=(self.driver_id,))
 
     def decide(self, work: Work) -> Driver:
-        """Be free, and take a waiting ride nearby at once."""
+        """Be free, and take a waiting ride nearby at once; `DriverElsewhere` in two regions at once.
+
+        The number of the driver's events continues from one region to the next, so it gives no event the id of another.
+        """
         known = work.driver(self.driver_id)
         if known is not None and known.status is not DriverStatus.OFFLINE:
             return move(work, known, self.position)
-        driver = (
-            known
-            or Driver(
-                driver_id=self.driver_id,
-                status=DriverStatus.OFFLINE,
-                position=None,
-                seq=0,
-                updated_at=work.now,
-                heard_at=work.now,
-                simulated=self.simulated,
-            )
-        ).go_online(self.position, at=work.now)
+        if (region := work.online_elsewhere(self.driver_id)) is not None:
+            raise DriverElsewhere(self.driver_id, region)
+        before = known or Driver(
+            driver_id=self.driver_id,
+            status=DriverStatus.OFFLINE,
+            position=None,
+            seq=0,
+            updated_at=work.now,
+            heard_at=work.now,
+            simulated=self.simulated,
+        )
+        seq = max(before.seq, work.last_seq(self.driver_id))
+        driver = replace(before, seq=seq).go_online(self.position, at=work.now)
         work.put_driver(driver)
         work.record(
             DriverWentOnline(

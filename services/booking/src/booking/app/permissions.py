@@ -12,6 +12,7 @@ from booking.app.change_destination import ChangeDestination
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
 from booking.app.drivers import GoOffline, GoOnline, ReportLocation
 from booking.app.offer_quote import OfferQuote
+from booking.app.ownership import check_region
 from booking.app.ports import Command, Needs, Work
 from booking.app.request_ride import RequestRide
 from booking.app.update_drivers import MoveClock, UpdateDrivers
@@ -35,7 +36,8 @@ class ByCaller(Generic[A_co]):
         return self.command.needs()
 
     def decide(self, work: Work) -> A_co:
-        """Do it, or raise `NotAllowed`, `NotFound`, or what the command raises."""
+        """Do it, or raise `Misdirected`, `NotAllowed`, `NotFound`, or what the command raises."""
+        check_region(self.command, work)
         check(self.caller, self.command, work)
         return self.command.decide(work)
 

@@ -12,6 +12,7 @@ from booking.domain.driver import Driver
 from booking.domain.errors import Refusal
 from booking.domain.place import Place
 from booking.domain.quote import Quote
+from booking.domain.region import Realm
 from booking.domain.ride import Ride
 from booking.domain.roads import Roads
 
@@ -58,11 +59,17 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """The things that a command looks at, so that the storage can load them for many commands at once."""
+    """The things that a command looks at, so that the storage can load them for many commands at once.
+
+    With several regions, `online` are drivers who are to go online, and `riders_of` are quotes whose riders are to get
+    a ride: no other region may do the same for them until the command is stored.
+    """
 
     quotes: tuple[str, ...] = ()
     rides: tuple[str, ...] = ()
     drivers: tuple[str, ...] = ()
+    online: tuple[str, ...] = ()
+    riders_of: tuple[str, ...] = ()
 
 
 class Work(Protocol):
@@ -71,6 +78,11 @@ class Work(Protocol):
     @property
     def policy(self) -> Policy:
         """The numbers to decide by."""
+        ...
+
+    @property
+    def realm(self) -> Realm | None:
+        """The region of this process, `None` where one process serves everywhere."""
         ...
 
     @property
@@ -92,6 +104,14 @@ class Work(Protocol):
 
     def driver(self, driver_id: str) -> Driver | None:
         """Return a driver, `None` if never seen."""
+        ...
+
+    def online_elsewhere(self, driver_id: str) -> str | None:
+        """Return the other region in which a driver is online, `None` for none."""
+        ...
+
+    def last_seq(self, driver_id: str) -> int:
+        """Return the number of the driver's last event in any region, 0 without one."""
         ...
 
     def open_ride(self, rider_id: str) -> str | None:

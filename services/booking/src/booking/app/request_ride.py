@@ -21,8 +21,8 @@ class RequestRide:
     simulated: bool = False
 
     def needs(self) -> Needs:
-        """The quote."""
-        return Needs(quotes=(self.quote_id,))
+        """The quote, and that its rider gets no ride elsewhere."""
+        return Needs(quotes=(self.quote_id,), riders_of=(self.quote_id,))
 
     def decide(self, work: Work) -> Ride:
         """Request the ride, or raise `NotFound`, `QuoteTaken`, `QuoteExpired`, `RideOpen` or `PaymentDue`."""

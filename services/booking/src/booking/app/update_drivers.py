@@ -27,6 +27,7 @@ class UpdateDrivers:
         return Needs(
             rides=tuple(key for need in needs for key in need.rides),
             drivers=tuple(key for need in needs for key in need.drivers),
+            online=tuple(key for need in needs for key in need.online),
         )
 
     def decide(self, work: Work) -> list[Driver | Ride | Refusal]:

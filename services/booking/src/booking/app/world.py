@@ -5,7 +5,7 @@ and when that fails, the world is thrown away and loaded anew. Things at rest (e
 are offline) are dropped after the flush and loaded again when a command needs them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -21,6 +21,7 @@ from booking.domain.errors import NotFound, Refusal
 from booking.domain.matching import CellIndex, nearest_driver, nearest_waiting
 from booking.domain.place import Place
 from booking.domain.quote import Quote, QuoteState
+from booking.domain.region import Realm
 from booking.domain.ride import TERMINAL, Ride
 from booking.domain.roads import Roads
 
@@ -102,14 +103,33 @@ class Debts:
         return min(rides.items()) if rides else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """What other regions say of the riders and drivers of one batch; nothing where there is one region.
+
+    Attributes:
+        drivers: Driver → the other region in which the driver is online.
+        rides: Rider → the open ride in another region.
+        debts: Rider → a ride of another region that is not paid, and what is owed for it.
+        seqs: Driver → number of the last event in any region.
+    """
+
+    drivers: Mapping[str, str] = field(default_factory=dict)
+    rides: Mapping[str, str] = field(default_factory=dict)
+    debts: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    seqs: Mapping[str, int] = field(default_factory=dict)
+
+
 class World:
     """The things at hand, the changes since the last flush, and a journal to undo the command at work.
 
     It is the `Work` of one command at a time: `begin`, decide, then `accept` or `undo`.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, realm: Realm | None = None) -> None:
         self._policy = policy
+        self._realm = realm
+        self._elsewhere = Elsewhere()
         self._quotes: dict[str, Quote] = {}
         self._rides: dict[str, Ride] = {}
         self._drivers: dict[str, Driver] = {}
@@ -149,6 +169,22 @@ class World:
                 self._multipliers[thing.cell] = thing
             case Roads():
                 self._roads[CITY] = thing
+
+    def learn_elsewhere(self, elsewhere: Elsewhere) -> None:
+        """Take in what other regions say, for the commands until the next call."""
+        self._elsewhere = elsewhere
+
+    def rider_of(self, quote_id: str) -> str | None:
+        """Return the rider of a quote that is at hand and still offered, unless the rider has a ride here."""
+        quote = self._quotes.get(quote_id)
+        if quote is None or quote.state is not QuoteState.OFFERED or self._open.of(quote.rider_id) is not None:
+            return None
+        return quote.rider_id
+
+    def is_online(self, driver_id: str) -> bool:
+        """Return whether a driver is online here."""
+        driver = self._drivers.get(driver_id)
+        return driver is not None and driver.status is not DriverStatus.OFFLINE
 
     def begin(self, now: datetime) -> None:
         """Start a command that happens at `now`."""
@@ -227,6 +263,11 @@ class World:
         return self._policy
 
     @property
+    def realm(self) -> Realm | None:
+        """The region of this process, `None` where one process serves everywhere."""
+        return self._realm
+
+    @property
     def now(self) -> datetime:
         """When the command happens."""
         assert self._now is not None, "a command decides between begin() and the next"
@@ -264,11 +305,19 @@ class World:
 
     def open_ride(self, rider_id: str) -> str | None:
         """Return the id of the rider's ride that has not ended, `None` without one."""
-        return self._open.of(rider_id)
+        return self._open.of(rider_id) or self._elsewhere.rides.get(rider_id)
+
+    def online_elsewhere(self, driver_id: str) -> str | None:
+        """Return the other region in which a driver is online, `None` for none."""
+        return self._elsewhere.drivers.get(driver_id)
+
+    def last_seq(self, driver_id: str) -> int:
+        """Return the number of the driver's last event in any region, 0 without one."""
+        return self._elsewhere.seqs.get(driver_id, 0)
 
     def debt(self, rider_id: str) -> tuple[str, int] | None:
         """Return a ride for which the rider owes money and how much, `None` if the rider owes nothing."""
-        return self._debts.of(rider_id)
+        return self._debts.of(rider_id) or self._elsewhere.debts.get(rider_id)
 
     def put_quote(self, quote: Quote) -> None:
         """Keep a new or changed quote."""

@@ -16,6 +16,26 @@ class NotFound(Refusal):
         super().__init__(f"there is no {kind} {key!r}")
 
 
+class Misdirected(Refusal):
+    """Another region owns this; its process is at `address`."""
+
+    def __init__(self, what: str, *, owner: str, address: str) -> None:
+        self.what = what
+        self.owner = owner
+        self.address = address
+        self.problem_members = {"owner": owner, "address": address}
+        super().__init__(f"{what} belongs to region {owner}: send the request to {address}")
+
+
+class DriverElsewhere(Refusal):
+    """The driver is online in another region, or about to be."""
+
+    def __init__(self, driver_id: str, region: str) -> None:
+        self.driver_id = driver_id
+        self.region = region
+        super().__init__(f"driver {driver_id} is online in region {region}: go offline there first")
+
+
 class NotAllowed(Refusal):
     """The caller may not do this; the message says for whom it is."""
 

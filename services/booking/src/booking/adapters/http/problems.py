@@ -22,6 +22,16 @@ PROBLEMS: Final = Problems(
         "rate-limited": ProblemKind(
             status=429, title="Too many requests", advice="Wait as long as Retry-After says, and send it again."
         ),
+        "misdirected": ProblemKind(
+            status=421,
+            title="Of another region",
+            advice="Send the request, with the same Idempotency-Key, to `address`, the process of the region `owner`.",
+        ),
+        "driver-elsewhere": ProblemKind(
+            status=409,
+            title="Driver is online in another region",
+            advice="Go offline in the region in `detail`, then online in this one.",
+        ),
         "wrong-state": ProblemKind(
             status=409, title="Not possible in this state", advice="GET the ride; its state says what can come next."
         ),
@@ -54,6 +64,8 @@ PROBLEMS: Final = Problems(
     errors={
         errors.NotAllowed: "forbidden",
         errors.NotFound: "not-found",
+        errors.Misdirected: "misdirected",
+        errors.DriverElsewhere: "driver-elsewhere",
         errors.WrongState: "wrong-state",
         errors.NotYourRide: "not-your-ride",
         errors.NoShowTooEarly: "no-show-too-early",

@@ -23,6 +23,7 @@ from booking.app.change_destination import ChangeDestination
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
 from booking.app.drivers import GoOffline, GoOnline, ReportLocation
 from booking.app.offer_quote import OfferQuote
+from booking.app.ownership import check_driver, check_id
 from booking.app.permissions import ByCaller, check_sees_driver, may_see
 from booking.app.ports import Command, Presented
 from booking.app.request_ride import RequestRide
@@ -31,6 +32,7 @@ from booking.domain.caller import Role
 from booking.domain.driver import Driver
 from booking.domain.errors import NotFound, Refusal
 from booking.domain.quote import Quote
+from booking.domain.region import Realm
 from booking.domain.ride import Ride, RideState
 
 JSON: Final = "application/json"
@@ -45,7 +47,7 @@ Limit = Annotated[int, Query(ge=1, le=500)]
 After = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._:-]{1,64}$", description="`next` of the page before.")]
 
 _POST = ("malformed", "event-time-refused", "event-time-required", "too-large", "unsupported-media-type", "invalid")
-_POSTED = (*_POST, "idempotency-key-reused", "unavailable")
+_POSTED = (*_POST, "idempotency-key-reused", "misdirected", "unavailable")
 
 
 def view_of(thing: Quote | Ride | Driver | datetime) -> BaseModel:
@@ -83,13 +85,15 @@ class Answers:
 
     def _one(self, item: Driver | Ride | Refusal) -> dict[str, object]:
         if isinstance(item, Refusal):
-            body = PROBLEMS.body(PROBLEMS.code_of(item), str(item), instance=self._instance)
+            body = PROBLEMS.of_error(item, instance=self._instance)
             return {"status": body["status"], "body": body}
         view = view_of(item)
         return {"status": 200, "body": view.__pydantic_serializer__.to_python(view, mode="json")}
 
 
-def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClock, guard: Guard) -> None:
+def add_routes(
+    api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClock, guard: Guard, realm: Realm | None = None
+) -> None:
     """Add booking's routes. Each declares the roles that may call it.
 
     Args:
@@ -98,6 +102,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         reader: Answers questions.
         clock: Says whether event times are welcome.
         guard: Stands before each route.
+        realm: The region of this process, `None` where one process serves everywhere.
     """
 
     def route(
@@ -120,6 +125,9 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
             return endpoint
 
         return add
+
+    def new_id() -> str:
+        return str(uuid4()) if realm is None else realm.new_id()
 
     def get(path: str, *, callers: frozenset[Role], **declared: Any) -> Callable[[R], R]:  # Any: as `route`
         return route("GET", path, callers, declared.pop("responses", {}), **declared)
@@ -162,7 +170,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         request: Request, body: schemas.NewQuote, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
         command = OfferQuote(
-            quote_id=str(uuid4()),
+            quote_id=new_id(),
             rider_id=body.rider_id,
             pickup=body.pickup.place(),
             dropoff=body.dropoff.place(),
@@ -177,9 +185,11 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         tags=["riders"],
         summary="Look at a quote",
         response_model=schemas.QuoteView,
-        responses=documented("not-found", "invalid"),
+        responses=documented("not-found", "invalid", "misdirected"),
     )
     async def get_quote(request: Request, quote_id: IdPath) -> Response:
+        if realm is not None:
+            check_id(realm, "quote", quote_id)
         quote = await reader.quote(quote_id)
         if not may_see(admission_of(request).caller, quote):
             raise NotFound("quote", quote_id)
@@ -199,7 +209,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
     async def request_ride(
         request: Request, body: schemas.NewRide, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
-        command = RequestRide(ride_id=str(uuid4()), quote_id=body.quote_id, simulated=body.simulated)
+        command = RequestRide(ride_id=new_id(), quote_id=body.quote_id, simulated=body.simulated)
         return await order(request, command, body, key=key, at=moment_of(event_time, clock), status=201)
 
     @get(
@@ -232,9 +242,11 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         tags=["riders"],
         summary="Look at a ride",
         response_model=schemas.RideView,
-        responses=documented("not-found", "invalid"),
+        responses=documented("not-found", "invalid", "misdirected"),
     )
     async def get_ride(request: Request, ride_id: IdPath) -> Response:
+        if realm is not None:
+            check_id(realm, "ride", ride_id)
         ride = await reader.ride(ride_id)
         if not may_see(admission_of(request).caller, ride):
             raise NotFound("ride", ride_id)
@@ -356,10 +368,12 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         tags=["drivers"],
         summary="Look at a driver",
         response_model=schemas.DriverView,
-        responses=documented("not-found", "invalid"),
+        responses=documented("not-found", "invalid", "misdirected"),
     )
     async def get_driver(request: Request, driver_id: IdPath) -> Response:
         check_sees_driver(admission_of(request).caller, driver_id)
+        if realm is not None:
+            check_driver(realm, driver_id, await reader.region_of_driver(driver_id))
         return _ok(schemas.DriverView.of(await reader.driver(driver_id)))
 
     @post(
@@ -368,7 +382,7 @@ def add_routes(api: APIRouter, writer: Writer, reader: Reader, clock: ServiceClo
         tags=["drivers"],
         summary="Be ready for rides",
         response_model=schemas.DriverView,
-        responses=documented(*_POSTED),
+        responses=documented(*_POSTED, "driver-elsewhere"),
     )
     async def go_online(
         request: Request, driver_id: IdPath, body: schemas.Online, key: IdempotencyKey, event_time: EventTime = None

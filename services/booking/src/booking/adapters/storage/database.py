@@ -1,6 +1,7 @@
-"""The right of one process to write a database."""
+"""The right of one process to write a database, or one region's part of it."""
 
 import fcntl
+import hashlib
 from pathlib import Path
 from typing import IO
 
@@ -22,8 +23,9 @@ class Ownership:
     that lost its connection has lost the lock, and must claim it again before it writes.
     """
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, region: str | None = None) -> None:
         self._engine = engine
+        self._region = region
         self._file: IO[bytes] | None = None
 
     async def claim(self, connection: AsyncConnection) -> None:
@@ -33,7 +35,7 @@ class Ownership:
             DatabaseTakenError: Another process has it.
         """
         if self._engine.dialect.name == "postgresql":
-            got = await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": ADVISORY_LOCK})
+            got = await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": lock_of(self._region)})
             await connection.commit()
             if not got:
                 raise DatabaseTakenError(self._sentence())
@@ -68,4 +70,14 @@ class Ownership:
 
     def _sentence(self) -> str:
         place = self._engine.url.render_as_string(hide_password=True)
+        if self._region is not None:
+            return f"another process serves region {self._region} in {place}; stop it, or set another BOOKING_REGION"
         return f"another process writes {place}; stop it, or give this one a database of its own"
+
+
+def lock_of(region: str | None) -> int:
+    """Return the number of the advisory lock: one for a database, or one for each region in it."""
+    if region is None:
+        return ADVISORY_LOCK
+    digest = hashlib.sha256(f"booking region {region}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

@@ -8,6 +8,7 @@ from sqlalchemy import Select, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from booking.adapters.storage import rows, tables
+from booking.adapters.storage.claims import region_of_driver
 from booking.domain.driver import Driver
 from booking.domain.errors import NotFound
 from booking.domain.quote import Quote
@@ -40,6 +41,11 @@ class Reader:
         if not found:
             raise NotFound("driver", driver_id)
         return rows.driver_of(found[0])
+
+    async def region_of_driver(self, driver_id: str) -> str | None:
+        """Return the region in which a driver is online; only where there are regions."""
+        async with self._engine.connect() as connection:
+            return await region_of_driver(connection, driver_id)
 
     async def rides(
         self, *, states: Sequence[str], ride_ids: Sequence[str], limit: int, after: str | None

@@ -29,6 +29,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, NotSupportedEr
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from booking.adapters.storage import rows, tables
+from booking.adapters.storage.claims import Claims
 from booking.adapters.storage.database import DatabaseTakenError, Ownership
 from booking.app.drivers import HearPosition
 from booking.app.policy import Policy
@@ -36,6 +37,7 @@ from booking.app.ports import Command, Needs, Outgoing, Presenter
 from booking.app.world import Changes, World
 from booking.domain.driver import Driver, DriverStatus
 from booking.domain.errors import Refusal
+from booking.domain.region import Realm
 from booking.domain.ride import TERMINAL
 
 BATCH_LIMIT: Final = 256
@@ -99,6 +101,8 @@ class _Figures:
     refusals: int = 0
     events: int = 0
     largest_batch: int = 0
+    foreign: int = 0
+    """Consumed events that are about another region's rides."""
 
 
 class Writer:
@@ -121,6 +125,7 @@ class Writer:
         report: Callable[[Event, datetime], None],
         fail: Callable[[str], None],
         commit_timeout_s: float,
+        realm: Realm | None = None,
         wall: Clock = utc_now,
     ) -> None:
         self._engine = engine
@@ -134,8 +139,10 @@ class Writer:
         self._fail_service = fail
         self._commit_timeout_s = commit_timeout_s
         self._wall = wall
-        self._world = World(policy)
-        self._ownership = Ownership(engine)
+        self._realm = realm
+        self._world = World(policy, realm)
+        self._claims = None if realm is None else Claims(realm)
+        self._ownership = Ownership(engine, None if realm is None else realm.own.name)
         self._connection: AsyncConnection | None = None
         self._queue: deque[_Item] = deque()
         self._waiting = asyncio.Event()
@@ -181,6 +188,7 @@ class Writer:
             refusals=figures.refusals,
             events=figures.events,
             largest_batch=figures.largest_batch,
+            foreign=figures.foreign,
         )
 
     @property
@@ -361,6 +369,8 @@ class Writer:
                     wanted.append(item.command.needs())
             needs = _union(wanted)
             await self._load(connection, world.missing(needs))
+            if self._claims is not None:
+                await self._claims.learn(connection, world, needs)
             latest: datetime | None = None
             for item in batch:
                 if isinstance(item, _Consumption):
@@ -484,6 +494,8 @@ class Writer:
             await connection.execute(upserts["booking_rides"], [rows.ride_row(r) for r in changes.rides.values()])
         if changes.drivers:
             await connection.execute(upserts["booking_drivers"], [rows.driver_row(d) for d in changes.drivers.values()])
+        if self._claims is not None:
+            await self._claims.flush(connection, changes)
         if changes.multipliers:
             await connection.execute(
                 upserts["booking_multipliers"], [rows.multiplier_row(m) for m in changes.multipliers.values()]
@@ -518,13 +530,15 @@ class Writer:
     # ---------------------------------------------------------------- the connection
 
     async def _connect(self) -> None:
-        world = World(self._policy)
+        world = World(self._policy, self._realm)
         connection = await self._engine.connect()
         try:
             await self._ownership.claim(connection)
             async with connection.begin():
                 await connection.run_sync(tables.metadata.create_all)
             async with connection.begin():
+                if self._claims is not None:
+                    await self._claims.load(connection)
                 for row in (await connection.execute(select(tables.multipliers))).mappings():
                     world.learn(rows.multiplier_of(row))
                 for row in (await connection.execute(select(tables.roads))).mappings():
@@ -622,6 +636,8 @@ def _union(needs: Sequence[Needs]) -> Needs:
         quotes=tuple(dict.fromkeys(key for need in needs for key in need.quotes)),
         rides=tuple(dict.fromkeys(key for need in needs for key in need.rides)),
         drivers=tuple(dict.fromkeys(key for need in needs for key in need.drivers)),
+        online=tuple(dict.fromkeys(key for need in needs for key in need.online)),
+        riders_of=tuple(dict.fromkeys(key for need in needs for key in need.riders_of)),
     )
 
 

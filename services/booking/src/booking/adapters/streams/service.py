@@ -42,11 +42,14 @@ from booking.app.ports import OVERDUE_IN, Command, Multiplier, TimerKind
 from booking.domain.fare import MULTIPLIER_RANGE
 from booking.domain.payment import PaymentNews
 from booking.domain.place import Place
+from booking.domain.region import Realm
 
 PaymentFact = PaymentAuthorised | PaymentCaptured | PaymentFailed | PaymentReleased | PaymentRefunded
 Consumed = SurgeUpdated | TimerElapsed | RideOverdue | PaymentFact
 GROUP = "booking"
+"""What the inbox calls this consumer, and the consumer group where one process serves everywhere."""
 SOURCE = "/booking"
+"""Of all regions: ids of quotes and rides differ, and the number of a driver's events continues between regions."""
 # While the database is away, wait for it: nothing is wrong with the event.
 PATIENTLY = AtLeastOnce(
     retry=Backoff(first=timedelta(milliseconds=200), max=timedelta(seconds=10), attempts=1_000, on=(UnavailableError,))
@@ -60,7 +63,7 @@ _SUBJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z", re.ASCII)
 
 
 def build_service(
-    bus: Bus, clock: ServiceClock, writer: Callable[[], Writer]
+    bus: Bus, clock: ServiceClock, writer: Callable[[], Writer], realm: Realm | None = None
 ) -> tuple[Service, Publisher[DriverLocationReported]]:
     """Return the service and the publisher of positions; the facts go out through the outbox.
 
@@ -68,8 +71,9 @@ def build_service(
         bus: Where events come from and go to.
         clock: The time of the service.
         writer: Returns what applies events; it is called when the first event comes.
+        realm: The region of this process; events about another region's rides, quotes and cells are passed over.
     """
-    service = Service(GROUP, source=SOURCE, bus=bus, catalogue=CATALOGUE, clock=clock.now)
+    service = Service(group_of(realm), source=SOURCE, bus=bus, catalogue=CATALOGUE, clock=clock.now)
     service.publishes(Catalogue.of(quotes, rides, drivers, timers))
     positions: Publisher[DriverLocationReported] = service.publishes(DriverLocationReported)
 
@@ -78,6 +82,10 @@ def build_service(
         verdicts: list[Verdict] = []
         good: list[Delivery[Consumed]] = []
         for item in batch.items:
+            if realm is not None and not is_of(realm, item.event):
+                verdicts.append(Done())
+                writer().figures.foreign += 1
+                continue
             fault = str(Inbox.refusal_of(item) or fault_of(item) or "")
             verdicts.append(Reject(fault) if fault else Done())
             if not fault:
@@ -107,6 +115,22 @@ def build_service(
         return [Done() if fault is None else Reject(fault) for fault in fault_of_item]
 
     return service, positions
+
+
+def group_of(realm: Realm | None) -> str:
+    """Return the consumer group: each region reads all events, and applies its own."""
+    return GROUP if realm is None else f"{GROUP}-{realm.own.name}"
+
+
+def is_of(realm: Realm, event: Consumed) -> bool:
+    """Return whether an event is about a ride, quote or cell of this region. Nonsense is the rest's."""
+    match event:
+        case SurgeUpdated(cell=cell):
+            return realm.owns_cell(cell)
+        case TimerElapsed(subject_id=key):
+            return realm.owns_id(key)
+        case _:
+            return realm.owns_id(event.ride_id)
 
 
 def fault_of_position(item: Delivery[DriverLocationReported]) -> str | None:

@@ -1,0 +1,318 @@
+"""Two booking processes share a city on one PostgreSQL: each owns its rides, and together they agree on people."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from booking.adapters.storage.claims import url_of
+from booking.domain.region import Region, Regions
+from hailbus import Catalogue, KafkaBus, Service, bus_reader
+from hailbus.database import create_engine
+from ride_events import CATALOGUE, Money, cell, drivers, quotes, rides, timers
+from ride_events.payments import PaymentAuthorised, PaymentFailed
+from sqlalchemy import text
+
+from tests.integration.booking.callers import Callers
+from tests.integration.conftest import Broker, Process, eventually
+from tests.support import free_port
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)]
+OWN = Catalogue.of(quotes, rides, drivers, timers)
+MANHATTAN, OUTER = "manhattan", "outer"
+PLACES = {MANHATTAN: {"lat": 40.75, "lng": -73.98}, OUTER: {"lat": 40.65, "lng": -73.95}}
+PENDING = {"booking.timer_elapsed", "booking.ride_overdue"}
+
+
+class City:
+    """Two processes, one a region, and a client that sends where it is told and does not give up."""
+
+    def __init__(self, broker: Broker, database_url: str, folder: Path) -> None:
+        self.callers = Callers(folder / "callers")
+        self.database_url = database_url
+        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in PLACES}
+        self.file = folder / "regions.toml"
+        manhattan = cell(40.75, -73.98, 6)
+        self.file.write_text(
+            f'[manhattan]\naddress = "http://{self.addresses[MANHATTAN]}"\ncells = ["{manhattan}"]\n'
+            f'[outer]\naddress = "http://{self.addresses[OUTER]}"\nrest = true\n'
+        )
+        self.regions = Regions(
+            [
+                Region(name=MANHATTAN, address="", cells=frozenset({manhattan})),
+                Region(name=OUTER, address="", takes_rest=True),
+            ]
+        )
+        self._broker = broker
+        self.processes = {name: self.process(name, folder / name, self.addresses[name]) for name in PLACES}
+        self._http = httpx.AsyncClient()
+
+    def process(self, region: str, folder: Path, listen: str = "127.0.0.1:0") -> Process:
+        folder.mkdir()
+        return Process(
+            "booking",
+            folder,
+            {
+                "BOOKING_BOOTSTRAP_SERVERS": self._broker.bootstrap,
+                "BOOKING_DATABASE_URL": self.database_url,
+                "BOOKING_LISTEN": listen,
+                "BOOKING_AUTH_KEYS": str(self.callers.keys),
+                "BOOKING_REGION": region,
+                "BOOKING_REGIONS": str(self.file),
+                "BOOKING_SILENT_AFTER_S": "3600",
+            },
+        )
+
+    async def start(self, region: str) -> None:
+        self.processes[region].start()
+        line = await asyncio.to_thread(self.processes[region].ready_line)
+        assert line == f"listening={self.addresses[region]}"
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def post(self, region: str, path: str, body: object, key: str) -> httpx.Response:
+        async with asyncio.timeout(60):
+            while True:
+                headers = {"Idempotency-Key": key, **self.callers.header(self.callers.of(path, body))}
+                url = f"http://{self.addresses[region]}{path}"
+                try:
+                    response = await self._http.post(url, json=body, headers=headers, timeout=20)
+                except httpx.TransportError:
+                    await asyncio.sleep(0.05)
+                    continue
+                if response.status_code != 503:
+                    self.callers.note(response.json())
+                    return response
+                await asyncio.sleep(0.05)
+
+    async def get(self, region: str, path: str) -> httpx.Response:
+        header = self.callers.header(("operator", "tests"))
+        return await self._http.get(f"http://{self.addresses[region]}{path}", headers=header)
+
+    async def online(self, region: str, driver: str, key: str) -> httpx.Response:
+        return await self.post(region, f"/drivers/{driver}/online", {"position": PLACES[region]}, key)
+
+    async def quote(self, region: str, rider: str) -> Any:
+        pickup = PLACES[region]
+        body = {"rider_id": rider, "pickup": pickup, "dropoff": {**pickup, "lat": pickup["lat"] + 0.005}}
+        response = await self.post(region, "/quotes", body, f"{region}-{rider}-quote")
+        assert response.status_code == 201, response.text
+        return response.json()
+
+    async def request(self, region: str, rider: str) -> httpx.Response:
+        quote = await self.quote(region, rider)
+        return await self.post(region, "/rides", {"quote_id": quote["quote_id"]}, f"{region}-{rider}-ride")
+
+    async def ride(self, region: str, rider: str) -> Any:
+        """Play a ride from the request to its end."""
+        response = await self.request(region, rider)
+        assert response.status_code == 201, response.text
+        ride = response.json()
+        assert ride["driver_id"] is not None
+        body = {"driver_id": ride["driver_id"]}
+        for step, more in (("arrived", {}), ("start", {}), ("complete", {"distance_m": 900})):
+            response = await self.post(
+                region, f"/rides/{ride['ride_id']}/{step}", {**body, **more}, f"{ride['ride_id']}-{step}"
+            )
+            assert response.status_code == 200, response.text
+        return response.json()
+
+    async def rows(self, region: str, statement: str) -> list[tuple[Any, ...]]:
+        engine = create_engine(url_of(self.database_url, region))
+        try:
+            async with engine.connect() as connection:
+                return [tuple(row) for row in (await connection.execute(text(statement))).all()]
+        finally:
+            await engine.dispose()
+
+    async def check_log(self) -> None:
+        """Wait until both outboxes are empty; log and databases must then tell the same story, each ride once."""
+        outbox = "SELECT id, type, published_at, cancelled_at FROM hailbus_outbox"
+
+        async def all_published() -> bool:
+            rows = [row for region in PLACES for row in await self.rows(region, outbox)]
+            return all(done or cancelled or kind in PENDING for _, kind, done, cancelled in rows)
+
+        await eventually(all_published, within_s=60)
+        said = [row for region in PLACES for row in await self.rows(region, outbox)]
+        stored = [id_ for id_, _, published, _ in said if published is not None]
+        assert len(set(stored)) == len(stored)  # no id is given by two regions
+        logged: set[str] = set()
+        steps: dict[str, set[int]] = defaultdict(set)
+        of_driver: dict[str, set[int]] = defaultdict(set)
+        bus = KafkaBus(bootstrap_servers=self._broker.bootstrap, client_id="check")
+        async for delivery in bus_reader(bus, OWN, start="earliest", until_end=True):
+            envelope, event = delivery.ctx.envelope, delivery.event
+            if envelope.type == "driver.location_reported":
+                continue
+            logged.add(envelope.id)
+            if envelope.type.startswith("ride."):
+                steps[event.ride_id].add(event.seq)  # type: ignore[attr-defined]  # a RideEvent
+            elif envelope.type.startswith("driver."):
+                of_driver[event.driver_id].add(event.seq)  # type: ignore[attr-defined]  # a DriverEvent
+        assert logged == set(stored)  # none lost, none invented
+        rides_of = {
+            region: dict(await self.rows(region, "SELECT ride_id, seq FROM booking_rides")) for region in PLACES
+        }
+        for region, found in rides_of.items():
+            assert all(key.startswith(f"{region}.") for key in found)
+        whole = {key: seq for found in rides_of.values() for key, seq in found.items()}
+        assert {key: sorted(seqs) for key, seqs in steps.items()} == {
+            key: list(range(1, seq + 1)) for key, seq in whole.items()
+        }
+        assert all(sorted(seqs) == list(range(1, len(seqs) + 1)) for seqs in of_driver.values())
+
+
+@pytest.fixture
+def city(broker: Broker, database_url: str, tmp_path: Path) -> Iterator[City]:
+    one = City(broker, database_url, tmp_path)
+    yield one
+    for process in one.processes.values():
+        if process.is_running:
+            assert process.terminate() == 0
+
+
+async def test_a_region_that_is_killed_loses_nothing_and_the_other_goes_on(city: City) -> None:
+    await asyncio.gather(*(city.start(name) for name in PLACES))
+    for name in PLACES:
+        for number in range(5):
+            assert (await city.online(name, f"{name}-{number}", f"on-{name}-{number}")).status_code == 200
+
+    async def many(region: str, first: int) -> None:
+        for number in range(first, first + 8):
+            await city.ride(region, f"{region}-rider-{number}")
+
+    killed = asyncio.gather(*(many(MANHATTAN, 100 * number) for number in range(3)))
+    answered = await city.ride(MANHATTAN, "manhattan-first")
+    city.processes[MANHATTAN].kill()
+    await many(OUTER, 0)  # while the other is away
+    assert not killed.done()
+    await city.start(MANHATTAN)
+    await asyncio.gather(killed, many(OUTER, 100))
+    again = (await city.get(MANHATTAN, f"/rides/{answered['ride_id']}")).json()
+    assert (again["state"], again["seq"]) == ("completed", answered["seq"])
+    await city.check_log()
+    ended = "SELECT count(*) FROM booking_rides WHERE state = 'completed'"
+    assert await city.rows(MANHATTAN, ended) == [(25,)]
+    assert await city.rows(OUTER, ended) == [(16,)]
+    assert await city.rows(OUTER, "SELECT count(*) FROM booking_regions.claims WHERE kind='rider' AND held != ''") == [
+        (0,)
+    ]
+    await city.close()
+
+
+async def test_a_request_at_the_wrong_region_is_told_the_owner(city: City) -> None:
+    await asyncio.gather(*(city.start(name) for name in PLACES))
+    await city.online(MANHATTAN, "d", "on")
+    ride = (await city.request(MANHATTAN, "r")).json()
+    steps = f"/rides/{ride['ride_id']}"
+    quote = {"rider_id": "r", "pickup": PLACES[MANHATTAN], "dropoff": PLACES[OUTER]}
+    wrong = [
+        await city.get(OUTER, steps),
+        await city.get(OUTER, f"/quotes/{ride['quote_id']}"),
+        await city.get(OUTER, "/drivers/d"),
+        await city.post(OUTER, steps + "/arrived", {"driver_id": "d"}, "a"),
+        await city.post(OUTER, "/drivers/d/location", {"position": PLACES[MANHATTAN]}, "b"),
+        await city.post(OUTER, "/quotes", quote, "c"),
+    ]
+    address = f"http://{city.addresses[MANHATTAN]}"
+    for response in wrong:
+        problem = response.json()
+        assert response.status_code == 421, response.text
+        assert (problem["type"], problem["owner"], problem["address"]) == ("/problems/misdirected", MANHATTAN, address)
+        assert response.headers["content-type"] == "application/problem+json"
+    body = {
+        "updates": [
+            {"kind": "arrived", "driver_id": "d", "ride_id": ride["ride_id"]},
+            {"kind": "online", "driver_id": "e", "position": PLACES[OUTER]},
+        ]
+    }
+    results = (await city.post(OUTER, "/driver-updates", body, "many")).json()["results"]
+    assert [one["status"] for one in results] == [421, 200]
+    assert results[0]["body"]["owner"] == MANHATTAN
+    # The same key at the owner is a request that was never made.
+    assert (await city.post(MANHATTAN, steps + "/arrived", {"driver_id": "d"}, "a")).status_code == 200
+    await city.close()
+
+
+async def test_nobody_has_two_rides_in_two_regions(city: City) -> None:
+    await asyncio.gather(*(city.start(name) for name in PLACES))
+    for number in range(10):
+        both = await asyncio.gather(*(city.request(name, f"r{number}") for name in PLACES))
+        assert sorted(response.status_code for response in both) == [201, 409]
+        (won,) = [response.json() for response in both if response.status_code == 201]
+        (refused,) = [response.json() for response in both if response.status_code == 409]
+        assert refused["type"] == "/problems/ride-open"
+        assert won["ride_id"] in refused["detail"]
+        winner, loser = (MANHATTAN, OUTER) if won["ride_id"].startswith(MANHATTAN) else (OUTER, MANHATTAN)
+        body = {"by": "rider", "reason": "late"}
+        assert (await city.post(winner, f"/rides/{won['ride_id']}/cancel", body, f"x{number}")).status_code == 200
+        quote = await city.quote(loser, f"r{number}")
+        after = await city.post(loser, "/rides", {"quote_id": quote["quote_id"]}, f"again-{number}")
+        assert after.status_code == 201, after.text
+    await city.check_log()
+    await city.close()
+
+
+async def test_a_driver_goes_from_one_region_to_the_next(city: City) -> None:
+    await asyncio.gather(*(city.start(name) for name in PLACES))
+    assert (await city.online(MANHATTAN, "d", "1")).json()["seq"] == 1
+    refused = await city.online(OUTER, "d", "2")
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/driver-elsewhere")
+    off = await city.post(MANHATTAN, "/drivers/d/offline", {}, "3")
+    assert off.json()["seq"] == 2
+    assert (await city.online(OUTER, "d", "4")).json()["seq"] == 3
+    assert (await city.post(MANHATTAN, "/drivers/d/offline", {}, "5")).status_code == 421
+    ride = await city.ride(OUTER, "r")
+    assert ride["driver_id"] == "d"
+    assert (await city.post(OUTER, "/drivers/d/offline", {}, "6")).json()["seq"] == 6
+    assert (await city.online(MANHATTAN, "d", "7")).json()["seq"] == 7
+    both = await asyncio.gather(*(city.online(name, "twin", f"twin-{name}") for name in PLACES))
+    assert sorted(response.status_code for response in both) == [200, 409]
+    await city.check_log()
+    await city.close()
+
+
+async def test_a_payment_is_applied_by_the_region_of_its_ride(city: City, broker: Broker) -> None:
+    await asyncio.gather(*(city.start(name) for name in PLACES))
+    found = {name: (await city.request(name, f"rider-{name}")).json()["ride_id"] for name in PLACES}
+    payment = Service(
+        "payment", source="/payment", bus=KafkaBus(bootstrap_servers=broker.bootstrap), catalogue=CATALOGUE
+    )
+    publisher = payment.publishes(PaymentAuthorised | PaymentFailed)
+    fare = Money(amount_minor=900)
+    async with payment.running():
+        for name, ride_id in found.items():
+            await publisher.publish(
+                PaymentAuthorised(ride_id=ride_id, payment_id="p", rider_id=name, seq=1, amount=fare)
+            )
+
+    async def applied() -> bool:
+        states = [(await city.get(name, f"/rides/{key}")).json()["payment"] for name, key in found.items()]
+        return states == ["authorised", "authorised"]
+
+    await eventually(applied, within_s=60)
+    for name in PLACES:
+        claimed = await city.rows(name, "SELECT count(*) FROM hailbus_inbox WHERE topic = 'payments.v1'")
+        assert claimed == [(1,)]
+        city.processes[name].terminate()
+        log = (city.file.parent / name / "booking.log").read_text()
+        assert '"foreign": 1' in log
+        assert "dead" not in log
+    await city.close()
+
+
+async def test_a_second_process_for_a_region_stops_with_a_sentence(city: City, tmp_path: Path) -> None:
+    await city.start(MANHATTAN)
+    second = city.process(MANHATTAN, tmp_path / "second")
+    second.start()
+    assert await asyncio.to_thread(second.wait) == 2
+    assert "another process serves region manhattan" in second.log().splitlines()[-1]
+    await city.start(OUTER)  # another region is welcome
+    city.processes[MANHATTAN].kill()
+    await city.start(MANHATTAN)  # PostgreSQL gives the lock of a dead process back
+    await city.close()
