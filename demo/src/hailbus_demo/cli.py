@@ -329,6 +329,14 @@ def ledger(
             "names: booking, payment, provider, surge, recommender, logger. Give the option once for each.",
         ),
     ] = None,
+    booking_region: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--booking-region",
+            help="A region of booking. Give the option once for each; booking's database URL then ends with "
+            "?search_path=booking_regions.",
+        ),
+    ] = None,
     lake_dir: Annotated[Path | None, typer.Option("--lake-dir", help="The lake's folder; without it no lake.")] = None,
     lake_report: Annotated[
         Path | None,
@@ -375,6 +383,7 @@ def ledger(
     work = audit(
         bootstrap=bootstrap,
         databases=databases,
+        booking_regions=booking_region or (),
         lake_dir=lake_dir,
         lake_report=report,
         journal=journal,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,7 @@ async def audit(
     *,
     bootstrap: str,
     databases: Mapping[str, str],
+    booking_regions: Sequence[str] = (),
     lake_dir: Path | None,
     lake_report: Mapping[str, Any] | None,
     journal: Path | None,
@@ -178,7 +180,11 @@ async def audit(
     bus = KafkaBus(bootstrap_servers=bootstrap, client_id="demo-ledger")
     book = Book(book_path)
     stage = Stage()
-    consumers = tuple(consumer for consumer in CONSUMERS if consumer.database in databases)
+    consumers = tuple(
+        replace(consumer, regions=tuple(booking_regions)) if consumer.group == "booking" else consumer
+        for consumer in CONSUMERS
+        if consumer.database in databases
+    )
     watch = Watch(bus, topics=TOPIC_NAMES, consumers=consumers, lake_dir=lake_dir)
     figures = Figures(
         run=1, speed=None, book=book, stage=stage, watch=watch, supervisor=None,

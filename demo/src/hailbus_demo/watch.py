@@ -71,7 +71,7 @@ class Watch:
         self.every_s = every_s
         self.ends: dict[Partition, int] = {}
         self.starts: dict[Partition, int] = {}
-        self.groups = {c.group: GroupLag(group=c.group, topics=c.topics) for c in consumers}
+        self.groups = {group: GroupLag(group=group, topics=c.topics) for c in consumers for group in c.read_by}
         self.lake = LakeView()
         self.has_lake: Callable[[], bool] = lambda: True
         """Returns whether the lake sink will get on; one that was given up is not waited for."""

@@ -3,16 +3,20 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from booking.adapters.storage.claims import url_of
+from booking.adapters.storage.claims import url_of, url_of_whole_city
 from booking.domain.region import Region, Regions
-from hailbus import Catalogue, KafkaBus, Service, bus_reader
+from hailbus import Catalogue, ClusterAdmin, KafkaBus, Service, bus_reader
 from hailbus.database import create_engine
-from ride_events import CATALOGUE, Money, cell, drivers, quotes, rides, timers
+from hailbus_demo.ledger.draw import draw_up
+from hailbus_demo.ledger.gather import Gatherer, Sources
+from hailbus_demo.services import CONSUMERS
+from ride_events import CATALOGUE, TOPICS, Money, cell, drivers, quotes, rides, timers
 from ride_events.payments import PaymentAuthorised, PaymentFailed
 from sqlalchemy import text
 
@@ -176,7 +180,32 @@ def city(broker: Broker, database_url: str, tmp_path: Path) -> Iterator[City]:
             assert process.terminate() == 0
 
 
-async def test_a_region_that_is_killed_loses_nothing_and_the_other_goes_on(city: City) -> None:
+ELSEWHERE = {"money-rides-payments", "surge-pickups"}
+"""Lines that want payment and surge, which do not run here."""
+
+
+async def check_ledger(city: City, broker: Broker) -> None:
+    """Draw up the demo's ledger over all regions, read as one by the views of the shared schema."""
+    async with ClusterAdmin(KafkaBus(bootstrap_servers=broker.bootstrap, client_id="check")) as admin:
+        await admin.provision(TOPICS)
+    url = url_of_whole_city(city.database_url)
+    booking = next(replace(one, regions=tuple(PLACES)) for one in CONSUMERS if one.group == "booking")
+    gatherer = Gatherer(Sources(bootstrap=broker.bootstrap, databases={"booking": url}, consumers=(booking,)))
+    verdicts: dict[str, str] = {}
+
+    async def balanced() -> bool:  # committed offsets follow what was applied
+        verdicts.update({line.id: line.verdict for line in draw_up(await gatherer.gather()).lines})
+        return {key for key, verdict in verdicts.items() if verdict not in ("agrees", "shown")} <= ELSEWHERE
+
+    try:
+        await eventually(balanced, within_s=60)
+    finally:
+        await gatherer.close()
+    wanted = ("outbox-log", "inbox-booking", "groups-log", "rides-booking-log", "drivers-booking-log", "booking-timers")
+    assert {verdicts[key] for key in wanted} == {"agrees"}, verdicts
+
+
+async def test_a_region_that_is_killed_loses_nothing_and_the_other_goes_on(city: City, broker: Broker) -> None:
     await asyncio.gather(*(city.start(name) for name in PLACES))
     for name in PLACES:
         for number in range(5):
@@ -196,6 +225,7 @@ async def test_a_region_that_is_killed_loses_nothing_and_the_other_goes_on(city:
     again = (await city.get(MANHATTAN, f"/rides/{answered['ride_id']}")).json()
     assert (again["state"], again["seq"]) == ("completed", answered["seq"])
     await city.check_log()
+    await check_ledger(city, broker)
     ended = "SELECT count(*) FROM booking_rides WHERE state = 'completed'"
     assert await city.rows(MANHATTAN, ended) == [(25,)]
     assert await city.rows(OUTER, ended) == [(16,)]

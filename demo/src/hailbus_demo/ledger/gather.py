@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -173,7 +173,12 @@ class Gatherer:
         def ask() -> _Moment:
             log = self._connected()
             _, ends = log.bounds(self._topics())
-            return _Moment(ends=ends, committed=log.committed([consumer.group for consumer in self.sources.consumers]))
+            consumers = self.sources.consumers
+            said = log.committed([group for consumer in consumers for group in consumer.read_by])
+            return _Moment(
+                ends=ends,
+                committed={one.group: _slowest([said[group] for group in one.read_by]) for one in consumers},
+            )
 
         return await _or_unread(asyncio.to_thread(ask))
 
@@ -190,6 +195,16 @@ class Gatherer:
     def _letters(self) -> LettersAccount:
         counts, letters = self._connected().letters(DEAD_LETTER_SUFFIX)
         return LettersAccount(counts=counts, letters=letters)
+
+
+def _slowest(groups: Sequence[Mapping[Partition, int]]) -> dict[Partition, int]:
+    """Return how far all of the groups have committed."""
+    first, *others = groups
+    return {
+        place: min(offset, *(group[place] for group in others)) if others else offset
+        for place, offset in first.items()
+        if all(place in group for group in others)
+    }
 
 
 def _moved(before: _Moment | Unread, after: _Moment | Unread, log: LogAccount | Unread) -> tuple[str, ...]:

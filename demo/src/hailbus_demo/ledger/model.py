@@ -122,12 +122,19 @@ class Consumer:
         database: Name of the database that holds its inbox.
         topics: Topics that it subscribes to.
         types: Event types that it applies, of those on its topics; `None` for all of them.
+        regions: Regions that share its work: each is a group of its own, reads everything and applies its part.
     """
 
     group: str
     database: str
     topics: tuple[str, ...]
     types: frozenset[str] | None = None
+    regions: tuple[str, ...] = ()
+
+    @property
+    def read_by(self) -> tuple[str, ...]:
+        """The consumer groups that read for it."""
+        return tuple(f"{self.group}-{region}" for region in self.regions) or (self.group,)
 
 
 class Findings:

@@ -20,7 +20,7 @@ from booking.adapters.http.problems import PROBLEMS
 from booking.adapters.http.rate_limit import RateLimit
 from booking.adapters.http.routes import add_routes
 from booking.adapters.http.tokens import TokenVerifier, read_keys
-from booking.adapters.storage.claims import set_up, url_of
+from booking.adapters.storage.claims import set_up, show_whole_city, url_of
 from booking.adapters.storage.reader import Reader
 from booking.adapters.storage.writer import Writer
 from booking.adapters.streams.publishing import LocationReports
@@ -81,6 +81,8 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
             await outbox.create_tables()
             await inbox.create_tables()
             await writer.start()
+            if realm is not None:
+                await show_whole_city(url, realm)
             try:
                 await service.start()
                 reports.start()

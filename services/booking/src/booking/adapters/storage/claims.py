@@ -106,6 +106,12 @@ def url_of(url: str, region: str) -> str:
     return parsed.render_as_string(hide_password=False)
 
 
+def url_of_whole_city(url: str) -> str:
+    """Return the URL by which all regions' tables are read as one; see `show_whole_city`."""
+    parsed = make_url(url).update_query_dict({"search_path": SHARED_SCHEMA})
+    return parsed.render_as_string(hide_password=False)
+
+
 async def set_up(url: str, region: str) -> None:
     """Create the region's schema and the shared one with its tables, where they are missing."""
     engine = create_engine(url)
@@ -115,6 +121,40 @@ async def set_up(url: str, region: str) -> None:
             for schema in (SHARED_SCHEMA, schema_of(region)):
                 await connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
             await connection.run_sync(_metadata.create_all)
+    finally:
+        await engine.dispose()
+
+
+_UNION: Final = (
+    "booking_rides",
+    "booking_quotes",
+    "booking_multipliers",
+    "hailbus_outbox",
+    "hailbus_inbox",
+)
+_HAVE_TABLES = text("SELECT table_schema FROM information_schema.tables WHERE table_name = 'booking_rides' ORDER BY 1")
+
+
+async def show_whole_city(url: str, realm: Realm) -> None:
+    """Make views in the shared schema that show all regions' tables as one, for who reads the whole city.
+
+    They cover the regions that have their tables by now; the last region to start covers all.
+    """
+    engine = create_engine(url)
+    try:
+        async with engine.begin() as connection:
+            await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": ADVISORY_LOCK})
+            known = {schema_of(region.name) for region in realm.regions.all}
+            schemas = [name for name in await connection.scalars(_HAVE_TABLES) if name in known]
+            for name in (*_UNION, "booking_drivers", "booking_clock"):
+                # S608: the schemas are those of the realm's regions, whose names were checked.
+                rows = " UNION ALL ".join(f'SELECT * FROM "{schema}".{name}' for schema in schemas)  # noqa: S608
+                if name == "booking_drivers":  # a driver who changed regions has a row in both: the last one counts
+                    rows = f"SELECT DISTINCT ON (driver_id) * FROM ({rows}) AS d ORDER BY driver_id, seq DESC"  # noqa: S608
+                elif name == "booking_clock":
+                    rows = f"SELECT name, max(now) AS now FROM ({rows}) AS c GROUP BY name"  # noqa: S608
+                await connection.execute(text(f"DROP VIEW IF EXISTS {SHARED_SCHEMA}.{name}"))
+                await connection.execute(text(f"CREATE VIEW {SHARED_SCHEMA}.{name} AS {rows}"))
     finally:
         await engine.dispose()
 
