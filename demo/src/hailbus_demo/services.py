@@ -42,7 +42,16 @@ CONSUMERS = (
         group="payment-saga",
         database="payment",
         topics=("rides.v1",),
-        types=frozenset({"ride.requested", "ride.repriced", "ride.completed", "ride.cancelled", "ride.unmatched"}),
+        types=frozenset(
+            {
+                "ride.requested",
+                "ride.repriced",
+                "ride.pooled",
+                "ride.completed",
+                "ride.cancelled",
+                "ride.unmatched",
+            }
+        ),
     ),
     Consumer(
         group="surge",
@@ -53,7 +62,7 @@ CONSUMERS = (
         group="recommender",
         database="recommender",
         topics=("rides.v1",),
-        types=frozenset({"ride.requested", "ride.completed", "ride.cancelled", "ride.unmatched"}),
+        types=frozenset({"ride.requested", "ride.pooled", "ride.completed", "ride.cancelled", "ride.unmatched"}),
     ),
     Consumer(group="event-logger", database="logger", topics=TOPIC_NAMES),
 )

@@ -12,7 +12,7 @@ from hailbus.testing import MemoryBus
 from hailbus.testing.plugin import NeedsRecorder
 from payment.adapters.streams.saga import Authorised, PaymentState, Policy, Saga
 from payment.domain.payment import Payment
-from ride_events.rides import RideCancelled, RideCompleted, RideRepriced, RideRequested, RideUnmatched
+from ride_events.rides import RideCancelled, RideCompleted, RidePooled, RideRepriced, RideRequested, RideUnmatched
 
 from tests.contract.examples import example
 
@@ -44,6 +44,7 @@ async def test_rides(bus: MemoryBus, needs: NeedsRecorder) -> None:
     requested = await decided(saga._requested, RideRequested)
     authorised = Authorised(payment=requested, at=EPOCH)
     assert (await decided(saga._repriced, RideRepriced, authorised)).ending is None
+    assert (await decided(saga._repriced, RidePooled, authorised)).fare_minor == example(RidePooled).fare.amount_minor
     assert (await decided(saga._completed, RideCompleted, authorised)).ending is not None
     assert (await decided(saga._cancelled, RideCancelled, authorised)).ending is not None
     assert (await decided(saga._unmatched, RideUnmatched, authorised)).ending is not None

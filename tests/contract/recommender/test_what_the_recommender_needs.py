@@ -5,12 +5,12 @@ from hailbus import Context, Delivery, Event
 from hailbus.testing import MemoryBus
 from hailbus.testing.plugin import NeedsRecorder
 from recommender.adapters.streams.facts import facts_of
-from ride_events.rides import RideCancelled, RideCompleted, RideRequested, RideUnmatched
+from ride_events.rides import RideCancelled, RideCompleted, RidePooled, RideRequested, RideUnmatched
 
 from tests.contract.examples import example
 
 
-@pytest.mark.parametrize("kind", [RideCancelled, RideCompleted, RideRequested, RideUnmatched])
+@pytest.mark.parametrize("kind", [RideCancelled, RideCompleted, RidePooled, RideRequested, RideUnmatched])
 async def test_journeys_and_open_rides(kind: type[Event], bus: MemoryBus, needs: NeedsRecorder) -> None:
     event = example(kind)
     async with bus.run() as t:

@@ -289,6 +289,29 @@ async def test_a_new_destination_changes_the_fare(start_booking: StartBooking) -
         await published(booking, "rides.v1", ride["ride_id"], ["ride.requested", "ride.repriced"])
 
 
+async def test_two_riders_share_a_driver_and_a_restart_keeps_it(start_booking: StartBooking) -> None:
+    async with start_booking() as booking:
+        first, second = [await booking.ride() for _ in range(2)]
+        wish = await booking.post(f"/rides/{first['ride_id']}/pool", {"partner_ride_id": second["ride_id"]})
+        assert (wish["pool_wish"], wish["pooled_with"], wish["seq"]) == (second["ride_id"], None, 1)
+    async with start_booking() as booking:
+        body, path = {"partner_ride_id": first["ride_id"]}, f"/rides/{second['ride_id']}/pool"
+        pooled = await booking.post(path, body, key="agree")
+        assert await booking.post(path, body, key="agree") == pooled, "the same request has the same answer"
+        assert (pooled["pooled_with"], pooled["seq"]) == (first["ride_id"], 2)
+        assert pooled["fare"]["amount_minor"] == (second["fare"]["amount_minor"] * 80 + 50) // 100
+        refused = await booking.post(f"/rides/{first['ride_id']}/destination", {"dropoff": FAR_AWAY}, expect=409)
+        assert refused["type"] == "/problems/ride-pooled"
+    async with start_booking() as booking:
+        await booking.post("/drivers/d1/online", {"position": PICKUP})
+        for ride in (first, second):
+            await published(booking, "rides.v1", ride["ride_id"], ["ride.requested", "ride.pooled", "ride.matched"])
+        cancelled = await booking.post(f"/rides/{first['ride_id']}/cancel", {"by": "rider", "reason": "late"})
+        assert cancelled["state"] == "cancelled"
+        told = ["ride.requested", "ride.pooled", "ride.matched", "ride.repriced"]
+        await published(booking, "rides.v1", second["ride_id"], told)
+
+
 async def test_a_client_cannot_say_how_far_a_ride_is(start_booking: StartBooking) -> None:
     async with start_booking() as booking:
         body = {"rider_id": "r1", "pickup": PICKUP, "dropoff": DROPOFF, "distance_m": 1}

@@ -16,7 +16,13 @@ import h3
 from booking.domain.place import Place, great_circle_m
 
 NEXT: Final[Mapping[str, Mapping[str, str]]] = {
-    "requested": {"match": "matched", "cancel": "cancelled", "give_up": "unmatched", "reprice": "requested"},
+    "requested": {
+        "match": "matched",
+        "cancel": "cancelled",
+        "give_up": "unmatched",
+        "reprice": "requested",
+        "pool": "requested",
+    },
     "redispatched": {"match": "matched", "cancel": "cancelled", "give_up": "unmatched", "reprice": "redispatched"},
     "matched": {
         "arrive": "arrived",
@@ -55,6 +61,8 @@ RIDE_GRACE: Final = timedelta(hours=4)
 SILENT_AFTER: Final = timedelta(seconds=30)
 RINGS: Final = 8
 REDISPATCHES: Final = 3
+POOL_WINDOW: Final = timedelta(minutes=5)
+POOL_APART_M: Final = 3_000
 
 Who = tuple[str, str]
 """A role and an id."""
@@ -92,7 +100,10 @@ class Money:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ride:
-    """A ride as the model has it. `had_by` are the drivers who had it and have it no more."""
+    """A ride as the model has it. `had_by` are the drivers who had it and have it no more.
+
+    `wish` and `pool` are other rides, `alone` is the fare without the pool.
+    """
 
     rider: str
     quote: str
@@ -114,6 +125,9 @@ class Ride:
     started_at: datetime | None = None
     reason: str | None = None
     cancelled_by: str | None = None
+    wish: str | None = None
+    pool: str | None = None
+    alone: int | None = None
     money: Money = field(default_factory=Money)
 
 
@@ -304,10 +318,36 @@ class Model:
     def change_destination(self, who: Who, ride_id: str, dropoff: Place) -> None:
         """A rider wants to go elsewhere."""
         ride = self._ride_for_rider(who, ride_id)
+        if ride.pool is not None and ride.state not in ENDED:
+            raise Refused("RidePooled")
         route_m = self._way_m(ride.pickup, dropoff)
         fare = _fare(route_m, self._drive_s(route_m), ride.multiplier)
         self._step(ride_id, "reprice", dropoff=dropoff, route_m=route_m, fare=fare)
         self._tell_ride("ride.repriced", ride_id, fare=fare, reason="destination_changed")
+
+    def pool_ride(self, who: Who, ride_id: str, partner_id: str) -> None:
+        """A rider would share a car with the rider of another ride; with both wishes they do."""
+        ride = self._ride_for_rider(who, ride_id)
+        if ride.state != "requested":
+            raise Refused("WrongState")
+        if ride.pool is not None:
+            raise Refused("RidePooled")
+        if partner_id == ride_id:
+            raise Refused("CannotPool")
+        self._change_ride(ride_id, wish=partner_id)
+        partner = self.books.rides.get(partner_id)
+        if partner is None or partner.state != "requested" or partner.wish != ride_id:
+            return
+        apart = abs(ride.requested_at - partner.requested_at)
+        ways = (great_circle_m(ride.pickup, partner.pickup), great_circle_m(ride.dropoff, partner.dropoff))
+        if apart > POOL_WINDOW or max(ways) > POOL_APART_M:
+            raise Refused("CannotPool")
+        ids = self._by_request(ride_id, partner_id)
+        for order, (one, other) in enumerate((ids, ids[::-1]), start=1):
+            alone = self.books.rides[one].fare
+            fare = math.floor(Fraction(alone * 80, 100) + Fraction(1, 2))
+            self._step(one, "pool", wish=None, pool=other, alone=alone, fare=fare)
+            self._tell_ride("ride.pooled", one, fare=fare, single_fare=alone, partner_ride_id=other, pickup_order=order)
 
     # ---------------------------------------------------------------- drivers
 
@@ -401,13 +441,13 @@ class Model:
             raise Refused("WrongState")
         self._hear(driver_id)
         metered = _fare(ride.route_m, self._on_board_s(ride), ride.multiplier)
-        if metered > ride.fare + max(ride.fare * 25 // 100, 300):
+        if ride.pool is None and metered > ride.fare + max(ride.fare * 25 // 100, 300):
             fare = min(metered, 2 * ride.fare)
             self._step(ride_id, "reprice", fare=fare)
             self._tell_ride("ride.repriced", ride_id, fare=fare, reason="took_longer")
         took_s = self._complete(ride_id, odometer_m, None)
         self._learn(ride, odometer_m, took_s)
-        self._release(driver_id, ride.dropoff)
+        self._release(driver_id, ride_id, ride.dropoff)
 
     def update_drivers(self, who: Who, parts: list[tuple[Callable[[], object], datetime | None]]) -> list[str | None]:
         """A fleet sends many updates: each is done or refused alone."""
@@ -444,7 +484,7 @@ class Model:
             case _:
                 assert ride.driver is not None
                 self._complete(subject, ride.route_m, "ride_timeout")
-                self._release(ride.driver, None)
+                self._release(ride.driver, subject, None)
         return True
 
     def hear_payment(self, ride_id: str, kind: str, seq: int, amount: int, stage: str, owed: int | None) -> bool:
@@ -515,19 +555,51 @@ class Model:
             self._pair(min(found)[2], driver_id)
 
     def _pair(self, ride_id: str, driver_id: str) -> None:
-        position = self.books.drivers[driver_id].position
-        assert position is not None
-        eta_s = self._drive_s(self._way_m(position, self.books.rides[ride_id].pickup))
-        at = self._step(ride_id, "match", is_new_state=True, driver=driver_id, eta_s=eta_s)
-        self._change_ride(ride_id, matched_at=at)
-        self._change_driver(driver_id, status="busy", ride=ride_id)
-        self._tell_ride("ride.matched", ride_id, driver_id=driver_id, eta_s=eta_s)
-        driver = self.books.drivers[driver_id]
-        self._tell("driver.became_busy", driver_id, driver.seq, driver.updated_at, ride_id=ride_id)
-        self._wait(ride_id, at + timedelta(seconds=eta_s) + PICKUP_GRACE)
+        partner_id = self._partner(ride_id)
+        ids = (ride_id,) if partner_id is None else self._by_request(ride_id, partner_id)
+        where, eta_s = self.books.drivers[driver_id].position, 0
+        for one in ids:
+            assert where is not None
+            pickup = self.books.rides[one].pickup
+            eta_s += self._drive_s(self._way_m(where, pickup))
+            where = pickup
+            at = self._step(one, "match", is_new_state=True, driver=driver_id, eta_s=eta_s)
+            self._change_ride(one, matched_at=at)
+            self._tell_ride("ride.matched", one, driver_id=driver_id, eta_s=eta_s)
+            self._wait(one, at + timedelta(seconds=eta_s) + PICKUP_GRACE)
+        self._change_driver(driver_id, status="busy", ride=ids[0])
+        self._tell_busy(driver_id)
 
-    def _release(self, driver_id: str, position: Place | None) -> None:
+    def _tell_busy(self, driver_id: str) -> None:
         driver = self.books.drivers[driver_id]
+        self._tell("driver.became_busy", driver_id, driver.seq, driver.updated_at, ride_id=driver.ride)
+
+    def _by_request(self, *ride_ids: str) -> tuple[str, ...]:
+        return tuple(sorted(ride_ids, key=lambda one: (self.books.rides[one].requested_at, one)))
+
+    def _partner(self, ride_id: str) -> str | None:
+        """The open ride that says the same of this one as this one says of it."""
+        other_id = self.books.rides[ride_id].pool
+        other = self.books.rides.get(other_id or "")
+        return other_id if other is not None and other.pool == ride_id and other.state not in ENDED else None
+
+    def _go_alone(self, ride_id: str) -> None:
+        self._step(ride_id, "reprice", fare=self.books.rides[ride_id].alone, pool=None, alone=None)
+        self._tell_ride("ride.repriced", ride_id, fare=self.books.rides[ride_id].fare, reason="pool_ended")
+
+    def _end_pool(self, partner_id: str | None) -> None:
+        if partner_id is not None and self.books.rides[partner_id].state != "in_progress":
+            self._go_alone(partner_id)
+
+    def _release(self, driver_id: str, ride_id: str, position: Place | None) -> None:
+        """The driver has this ride no more, and is free unless another one is left."""
+        driver = self.books.drivers[driver_id]
+        for other_id, other in self.books.rides.items():
+            if other.driver == driver_id and other.state in WITH_DRIVER and other_id != ride_id:
+                if driver.ride != other_id:
+                    self._change_driver(driver_id, ride=other_id)
+                    self._tell_busy(driver_id)
+                return
         self._change_driver(driver_id, status="free", ride=None, position=position or driver.position)
         driver = self.books.drivers[driver_id]
         assert driver.position is not None
@@ -535,13 +607,14 @@ class Model:
         self._find_rider(driver_id)
 
     def _end(self, ride_id: str, by: str, reason: str) -> None:
-        before = self.books.rides[ride_id]
+        before, partner_id = self.books.rides[ride_id], self._partner(ride_id)
         self._step(ride_id, "cancel", cancelled_by=by, reason=reason)
         self._drop_timers(ride_id)
         stage = "requested" if before.state == "redispatched" else before.state
         self._tell_ride("ride.cancelled", ride_id, by=by, reason=reason, stage=stage, driver_id=before.driver)
+        self._end_pool(partner_id)
         if before.driver is not None:
-            self._release(before.driver, None)
+            self._release(before.driver, ride_id, None)
 
     def _redispatch(self, ride_id: str, reason: str) -> None:
         before = self.books.rides[ride_id]
@@ -550,6 +623,11 @@ class Model:
         if len(before.had_by) == REDISPATCHES:
             self._give_up(ride_id, "redispatch_limit")
         else:
+            if "redispatch" not in NEXT[before.state]:
+                raise Refused("WrongState")
+            self._end_pool(self._partner(ride_id))
+            if before.pool is not None:
+                self._go_alone(ride_id)
             self._step(
                 ride_id,
                 "redispatch",
@@ -562,14 +640,15 @@ class Model:
             )
             self._tell_ride("ride.redispatched", ride_id, driver_id=before.driver, attempt=len(had_by), reason=reason)
             self._find_driver(ride_id)
-        self._release(before.driver, None)
+        self._release(before.driver, ride_id, None)
 
     def _give_up(self, ride_id: str, reason: str) -> None:
-        before = self.books.rides[ride_id]
+        before, partner_id = self.books.rides[ride_id], self._partner(ride_id)
         had_by = (*before.had_by, before.driver) if before.driver is not None else before.had_by
         self._step(ride_id, "give_up", driver=None, reason=reason, had_by=had_by)
         self._drop_timers(ride_id)
         self._tell_ride("ride.unmatched", ride_id, reason=reason)
+        self._end_pool(partner_id)
 
     def _complete(self, ride_id: str, distance_m: int, reason: str | None) -> int:
         took_s = self._on_board_s(self.books.rides[ride_id])

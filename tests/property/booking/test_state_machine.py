@@ -24,6 +24,7 @@ from booking.app.drivers import GoOffline, GoOnline, HearPosition, ReportLocatio
 from booking.app.elapse import Elapse
 from booking.app.offer_quote import OfferQuote
 from booking.app.permissions import ByCaller, check_sees_driver, may_see
+from booking.app.pool_ride import PoolRide
 from booking.app.ports import Command, Multiplier, Needs, Outgoing, TimerKind
 from booking.app.request_ride import RequestRide
 from booking.app.update_drivers import MoveClock, UpdateDrivers
@@ -60,6 +61,8 @@ PLACES: Final = (
     _place(40.6000, -73.9800),
 )
 RIDERS: Final = ("r1", "r2", "r3")
+POOLED_PAIR: Final = 2
+"""Rides that a driver has at once at most."""
 DRIVERS: Final = ("d1", "d2", "d3", "d4", "r1")
 """One driver has a rider's id: a role is a part of who one is."""
 TIMER_KINDS: Final[tuple[TimerKind, ...]] = ("match_timeout", "pickup_timeout", "no_show", "ride_timeout")
@@ -71,7 +74,7 @@ AFTER: Final[Mapping[str, frozenset[str]]] = {
     "quote.expired": frozenset({"quote.offered"}),
     "driver.went_online": frozenset({"", "driver.went_offline"}),
     "driver.went_offline": frozenset({"driver.went_online", "driver.became_free"}),
-    "driver.became_busy": frozenset({"driver.went_online", "driver.became_free"}),
+    "driver.became_busy": frozenset({"driver.went_online", "driver.became_free", "driver.became_busy"}),
     "driver.became_free": frozenset({"driver.became_busy"}),
     "ride.requested": frozenset({""}),
     "ride.matched": frozenset({"ride.requested", "ride.redispatched"}),
@@ -82,7 +85,8 @@ AFTER: Final[Mapping[str, frozenset[str]]] = {
     "ride.cancelled": frozenset({"ride.requested", "ride.redispatched", "ride.matched", "ride.driver_arrived"}),
     "ride.unmatched": frozenset({"ride.requested", "ride.redispatched", "ride.matched", "ride.driver_arrived"}),
 }
-"""Which events of one quote, driver or ride may come before which; `ride.repriced` may come between any two."""
+"""Which events of one quote, driver or ride may come before which; `ride.repriced` may come between any two, and
+`ride.pooled` while a ride waits for its first driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,15 +306,37 @@ class Booking(RuleBasedStateMachine):
     # ---------------------------------------------------------------- what holds whatever the model says
 
     @invariant()
-    def a_driver_has_one_ride_and_a_rider_one_open_ride(self) -> None:
+    def a_driver_has_one_ride_or_a_pooled_pair_and_a_rider_one_open_ride(self) -> None:
         rides = {ride_id: self.ride(ride_id) for ride_id in self.model.books.rides}
         riders = [ride.rider_id for ride in rides.values() if ride.state not in ENDED]
         assert len(set(riders)) == len(riders)
-        having = {ride.driver_id: ride_id for ride_id, ride in rides.items() if ride.state in WITH_DRIVER}
-        assert len(having) == sum(ride.state in WITH_DRIVER for ride in rides.values())
+        having: dict[str | None, set[str]] = defaultdict(set)
+        for ride_id, ride in rides.items():
+            if ride.state in WITH_DRIVER:
+                having[ride.driver_id].add(ride_id)
         drivers = {driver_id: self.driver(driver_id) for driver_id in self.model.books.drivers}
-        assert {driver_id: one.ride_id for driver_id, one in drivers.items() if one.status == "busy"} == having
+        assert {driver_id for driver_id, one in drivers.items() if one.status == "busy"} == set(having)
+        for driver_id, theirs in having.items():
+            assert driver_id is not None
+            assert drivers[driver_id].ride_id in theirs
+            if len(theirs) > 1:
+                assert len(theirs) == POOLED_PAIR
+                assert {rides[one].pooled_with for one in theirs} == theirs, "only pooled rides share a driver"
         assert all(one.ride_id is None for one in drivers.values() if one.status != "busy")
+
+    @invariant()
+    def pooled_rides_share_everything_until_one_is_on_board(self) -> None:
+        rides = {ride_id: self.ride(ride_id) for ride_id in self.model.books.rides}
+        for ride_id, ride in rides.items():
+            assert (ride.pooled_with is None) == (ride.single_fare_minor is None)
+            if ride.pooled_with is None:
+                continue
+            assert ride.single_fare_minor is not None
+            assert 0 <= ride.single_fare_minor * 4 / 5 - ride.fare_minor + 0.5 <= 1, "a fifth off, to the cent"
+            partner = rides[ride.pooled_with]
+            if ride.state not in ENDED and ride.state != "in_progress" and partner.state not in ENDED:
+                assert partner.pooled_with == ride_id
+                assert partner.driver_id == ride.driver_id
 
     @invariant()
     def money_is_whole_cents_and_never_negative(self) -> None:
@@ -327,7 +353,10 @@ class Booking(RuleBasedStateMachine):
             key = f"{told.type.partition('.')[0]} {told.key}"
             before, seq = self.last.get(key, ("", 0))
             assert told.seq == seq + 1
-            if told.type == "ride.repriced":
+            if told.type == "ride.pooled":
+                assert before == "ride.requested"
+                self.last[key] = (before, told.seq)
+            elif told.type == "ride.repriced":
                 assert before not in {"", "ride.completed", "ride.cancelled", "ride.unmatched"}
                 self.last[key] = (before, told.seq)
             else:
@@ -357,10 +386,13 @@ class Booking(RuleBasedStateMachine):
         where=PLACE,
         batch=st.sampled_from([1, 1, 2, 5]),
         rides=st.integers(0, 2),
+        is_pooled=st.booleans(),
     )
-    def begin(self, online: int, where: Place, batch: int, rides: int) -> None:
-        """Most runs begin with drivers and rides. Some decide several commands in one commit."""
+    def begin(self, online: int, where: Place, batch: int, rides: int, *, is_pooled: bool) -> None:
+        """Most runs begin with drivers and rides, often two pooled ones. Some decide several commands at once."""
         self.batch = self.batch_left = batch
+        if is_pooled:
+            self.share(list(RIDERS), where, PLACES[3], 1, None, [])
         for driver_id in DRIVERS[:online]:
             self.go_online(RIGHT, driver_id, where, 0)
         for rider in RIDERS[:rides]:
@@ -418,6 +450,45 @@ class Booking(RuleBasedStateMachine):
             after_s,
             lambda who: Deed(command, lambda: self.model.change_destination(who, ride_id, dropoff)),
         )
+
+    @precondition(lambda self: self.model.books.rides)
+    @rule(who=ANYBODY, ride_id=RIDE, partner_id=RIDE, after_s=LATER_S)
+    def pool_ride(self, who: Who, ride_id: str, partner_id: str, after_s: int) -> None:
+        self.by(who, self.rider_of(ride_id), after_s, lambda who: self._pool_ride(who, ride_id, partner_id))
+
+    def _pool_ride(self, who: Who, ride_id: str, partner_id: str) -> Deed:
+        command = PoolRide(ride_id=ride_id, partner_ride_id=partner_id)
+        return Deed(command, lambda: self.model.pool_ride(who, ride_id, partner_id))
+
+    @rule(
+        riders=st.permutations(RIDERS),
+        pickup=st.sampled_from(PLACES[2:]),
+        dropoff=PLACE,
+        apart_s=st.sampled_from([1, 1, 20, 400]),
+        driver_id=st.sampled_from([None, *DRIVERS]),
+        steps=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=2),
+    )
+    def share(
+        self,
+        riders: list[str],
+        pickup: Place,
+        dropoff: Place,
+        apart_s: int,
+        driver_id: str | None,
+        steps: list[tuple[bool, int]],
+    ) -> None:
+        """Two riders agree to share a car, and perhaps a driver comes and drives on: so that many runs have pools."""
+        pair: list[str] = []
+        for rider in riders[:2]:
+            self.offer_quote(RIGHT, rider, pickup, dropoff, apart_s)
+            self.request_ride(RIGHT, f"q{self.number}", 0)
+            pair.append(f"ride{self.number}")
+        self.pool_ride(RIGHT, pair[0], pair[1], 1)
+        self.pool_ride(RIGHT, pair[1], pair[0], 1)
+        if driver_id is not None:
+            self.go_online(RIGHT, driver_id, pickup, 1)
+        for is_second, count in steps:
+            self.drive_on(pair[is_second], count, 20, all_try=False)
 
     # ---------------------------------------------------------------- drivers
 
@@ -683,7 +754,9 @@ class Booking(RuleBasedStateMachine):
         others = [("rider", name) for name in RIDERS] + [("driver", name) for name in DRIVERS]
         for who in [*others, ("fleet", "fleet"), ("operator", "r1"), ("anyone", "")]:
             named = who[1] if who[0] == "driver" else driver_id
-            for deed in self._all_deeds(who, ride_id, named, quote_id):
+            others_rides = [other for other in self.model.books.rides if other != ride_id]
+            partner_id = others_rides[-1] if others_rides else ride_id
+            for deed in [*self._all_deeds(who, ride_id, named, quote_id), self._pool_ride(who, ride_id, partner_id)]:
                 self.probe(ByCaller(caller=_caller(who), command=deed.command), deed.expected)
         ride = self.model.books.rides.get(ride_id)
         if ride is None:
@@ -770,6 +843,7 @@ SAID: Final[Mapping[str, tuple[str, ...]]] = {
     "ride.unmatched": ("reason",),
     "ride.redispatched": ("driver_id", "attempt", "reason"),
     "ride.repriced": ("fare", "reason"),
+    "ride.pooled": ("fare", "single_fare", "partner_ride_id", "pickup_order"),
     "driver.went_online": ("cell",),
     "driver.became_busy": ("ride_id",),
     "driver.became_free": ("cell",),
@@ -812,6 +886,9 @@ def _of_ride(ride: Ride) -> expected.Ride:
         started_at=ride.started_at,
         reason=ride.reason,
         cancelled_by=ride.cancelled_by,
+        wish=ride.pool_wish,
+        pool=ride.pooled_with,
+        alone=ride.single_fare_minor,
         money=expected.Money(
             seq=payment.seq, state=payment.state.value, paid=payment.paid_minor, owed=payment.owed_minor
         ),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from booking.adapters.streams.service import fault_of
 from booking.domain.errors import (
+    CannotPool,
     DriverBusy,
     DriverElsewhere,
     DriverOffline,
@@ -21,6 +22,7 @@ from booking.domain.errors import (
     QuoteTaken,
     Refusal,
     RideOpen,
+    RidePooled,
     WrongState,
 )
 from ride_events.pricing import SurgeUpdated
@@ -43,6 +45,9 @@ def test_a_refusal_says_what_happened() -> None:
         "missing; replay this one when they have come",
         WrongState("r1", "completed", "be_matched"): "ride r1 is completed: it cannot be matched now",
         NotYourRide("r1", "d1"): "ride r1 is not with driver d1",
+        RidePooled("r1", "r2"): "ride r1 is pooled with ride r2: it can change neither destination nor partner; cancel "
+        "it and request another one",
+        CannotPool("r1", "r2", "it is the same ride"): "ride r1 cannot be pooled with ride r2: it is the same ride",
         NoShowTooEarly("r1", NOW): "the rider of ride r1 has until 2014-05-01T08:00:00+00:00 to come",
         DriverBusy("d1", "r1"): "driver d1 is on ride r1; complete or cancel it first",
         DriverOffline("d1"): "driver d1 is offline; go online first",

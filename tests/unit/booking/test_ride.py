@@ -56,6 +56,8 @@ def take(one: Ride, step: Step) -> Ride:
             return one.give_up(reason="timeout", at=at)
         case Step.REPRICE:
             return one.reprice(dropoff=HERE, route_m=900, fare_minor=900, at=at)
+        case Step.POOL:
+            return one.pool("other", fare_minor=800, at=at)
 
 
 NEXT = {
@@ -64,6 +66,7 @@ NEXT = {
         Step.CANCEL: RideState.CANCELLED,
         Step.GIVE_UP: RideState.UNMATCHED,
         Step.REPRICE: RideState.REQUESTED,
+        Step.POOL: RideState.REQUESTED,
     },
     RideState.MATCHED: {
         Step.ARRIVE: RideState.ARRIVED,

@@ -13,7 +13,7 @@ from tests.unit.payment.walk import live, payment_of
 FARE = Ending(kind="fare", due_minor=1_840, reason="fare_was_lower")
 FREE = Ending(kind="none", due_minor=0, reason="timeout")
 FEE = Ending(kind="cancellation_fee", due_minor=500, reason="changed_plans")
-SEEDS = range(4_000)
+SEEDS = range(8_000)
 
 
 def asked(payment: Payment) -> tuple[StepKind, int] | None:

@@ -10,7 +10,7 @@ from payment.adapters.streams.steps import PaymentRefundDue, PaymentRetryDue, Pa
 from payment.domain.payment import Ending, Fact, Payment, Refund, StepKind
 from payment_provider.domain.authorisation import Authorisation
 from payment_provider.domain.errors import TooMuch
-from ride_events.rides import RideCancelled, RideCompleted, RideRepriced, RideUnmatched
+from ride_events.rides import RideCancelled, RideCompleted, RidePooled, RideRepriced, RideUnmatched
 
 ENDS: tuple[type[Event], ...] = (RideCompleted, RideCancelled, RideUnmatched)
 Move = tuple[type[PaymentState], type[Event], type[PaymentState]]
@@ -43,7 +43,8 @@ class Life:
         if self.payment.step is not None:
             choices += [PaymentStepDone] * 3
         if self.payment.ending is None:
-            choices += [RideRepriced, *ENDS]
+            priced: list[type[Event]] = [RideRepriced, RidePooled]
+            choices += [self.rng.choice(priced), *ENDS]
         if self.payment.refused is not None:
             choices += [PaymentRetryDue]
         if self.state.__name__ in {"Settled", "Releasing", "Refunding"} and len(self.facts) < 20:
@@ -56,7 +57,7 @@ class Life:
         rng, payment = self.rng, self.payment
         if event is PaymentStepDone:
             facts = self._answer()
-        elif event is RideRepriced:
+        elif event in {RideRepriced, RidePooled}:
             self.payment = payment.priced(rng.choice([0, 800, 1_840, 2_500, 4_000]))
         elif event is RideCompleted:
             fare_minor = payment.fare_minor if rng.random() < 0.7 else rng.choice([0, 500, 1_000, 5_000])

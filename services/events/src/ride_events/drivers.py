@@ -35,7 +35,10 @@ class DriverWentOffline(DriverEvent, type="driver.went_offline", version=1):
 
 
 class DriverBecameBusy(DriverEvent, type="driver.became_busy", version=1):
-    """The driver took a ride."""
+    """The driver took a ride, or has only the other one of two pooled rides left.
+
+    The first event of a pair names the ride that is picked up first.
+    """
 
     ride_id: str
 

@@ -117,9 +117,26 @@ class RideRedispatched(RideEvent, type="ride.redispatched", version=1):
 
 
 class RideRepriced(RideEvent, type="ride.repriced", version=1):
-    """The fare changed, never the multiplier: the rider changed the destination, or the ride took much longer."""
+    """The fare changed, never the multiplier.
+
+    The rider changed the destination, the ride took much longer, or it is pooled no more (`pool_ended`).
+    """
 
     dropoff: LatLng
     dropoff_cell: Cell
     fare: Money
     reason: str
+
+
+class RidePooled(RideEvent, type="ride.pooled", version=1):
+    """Both riders agreed to share a car: one driver serves this ride and `partner_ride_id`, which is told of alike.
+
+    `fare` is what the rider pays from now on, `single_fare` what the ride cost before and costs again if the pool ends
+    before the rider is on board. `pickup_order` is 1 for the rider who is picked up first, 2 for the other.
+    """
+
+    rider_id: str
+    partner_ride_id: str
+    pickup_order: int
+    fare: Money
+    single_fare: Money

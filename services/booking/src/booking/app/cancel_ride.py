@@ -7,6 +7,7 @@ from ride_events.rides import RideCancelled, RideRedispatched, RideUnmatched
 
 from booking.app import story
 from booking.app.dispatch import hear_driver, release_driver, seek_driver
+from booking.app.pool_ride import end_pool, leave_pool
 from booking.app.ports import Needs, Work
 from booking.domain.errors import NoShowTooEarly, NotYourRide
 from booking.domain.ride import Party, Ride, RideState
@@ -55,12 +56,13 @@ def redispatch(work: Work, ride: Ride, driver_id: str, *, reason: str, simulated
     """
     stage = ride.state
     simulated = story.marked(simulated, ride, work.driver(driver_id))
+    end_pool(work, ride)
     if len(ride.declined) >= work.policy.max_redispatches:
         after = ride.give_up(reason="redispatch_limit", at=work.now)
         work.put_ride(after)
         tell_unmatched(work, after, "redispatch_limit")
     else:
-        after = ride.redispatch(at=work.now)
+        after = (leave_pool(work, ride) if ride.pooled_with is not None else ride).redispatch(at=work.now)
         work.put_ride(after)
         work.record(
             RideRedispatched(
@@ -91,6 +93,7 @@ def end(work: Work, ride: Ride, *, by: Party, reason: str, simulated: bool | Non
     driver = work.driver(before.driver_id) if before.driver_id else None
     ride = ride.cancel(by=by, reason=reason, at=work.now)
     work.put_ride(ride)
+    end_pool(work, ride)
     work.record(
         RideCancelled(
             ride_id=ride.ride_id,

@@ -179,7 +179,12 @@ def _complete(work: Work, ride: Ride, *, distance_m: int, simulated: bool | None
 
 
 def _fare_due(work: Work, ride: Ride) -> int:
-    """Return what the ride costs if it ends now, in minor units."""
+    """Return what the ride costs if it ends now, in minor units.
+
+    A pooled ride costs what was agreed: the way to the partner's ends is no cost of the rider's.
+    """
+    if ride.pooled_with is not None:
+        return ride.fare_minor
     tariff = work.policy.tariff
     metered_minor = tariff.fare_minor(
         distance_m=ride.route_m, duration_s=ride.driven_s(at=work.now), multiplier=ride.multiplier

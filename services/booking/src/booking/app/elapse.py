@@ -8,6 +8,7 @@ from ride_events.quotes import QuoteExpired
 
 from booking.app.cancel_ride import NO_SHOW, end, redispatch, tell_unmatched
 from booking.app.drive import complete_overdue
+from booking.app.pool_ride import end_pool
 from booking.app.ports import Needs, TimerKind, Work
 from booking.domain.errors import NotFound
 from booking.domain.ride import RideState
@@ -78,6 +79,7 @@ class Elapse:
         ride = ride.give_up(reason="timeout", at=self.due_at)
         work.put_ride(ride)
         tell_unmatched(work, ride, "timeout")
+        end_pool(work, ride)
         return True
 
     def _no_show(self, work: Work) -> bool:

@@ -13,6 +13,7 @@ from booking.app.drive import CompleteRide, ReportArrival, StartRide
 from booking.app.drivers import GoOffline, GoOnline, ReportLocation
 from booking.app.offer_quote import OfferQuote
 from booking.app.ownership import check_region
+from booking.app.pool_ride import PoolRide
 from booking.app.ports import Command, Needs, Work
 from booking.app.request_ride import RequestRide
 from booking.app.update_drivers import MoveClock, UpdateDrivers
@@ -58,7 +59,7 @@ def check(caller: Caller, command: Command[object], work: Work) -> None:
             quote = work.quote(quote_id)
             if not is_of_rider(quote, caller):
                 raise NotFound("quote", quote_id)
-        case CancelRide(ride_id=ride_id, by="rider") | ChangeDestination(ride_id=ride_id):
+        case CancelRide(ride_id=ride_id, by="rider") | ChangeDestination(ride_id=ride_id) | PoolRide(ride_id=ride_id):
             if not is_of_rider(work.ride(ride_id), caller):
                 raise NotFound("ride", ride_id)
         case (

@@ -102,6 +102,10 @@ class Work(Protocol):
         """Return a ride, or raise `NotFound`."""
         ...
 
+    def open_ride_by_id(self, ride_id: str) -> Ride | None:
+        """Return a ride that has not ended, `None` if there is none of that id. Such rides are always at hand."""
+        ...
+
     def driver(self, driver_id: str) -> Driver | None:
         """Return a driver, `None` if never seen."""
         ...

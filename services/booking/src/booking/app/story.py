@@ -37,7 +37,7 @@ def marked(said: bool | None, *things: Ride | Driver | None) -> bool:
 
 
 def tell_matched(work: Work, ride: Ride, driver: Driver) -> None:
-    """Tell that a driver took the ride and is busy."""
+    """Tell that a driver took the ride."""
     assert driver.position is not None and ride.eta_s is not None  # noqa: PT018 both follow from the match
     work.record(
         RideMatched(
@@ -54,6 +54,10 @@ def tell_matched(work: Work, ride: Ride, driver: Driver) -> None:
         at=ride.updated_at,
         story=ride.quote_id,
     )
+
+
+def tell_busy(work: Work, driver: Driver, ride: Ride) -> None:
+    """Tell that a driver is busy with a ride."""
     work.record(
         DriverBecameBusy(driver_id=driver.driver_id, seq=driver.seq, simulated=driver.simulated, ride_id=ride.ride_id),
         aggregate=driver.driver_id,

@@ -299,6 +299,11 @@ class World:
             raise NotFound("ride", ride_id)
         return ride
 
+    def open_ride_by_id(self, ride_id: str) -> Ride | None:
+        """Return a ride that has not ended, `None` if there is none of that id."""
+        ride = self._rides.get(ride_id)
+        return None if ride is None or ride.state in TERMINAL else ride
+
     def driver(self, driver_id: str) -> Driver | None:
         """Return a driver, `None` if never seen."""
         return self._drivers.get(driver_id)

@@ -21,7 +21,7 @@ class Driver:
     """One driver. `seq` counts the driver's events from 1; positions are no such events.
 
     `heard_at` is when the driver did or reported something last. What booking or a rider does to the driver changes
-    `updated_at` alone.
+    `updated_at` alone. `ride_id` is the ride, of two pooled ones the one that is picked up first while both are open.
     """
 
     driver_id: str
@@ -68,6 +68,11 @@ class Driver:
         return replace(
             self, status=DriverStatus.BUSY, ride_id=ride_id, seq=self.seq + 1, updated_at=max(at, self.updated_at)
         )
+
+    def carry_on(self, ride_id: str, *, at: datetime) -> "Driver":
+        """Stay busy with the other ride of a pool: this one is over for the driver."""
+        assert self.status is DriverStatus.BUSY, f"driver {self.driver_id} is {self.status}, not busy"
+        return replace(self, ride_id=ride_id, seq=self.seq + 1, updated_at=max(at, self.updated_at))
 
     def release(self, position: Place | None, *, at: datetime) -> "Driver":
         """Be free again, at `position` if the ride's end tells it."""

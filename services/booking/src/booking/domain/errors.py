@@ -102,6 +102,28 @@ class WrongState(Refusal):
         super().__init__(f"ride {ride_id} is {state}: it cannot {step.replace('_', ' ')} now")
 
 
+class RidePooled(Refusal):
+    """The ride is pooled, which the step does not allow."""
+
+    def __init__(self, ride_id: str, partner_ride_id: str) -> None:
+        self.ride_id = ride_id
+        self.partner_ride_id = partner_ride_id
+        super().__init__(
+            f"ride {ride_id} is pooled with ride {partner_ride_id}: it can change neither destination nor partner; "
+            "cancel it and request another one"
+        )
+
+
+class CannotPool(Refusal):
+    """Two rides cannot share a driver; `why` says what is in the way."""
+
+    def __init__(self, ride_id: str, partner_ride_id: str, why: str) -> None:
+        self.ride_id = ride_id
+        self.partner_ride_id = partner_ride_id
+        self.why = why
+        super().__init__(f"ride {ride_id} cannot be pooled with ride {partner_ride_id}: {why}")
+
+
 class NotYourRide(Refusal):
     """The ride belongs to another driver, or to none."""
 

@@ -18,6 +18,7 @@ class Tariff:
         tolerance_percent: How far a ride may run over its quoted fare before it is priced anew.
         tolerance_minor: The same as an amount; the larger of the two counts.
         ceiling_percent: What a ride costs at most, of its quoted fare.
+        pooled_percent: What a pooled ride costs, of its fare without the pool.
     """
 
     base_minor: int = 300
@@ -27,6 +28,7 @@ class Tariff:
     tolerance_percent: int = 25
     tolerance_minor: int = 300
     ceiling_percent: int = 200
+    pooled_percent: int = 80
 
     def fare_minor(self, *, distance_m: int, duration_s: int, multiplier: float) -> int:
         """Return the fare of a ride in minor units, rounded half up once, at the end."""
@@ -38,6 +40,10 @@ class Tariff:
         # The multiplier has one decimal: by way of text it stays the number that the rider was shown.
         fare = max(metered, Decimal(self.minimum_minor)) * Decimal(str(multiplier))
         return int(fare.quantize(Decimal(1), rounding=ROUND_HALF_UP))
+
+    def pooled_minor(self, single_minor: int) -> int:
+        """Return what a ride costs that shares its driver, in minor units, rounded half up."""
+        return (single_minor * self.pooled_percent + 50) // 100
 
     def final_minor(self, *, quoted_minor: int, metered_minor: int) -> int:
         """Return what a rider pays at the end, in minor units.

@@ -7,7 +7,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from booking.domain.errors import NotYourRide, WrongState
+from booking.domain.errors import NotYourRide, RidePooled, WrongState
 from booking.domain.payment import NOTHING_HEARD, RidePayment
 from booking.domain.place import Place
 
@@ -36,6 +36,7 @@ class Step(StrEnum):
     REDISPATCH = "be_redispatched"
     GIVE_UP = "be_given_up"
     REPRICE = "be_repriced"
+    POOL = "be_pooled"
 
 
 _S = RideState
@@ -64,9 +65,12 @@ TRANSITIONS: Final[Mapping[tuple[RideState, Step], RideState]] = MappingProxyTyp
         (_S.MATCHED, Step.REPRICE): _S.MATCHED,
         (_S.ARRIVED, Step.REPRICE): _S.ARRIVED,
         (_S.IN_PROGRESS, Step.REPRICE): _S.IN_PROGRESS,
+        # Two rides that wait for their first driver can share one.
+        (_S.REQUESTED, Step.POOL): _S.REQUESTED,
     }
 )
 WAITING: Final = frozenset({_S.REQUESTED, _S.REDISPATCHED})
+WITH_DRIVER: Final = frozenset({_S.MATCHED, _S.ARRIVED, _S.IN_PROGRESS})
 TERMINAL: Final = frozenset({_S.COMPLETED, _S.CANCELLED, _S.UNMATCHED})
 Stage = Literal["requested", "matched", "arrived"]
 Party = Literal["rider", "driver", "system"]
@@ -87,6 +91,11 @@ class Ride:
         payment: What payment said of the ride's money. It is no step of the ride: `seq` does not count it.
         distance_m: What the driver's odometer said at the end. It decides no price.
         duration_s: From start to end, by booking's clock.
+        pool_wish: The ride that the rider would share a car with. It counts while both rides wait for their first
+            driver, and is no step of the ride.
+        pooled_with: The ride that this one shares its driver with. A ride that ended as part of a pool keeps it, and so
+            does one whose rider was on board when the other left.
+        single_fare_minor: What the ride costs without the pool, if it has one.
     """
 
     ride_id: str
@@ -117,6 +126,9 @@ class Ride:
     duration_s: int | None = None
     cancelled_by: Party | None = None
     reason: str | None = None
+    pool_wish: str | None = None
+    pooled_with: str | None = None
+    single_fare_minor: int | None = None
 
     @property
     def waiting(self) -> bool:
@@ -216,6 +228,34 @@ class Ride:
     def reprice(self, *, dropoff: Place, route_m: int, fare_minor: int, at: datetime) -> "Ride":
         """The ride goes elsewhere or took much longer."""
         return self._take(Step.REPRICE, at, dropoff=dropoff, route_m=route_m, fare_minor=fare_minor)
+
+    def wish_pool(self, partner_ride_id: str) -> "Ride":
+        """The rider would share a car with the rider of another ride. The ride's events do not count it.
+
+        Raises:
+            RidePooled: The ride is pooled already.
+        """
+        if (self.state, Step.POOL) not in TRANSITIONS:
+            raise WrongState(self.ride_id, self.state, Step.POOL)
+        if self.pooled_with is not None:
+            raise RidePooled(self.ride_id, self.pooled_with)
+        return replace(self, pool_wish=partner_ride_id)
+
+    def pool(self, partner_ride_id: str, *, fare_minor: int, at: datetime) -> "Ride":
+        """The ride shares its driver with another one, at a lower fare."""
+        return self._take(
+            Step.POOL,
+            at,
+            pool_wish=None,
+            pooled_with=partner_ride_id,
+            single_fare_minor=self.fare_minor,
+            fare_minor=fare_minor,
+        )
+
+    def leave_pool(self, *, at: datetime) -> "Ride":
+        """The ride goes on alone, at the fare that it had before the pool."""
+        assert self.single_fare_minor is not None, f"ride {self.ride_id} is not pooled"
+        return self._take(Step.REPRICE, at, pooled_with=None, single_fare_minor=None, fare_minor=self.single_fare_minor)
 
 
 _NOW: Final = object()

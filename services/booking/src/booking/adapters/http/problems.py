@@ -58,6 +58,16 @@ PROBLEMS: Final = Problems(
             advice="Put the rider's card right and have payment charge it again: POST /payments/{ride_id}/retry, with "
             "the ride in `detail`. Then request the new ride with a new Idempotency-Key.",
         ),
+        "ride-pooled": ProblemKind(
+            status=409,
+            title="Ride is pooled",
+            advice="Cancel the ride and request another one; the partner agreed to this way.",
+        ),
+        "cannot-pool": ProblemKind(
+            status=409,
+            title="Rides cannot share a driver",
+            advice="`detail` says what is in the way. Ask the recommender for another ride to share, or ride alone.",
+        ),
         "quote-expired": ProblemKind(status=409, title="Quote has expired", advice="Ask for a new quote."),
         "quote-taken": ProblemKind(status=409, title="Quote was accepted before", advice="Ask for a new quote."),
     },
@@ -73,6 +83,8 @@ PROBLEMS: Final = Problems(
         errors.DriverOffline: "driver-offline",
         errors.RideOpen: "ride-open",
         errors.PaymentDue: "payment-due",
+        errors.RidePooled: "ride-pooled",
+        errors.CannotPool: "cannot-pool",
         errors.QuoteExpired: "quote-expired",
         errors.QuoteTaken: "quote-taken",
         UnavailableError: "unavailable",

@@ -25,6 +25,7 @@ from booking.app.drivers import GoOffline, GoOnline, ReportLocation
 from booking.app.offer_quote import OfferQuote
 from booking.app.ownership import check_driver, check_id
 from booking.app.permissions import ByCaller, check_sees_driver, may_see
+from booking.app.pool_ride import PoolRide
 from booking.app.ports import Command, Presented
 from booking.app.request_ride import RequestRide
 from booking.app.update_drivers import MoveClock, Update, UpdateDrivers
@@ -280,7 +281,7 @@ def add_routes(
         tags=["riders"],
         summary="Go elsewhere",
         response_model=schemas.RideView,
-        responses=documented(*_POSTED, "not-found", "wrong-state"),
+        responses=documented(*_POSTED, "not-found", "wrong-state", "ride-pooled"),
     )
     async def change_destination(
         request: Request,
@@ -290,6 +291,20 @@ def add_routes(
         event_time: EventTime = None,
     ) -> Response:
         command = ChangeDestination(ride_id=ride_id, dropoff=body.dropoff.place(), simulated=body.simulated)
+        return await order(request, command, body, key=key, at=moment_of(event_time, clock))
+
+    @post(
+        "/rides/{ride_id}/pool",
+        callers=RIDERS,
+        tags=["riders"],
+        summary="Share a car",
+        response_model=schemas.RideView,
+        responses=documented(*_POSTED, "not-found", "wrong-state", "ride-pooled", "cannot-pool"),
+    )
+    async def pool_ride(
+        request: Request, ride_id: IdPath, body: schemas.Pool, key: IdempotencyKey, event_time: EventTime = None
+    ) -> Response:
+        command = PoolRide(ride_id=ride_id, partner_ride_id=body.partner_ride_id, simulated=body.simulated)
         return await order(request, command, body, key=key, at=moment_of(event_time, clock))
 
     @post(

@@ -71,6 +71,13 @@ class Destination(Body):
     simulated: MaybeSimulated = None
 
 
+class Pool(Body):
+    """With whom the rider would share a car."""
+
+    partner_ride_id: Id = Field(description="The other ride, as the recommender offers it among `pooled_rides`.")
+    simulated: MaybeSimulated = None
+
+
 class Position(Body):
     """Where a driver is."""
 
@@ -239,6 +246,8 @@ class RideView(BaseModel):
     duration_s: int | None
     cancelled_by: Literal["rider", "driver", "system"] | None
     reason: str | None
+    pool_wish: str | None = Field(description="The ride that the rider would share a car with; see `pool`.")
+    pooled_with: str | None = Field(description="The ride that shares the driver. The fare is then the lower one.")
     payment: Literal["pending", "authorised", "declined", "captured", "due", "released", "refunded"] = Field(
         description="What payment said of the ride's money last; it comes some time after the ride's own change."
     )
@@ -275,6 +284,8 @@ class RideView(BaseModel):
             duration_s=ride.duration_s,
             cancelled_by=ride.cancelled_by,
             reason=ride.reason,
+            pool_wish=ride.pool_wish,
+            pooled_with=ride.pooled_with,
             payment=ride.payment.state.value,
             paid=Money.model_construct(amount_minor=ride.payment.paid_minor),
             owed=Money.model_construct(amount_minor=ride.payment.owed_minor),

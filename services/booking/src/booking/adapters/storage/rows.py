@@ -101,6 +101,9 @@ def ride_row(ride: Ride) -> dict[str, object]:
         "duration_s": ride.duration_s,
         "cancelled_by": ride.cancelled_by,
         "reason": ride.reason,
+        "pool_wish": ride.pool_wish,
+        "pooled_with": ride.pooled_with,
+        "single_fare_minor": ride.single_fare_minor,
         "simulated": ride.simulated,
     }
 
@@ -140,6 +143,9 @@ def ride_of(row: Row) -> Ride:
         duration_s=row["duration_s"],
         cancelled_by=row["cancelled_by"],
         reason=row["reason"],
+        pool_wish=row["pool_wish"],
+        pooled_with=row["pooled_with"],
+        single_fare_minor=row["single_fare_minor"],
         simulated=row["simulated"],
     )
 

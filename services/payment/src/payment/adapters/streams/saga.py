@@ -18,7 +18,7 @@ from ride_events.payments import (
     PaymentRefunded,
     PaymentReleased,
 )
-from ride_events.rides import RideCancelled, RideCompleted, RideRepriced, RideRequested, RideUnmatched
+from ride_events.rides import RideCancelled, RideCompleted, RidePooled, RideRepriced, RideRequested, RideUnmatched
 from sqlalchemy.exc import DBAPIError
 
 from payment.adapters.streams.steps import PaymentRefundDue, PaymentRetryDue, PaymentStepDone, PaymentStepDue
@@ -88,18 +88,19 @@ class Closed(PaymentState, is_final=True):
     """Nothing was charged, and nothing is reserved any more."""
 
 
+_PRICED: Final = (RideRepriced, RidePooled)
 _ENDS: Final = (RideCompleted, RideCancelled, RideUnmatched)
 
 TRANSITIONS: Final[Mapping[tuple[type[PaymentState], type[Event]], tuple[type[PaymentState], ...]]] = {
     # While a step is under way, news of the ride waits in the payment.
-    (Authorising, RideRepriced): (Authorising,),
+    **{(Authorising, priced): (Authorising,) for priced in _PRICED},
     **{(Authorising, end): (Authorising,) for end in _ENDS},
     (Authorising, PaymentStepDone): (Authorising, Authorised, Refused, Capturing, Due, Releasing, Closed),
-    (Authorised, RideRepriced): (Authorised, Authorising),
+    **{(Authorised, priced): (Authorised, Authorising) for priced in _PRICED},
     (Authorised, RideCompleted): (Capturing, Authorising, Releasing, Closed),
     (Authorised, RideCancelled): (Capturing, Releasing, Closed),
     (Authorised, RideUnmatched): (Releasing, Closed),
-    (Refused, RideRepriced): (Authorising, Authorised),
+    **{(Refused, priced): (Authorising, Authorised) for priced in _PRICED},
     (Refused, RideCompleted): (Authorising, Capturing, Releasing, Closed),
     (Refused, RideCancelled): (Capturing, Releasing, Closed),
     (Refused, RideUnmatched): (Releasing, Closed),
@@ -163,6 +164,7 @@ class Saga:
         self.machine.starts(RideRequested)(self._requested)
         handlers: Mapping[type[Event], Callable[..., Awaitable[PaymentState]]] = {
             RideRepriced: self._repriced,
+            RidePooled: self._repriced,
             RideCompleted: self._completed,
             RideCancelled: self._cancelled,
             RideUnmatched: self._unmatched,
@@ -188,7 +190,7 @@ class Saga:
         assert isinstance(after, Authorising | Authorised)
         return after
 
-    async def _repriced(self, state: PaymentState, event: RideRepriced, turn: Turn) -> PaymentState:
+    async def _repriced(self, state: PaymentState, event: RideRepriced | RidePooled, turn: Turn) -> PaymentState:
         return await self._after(state, state.payment.priced(event.fare.amount_minor), (), turn)
 
     async def _completed(self, state: PaymentState, event: RideCompleted, turn: Turn) -> PaymentState:

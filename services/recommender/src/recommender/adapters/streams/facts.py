@@ -7,14 +7,14 @@ from typing import Final, Protocol, cast, runtime_checkable
 import h3
 from hailbus import ConfigurationError, Delivery, Event, event_info
 from ride_events import CATALOGUE, LatLng
-from ride_events.rides import RideCancelled, RideRequested, RideUnmatched
+from ride_events.rides import RideCancelled, RidePooled, RideRequested, RideUnmatched
 
 from recommender.app.facts import Closed, Fact, Journey, Opened
 from recommender.domain.spots import BLOCK_RESOLUTION, SPOT_RESOLUTION
 from recommender.domain.trips import wall_seconds
 
 _SOURCE_FIELDS: Final = ("rider_id", "pickup", "dropoff", "started_at")
-_POOL_EVENTS: Final[tuple[type[Event], ...]] = (RideRequested, RideCancelled, RideUnmatched)
+_POOL_EVENTS: Final[tuple[type[Event], ...]] = (RideRequested, RidePooled, RideCancelled, RideUnmatched)
 
 
 @runtime_checkable
@@ -68,7 +68,7 @@ def facts_of(delivery: Delivery[Event]) -> tuple[Fact, ...]:
                 requested_s=wall_seconds(delivery.ctx.envelope.time),
             ),
         )
-    if isinstance(event, (RideCancelled, RideUnmatched)):
+    if isinstance(event, (RidePooled, RideCancelled, RideUnmatched)):
         return (Closed(ride_id=event.ride_id),)
     journey = cast("CompletedJourney", event)  # `source_events` has looked at its fields
     learned = Journey(
