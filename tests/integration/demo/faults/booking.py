@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
+from hailbus_demo.ledger.log import LogRecord
 from hailbus_demo.ledger.model import Finding
 
 from tests.integration.demo.faults.declared import NEW_ID, Faults, at, everywhere, last_of, ride_in
@@ -370,3 +371,34 @@ def _(run: RecordedRun) -> Finding:
     statement = "UPDATE hailbus_outbox SET published_at = NULL, not_before = ? WHERE id = ?"
     run.sql("booking", statement, 2**62, header(ride, "ce_id"))
     return at(ride, "ride.matched is waiting by booking's outbox and in the log all the same")
+
+
+def pooled(run: RecordedRun, partner_id: str, *, fare_minor: int) -> LogRecord:
+    """Have booking pool a waiting ride that found no driver, of 10.00; return the record."""
+    ended = run.find("ride.unmatched")
+    said = data(ended)
+    body = {
+        **{name: said[name] for name in ("ride_id", "seq", "simulated", "rider_id")},
+        "partner_ride_id": partner_id,
+        "pickup_order": 1,
+        "fare": {"amount_minor": fare_minor, "currency": "USD"},
+        "single_fare": data(run.find("ride.requested", ride_id=said["ride_id"]))["fare"],
+    }
+    record = ended._replace(value=json.dumps(body, separators=(",", ":")).encode())
+    record = with_header(with_header(record, "ce_type", "ride.pooled"), "ce_dataschema", "hailbus:ride.pooled/v1")
+    everywhere(run, record)
+    return record
+
+
+@FAULTS.declare("booking", "a ride is pooled with one that is not pooled with it", "rides-pooled")
+def _(run: RecordedRun) -> Finding:
+    partner_id = data(run.find("ride.completed"))["ride_id"]
+    record = pooled(run, partner_id, fare_minor=0)
+    what = f"ride {data(record)['ride_id']} is pooled with ride {partner_id}, which is not pooled with it"
+    return at(record, what)
+
+
+@FAULTS.declare("booking", "a pooled ride does not cost four fifths", "rides-pooled")
+def _(run: RecordedRun) -> Finding:
+    record = pooled(run, NEW_ID, fare_minor=1)
+    return at(record, f"ride {data(record)['ride_id']} is pooled at 1, which is not 80 % of ")

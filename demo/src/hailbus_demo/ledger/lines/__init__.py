@@ -1,10 +1,11 @@
 """The lines of the ledger: one pure function each, which compares two accounts and says what disagrees."""
 
-from hailbus_demo.ledger.lines import advice, consumers, drivers, lake, log, money, positions, pricing, rides
+from hailbus_demo.ledger.lines import advice, consumers, drivers, lake, log, money, pooling, positions, pricing, rides
 from hailbus_demo.ledger.lines.registry import LineSpec
 
 LINES: tuple[LineSpec, ...] = (
     *rides.LINES,
+    *pooling.LINES,
     *money.LINES,
     *drivers.LINES,
     *log.LINES,

@@ -182,10 +182,16 @@ def _journeys(accounts: Accounts) -> Judgement:
             found.add(what, id=journey.rider_id)
     for ride_id, steps in reader.rides.items():
         ended = state_of(steps) in ENDED
-        if ended and ride_id in recommender.open_rides:
-            what = f"ride {ride_id} has ended and is open for sharing by the recommender"
+        is_pooled = any(step.type == "ride.pooled" for step in steps)
+        if (ended or is_pooled) and ride_id in recommender.open_rides:
+            done = "has ended" if ended else "is pooled"
+            what = f"ride {ride_id} {done} and is open for sharing by the recommender"
             found.extend([reader.finding(what, steps[-1].row)])
-        elif not ended and ride_id not in recommender.open_rides and opened.get(ride_id, 0.0) >= newest_s - OPEN_FOR_S:
+        elif (
+            not (ended or is_pooled)
+            and ride_id not in recommender.open_rides
+            and opened.get(ride_id, 0.0) >= newest_s - OPEN_FOR_S
+        ):
             what = f"ride {ride_id} is under way and not open for sharing by the recommender"
             found.extend([reader.finding(what, steps[0].row)])
     for ride_id in recommender.open_rides - reader.rides.keys():

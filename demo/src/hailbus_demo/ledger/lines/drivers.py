@@ -1,4 +1,4 @@
-"""Drivers: each has one ride at a time, and everybody agrees which."""
+"""Drivers: each has one ride at a time, or two that are pooled, and everybody agrees which."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Final
 
 from hailbus_demo.ledger.accounts import Accounts, BookingAccount
+from hailbus_demo.ledger.lines.pooling import are_partners, pools_of
 from hailbus_demo.ledger.lines.registry import LineSpec
 from hailbus_demo.ledger.lines.rides import BOOKING, ENDED, LOG, driver_of, state_of
 from hailbus_demo.ledger.log import LogAccount, LogReader
@@ -36,7 +37,12 @@ def _one_ride(accounts: Accounts) -> Judgement:
         status, ride, before = "offline", None, 0
         for step in sorted(steps, key=lambda step: step.seq):
             known = step.seq == before + 1  # a compacted topic may lack what was between
-            if known and status not in MAY_FOLLOW.get(step.type, ()):
+            carries_on = (
+                step.type == "driver.became_busy"
+                and ride is not None
+                and are_partners(reader, ride, str(step.data["ride_id"]))
+            )
+            if known and status not in MAY_FOLLOW.get(step.type, ()) and not carries_on:
                 doing = f"busy with ride {ride}" if status == "busy" else status
                 what = f"driver {driver_id} is {doing}, and then {step.type}"
                 if step.type == "driver.became_busy":
@@ -51,11 +57,11 @@ def _one_ride(accounts: Accounts) -> Judgement:
     for ride_id, steps in reader.rides.items():
         if state_of(steps) in WITH_DRIVER and (driver := driver_of(steps)) is not None:
             other = open_rides.setdefault(driver, ride_id)
-            if other != ride_id:
+            if other != ride_id and not are_partners(reader, other, ride_id):
                 last = max(steps, key=lambda step: step.seq)
                 what = f"driver {driver} is with ride {other} and with ride {ride_id} at once"
                 found.extend([reader.finding(what, last.row)])
-    return found.judge(f"{len(reader.drivers):,} drivers took {sum(taken.values()):,} rides, one at a time")
+    return found.judge(f"{len(reader.drivers):,} drivers took {len(taken):,} rides, one at a time or a pooled pair")
 
 
 def _whole_topics(log: LogAccount) -> bool:
@@ -75,7 +81,8 @@ def _match(found: Findings, reader: LogReader, taken: Counter[tuple[str, str]], 
                 rows[pair] = step.row
     for pair in matched.keys() | taken.keys():
         driver_id, ride_id = pair
-        if matched[pair] > taken[pair] and whole:
+        pooled = [pool.partner for pool in pools_of(reader.rides.get(ride_id, ())) if pool.driver == driver_id]
+        if matched[pair] > taken[pair] + sum(taken[driver_id, other] for other in pooled) and whole:
             what = f"ride {ride_id} was matched with driver {driver_id}, who did not become busy with it in drivers.v1"
             found.extend([reader.finding(what, rows[pair])])
         elif taken[pair] > matched[pair]:
@@ -110,12 +117,13 @@ def _booking_log(accounts: Accounts) -> Judgement:
         if ride_row.state not in WITH_DRIVER or ride_row.driver_id is None:
             continue
         other = with_ride.setdefault(ride_row.driver_id, ride_id)
-        if other != ride_id:
+        if other != ride_id and not are_partners(reader, other, ride_id):
             found.add(
                 f"driver {ride_row.driver_id} has rides {other} and {ride_id} by {BOOKING}", id=ride_row.driver_id
             )
         driver = booking.drivers.get(ride_row.driver_id)
-        if driver is None or driver.ride_id != ride_id:
+        theirs_now = None if driver is None else driver.ride_id
+        if theirs_now != ride_id and not (theirs_now is not None and are_partners(reader, theirs_now, ride_id)):
             found.add(
                 f"ride {ride_id} is with driver {ride_row.driver_id}, who has "
                 f"{'no ride' if driver is None or driver.ride_id is None else f'ride {driver.ride_id}'} by {BOOKING}",
@@ -135,7 +143,7 @@ def _doing(status: str | None, seq: int, ride: str | None) -> str:
 LINES: Final = (
     LineSpec(
         id="drivers-rides",
-        name="no driver has two rides at once",
+        name="no driver has two rides at once that are not pooled",
         between=("rides.v1 in the log", "drivers.v1 in the log"),
         needs=("log",),
         judge=_one_ride,

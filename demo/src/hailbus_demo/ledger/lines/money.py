@@ -23,6 +23,7 @@ from hailbus_demo.ledger.accounts import (
     ProviderAccount,
     Sums,
 )
+from hailbus_demo.ledger.lines.pooling import pooled_fare
 from hailbus_demo.ledger.lines.registry import LineSpec
 from hailbus_demo.ledger.lines.rides import BOOK, BOOKING, LOG, state_of
 from hailbus_demo.ledger.log import LogAccount, LogReader, Step, milliseconds
@@ -45,7 +46,7 @@ FREE_CANCELLATION_MS: Final = 120_000
 NO_SHOW_FEE_MINOR: Final = 500
 """The published fees, in cents, and how long after a driver took the ride a rider may cancel for nothing."""
 
-PRICED: Final = frozenset({"ride.requested", "ride.repriced", "ride.completed"})
+PRICED: Final = frozenset({"ride.requested", "ride.repriced", "ride.pooled", "ride.completed"})
 MOVED_BY: Final = {
     "payment.authorised": "authorise",
     "payment.captured": "capture",
@@ -408,10 +409,13 @@ def _book_log(accounts: Accounts) -> Judgement:
             what = f"the rider was told that ride {ride_id} is completed; nothing was charged or is owed by {LOG}"
             found.add(what, topic="payments.v1", id=ride_id)
         if told.state == "completed" and told.duration_s is not None and quote is not None:
-            ended = [step for step in reader.rides.get(ride_id, []) if step.type == "ride.completed"]
+            rides = reader.rides.get(ride_id, [])
+            ended = [step for step in rides if step.type == "ride.completed"]
             overdue = any(step.data.get("reason") == "ride_timeout" for step in ended)
             # Of a ride that booking had to end, nobody knows how long it took: the quoted fare holds.
             due = quote.fare_minor if overdue else due_fare(quote, duration_s=told.duration_s)
+            if (pooled := pooled_fare(rides)) is not None:
+                due = pooled  # however long it took: the way to the partner's ends is no cost of the rider's
             if due != told.fare_minor:
                 what = (
                     f"ride {ride_id}: quoted {quote.fare_minor} and {told.duration_s} s long, it costs {due} by the "

@@ -32,6 +32,7 @@ TRANSITIONS: Final[Mapping[str, tuple[frozenset[str], str | None]]] = {
     "ride.redispatched": (frozenset({"matched", "arrived"}), "redispatched"),
     "ride.unmatched": (frozenset({"requested", "redispatched", "matched", "arrived"}), "unmatched"),
     "ride.repriced": (STATES - ENDED, None),
+    "ride.pooled": (frozenset({"requested"}), None),
 }
 """Event type → the states that it may follow, and the state that it leads to (`None`: the same)."""
 
