@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 
 import h3
 import pytest
-from recommender.domain.areas import Area, Areas
 from recommender.domain.pooling import OpenRide, OpenRides
 from recommender.domain.spots import PickupSpots
 from recommender.domain.trips import wall_seconds
@@ -13,43 +12,29 @@ NOON = wall_seconds(datetime(2023, 3, 1, 12, 0, tzinfo=UTC))
 A, NEAR_A, B, FAR = range(4)
 
 
-def rides() -> OpenRides:
-    return OpenRides(
-        Areas(
-            [
-                Area(key=1, lat=40.70, lng=-74.00),
-                Area(key=2, lat=40.71, lng=-74.00),
-                Area(key=3, lat=40.80, lng=-73.95),
-                Area(key=4, lat=40.60, lng=-73.80),
-            ]
-        )
-    )
-
-
 def ride(ride_id: str, origin: int, destination: int, at_s: float, rider_id: str = "other") -> OpenRide:
     return OpenRide(ride_id=ride_id, rider_id=rider_id, origin=origin, destination=destination, requested_s=at_s)
 
 
-def test_equal_routes_come_before_near_ones() -> None:
-    open_rides = rides()
+def test_only_equal_routes_are_offered_and_who_waits_longest_comes_first() -> None:
+    open_rides = OpenRides()
+    open_rides.open(ride("first", A, B, NOON))
     open_rides.open(ride("near", NEAR_A, B, NOON))
-    open_rides.open(ride("same", A, B, NOON + 60))
+    open_rides.open(ride("second", A, B, NOON + 60))
     open_rides.open(ride("elsewhere", A, FAR, NOON + 60))
     found = open_rides.matches(A, B, NOON + 120)
-    assert [(match.ride.ride_id, match.is_same_route) for match in found] == [("same", True), ("near", False)]
-    assert found[1].detour_km == pytest.approx(1.112, rel=1e-3)
-    assert found[0].apart_s == 60
+    assert [(match.ride.ride_id, match.apart_s) for match in found] == [("first", 120), ("second", 60)]
 
 
 @pytest.mark.parametrize(("later_s", "count"), [(300, 1), (301, 0)])
 def test_five_minutes_are_the_limit(later_s: int, count: int) -> None:
-    open_rides = rides()
+    open_rides = OpenRides()
     open_rides.open(ride("one", A, B, NOON))
     assert len(open_rides.matches(A, B, NOON + later_s)) == count
 
 
 def test_nobody_is_pooled_with_oneself_or_with_a_closed_ride() -> None:
-    open_rides = rides()
+    open_rides = OpenRides()
     open_rides.open(ride("mine", A, B, NOON, rider_id="me"))
     open_rides.open(ride("closed", A, B, NOON))
     open_rides.close("closed")
@@ -58,7 +43,7 @@ def test_nobody_is_pooled_with_oneself_or_with_a_closed_ride() -> None:
 
 
 def test_old_requests_leave_by_themselves() -> None:
-    open_rides = rides()
+    open_rides = OpenRides()
     for minute in range(60):
         open_rides.open(ride(str(minute), A, B, NOON + 60 * minute))
     assert len(open_rides) == 11

@@ -27,7 +27,7 @@ from recommender.domain.areas import Area, Areas
 from recommender.domain.baselines import BASELINES, Baseline
 from recommender.domain.destinations import DestinationModel, DestinationSettings
 from recommender.domain.metrics import RankMetrics
-from recommender.domain.pooling import WINDOW_S, OpenRide, OpenRides
+from recommender.domain.pooling import OpenRide, OpenRides
 from recommender.domain.spots import BLOCK_RESOLUTION, SPOT_RESOLUTION, PickupSpots
 from recommender.domain.trips import Trip, wall_seconds
 from recommender.zoning import city_areas
@@ -97,7 +97,7 @@ def score_trips(
         for trip in known:
             frozen.observe(trip)
     online = DestinationModel(areas, settings)
-    rides = OpenRides(areas)
+    rides = OpenRides()
     online_name = "the same, updated online"
     names = [baseline.name for baseline in baselines] + ["back-off: zone × time → zone → around → gravity", online_name]
     score = TripScore(metrics={name: RankMetrics() for name in names if not is_alone or name == online_name})
@@ -144,11 +144,7 @@ def score_trips(
 
 def _score_pooling(score: PoolingScore, rides: OpenRides, trip: Trip, answer: Sequence[int]) -> None:
     """Count the earlier rides of the same zones, and whether they are found with and without a known destination."""
-    same = [
-        match
-        for match in rides.matches(trip.origin, trip.destination, trip.started_s, limit=1000)
-        if match.is_same_route and match.apart_s <= WINDOW_S
-    ]
+    same = rides.matches(trip.origin, trip.destination, trip.started_s, limit=1000)
     score.pairs += len(same)
     if same:
         score.trips += 1

@@ -14,7 +14,7 @@ from recommender.domain.spots import BLOCK_RESOLUTION, SPOT_RESOLUTION, PickupSp
 from recommender.domain.trips import Trip, wall_seconds
 from recommender.zoning import Place, area_of_cell, city_areas, place_of
 
-MODEL: Final = "back-off-1"
+MODEL: Final = "back-off-2"
 """Name of the model in answers and events; grows when its answers change."""
 
 Kind = Literal["destination", "pooled_ride", "pickup_spot"]
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One recommendation of an answer. `rank` counts from 1 per kind; `metres` is a walk or a detour."""
+    """One recommendation of an answer. `rank` counts from 1 per kind; `metres` is a walk."""
 
     option_id: str
     kind: Kind
@@ -69,7 +69,7 @@ class City:
         self._areas = city_areas()
         self._destinations = DestinationModel(self._areas)
         self._spots = PickupSpots()
-        self._open_rides = OpenRides(self._areas)
+        self._open_rides = OpenRides()
         self._area_of: dict[str, int] = {}
         self._stops: dict[int, Counter[str]] = {}  # drop-offs per area and res-9 cell; bounded by the city's cells
         self._favourite: dict[int, str] = {}
@@ -133,9 +133,11 @@ class City:
             wanted = [self._area(h3.latlng_to_cell(request.to_lat, request.to_lng, BLOCK_RESOLUTION))]
         else:
             wanted = [choice.area for choice in ranked[:_POOL_DESTINATIONS]]
+        # As the open rides' ends: the parent of a finer cell is a neighbour now and then, and so perhaps another zone.
+        start = self._area(h3.latlng_to_cell(request.lat, request.lng, BLOCK_RESOLUTION))
         matches: dict[str, PooledMatch] = {}
         for destination in wanted if self._open_rides else ():
-            for match in self._open_rides.matches(origin, destination, at_s, rider_id=request.rider_id):
+            for match in self._open_rides.matches(start, destination, at_s, rider_id=request.rider_id):
                 matches.setdefault(match.ride.ride_id, match)
         options = [
             self._destination(rank, origin, choice)
@@ -181,27 +183,22 @@ class City:
 
     def _pooled(self, rank: int, match: PooledMatch) -> Option:
         ride = match.ride
-        start, end = self._place(ride.origin), self._place(ride.destination)
+        end = self._place(ride.destination)
         minutes = round(match.apart_s / 60)
         when = "just now" if minutes == 0 else f"{minutes} min apart"
-        if match.is_same_route:
-            code, reason = "same_route", f"another rider goes the same way, {when}"
-        else:
-            code, reason = "near_route", f"{start.name} to {end.name}, {match.detour_km:.1f} km detour, {when}"
         return Option(
             option_id=f"pooled_ride-{rank}",
             kind="pooled_ride",
             rank=rank,
-            score=round(1 / (1 + match.detour_km + match.apart_s / 300), 5),
-            code=code,
-            reason=reason,
+            score=round(1 / (1 + match.apart_s / 300), 5),
+            code="same_route",
+            reason=f"another rider goes the same way, {when}",
             cell=end.cell,
             lat=end.lat,
             lng=end.lng,
             name=end.name,
             zone_id=end.zone_id,
             ride_id=ride.ride_id,
-            metres=round(match.detour_km * 1000),
         )
 
 

@@ -60,7 +60,7 @@ class Choice(BaseModel):
 
 
 class OptionView(BaseModel):
-    """One option. `metres`: of detour for a pooled ride, of walk for a pickup spot."""
+    """One option. `metres`: of walk for a pickup spot."""
 
     option_id: str
     rank: int
