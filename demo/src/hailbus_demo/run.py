@@ -198,6 +198,7 @@ class _Run:
             folder.mkdir(parents=True, exist_ok=True)
         _log_to(self.data_dir.logs / "demo.log")
         lake_ready = asyncio.create_task(self._set_up_lake()) if options.spark else None
+        making_keys = asyncio.create_task(make_keys(self.data_dir))  # a process of its own, beside the broker's start
         if options.bootstrap is None:
             assert ports.broker is not None
             bootstrap = await self._start_brokers(ports.broker)
@@ -207,7 +208,7 @@ class _Run:
         created = await self._provision(bus, bootstrap)
         if created:
             say(f"{len(created)} topics created")
-        tokens = await make_keys(self.data_dir)
+        tokens = await making_keys
         self.tray = self._fault_tray(bootstrap)
         specs = service_specs(
             self.data_dir,
