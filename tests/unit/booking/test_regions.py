@@ -11,12 +11,13 @@ from booking.app.drivers import GoOffline, GoOnline, ReportLocation
 from booking.app.offer_quote import OfferQuote
 from booking.app.ownership import check_region
 from booking.app.policy import Policy
+from booking.app.pool_ride import PoolRide
 from booking.app.ports import Command
 from booking.app.request_ride import RequestRide
 from booking.app.update_drivers import UpdateDrivers
 from booking.app.world import Elsewhere, World
 from booking.config import Settings
-from booking.domain.errors import DriverElsewhere, Misdirected, PaymentDue, RideOpen
+from booking.domain.errors import CannotPool, DriverElsewhere, Misdirected, PaymentDue, RideOpen
 from booking.domain.place import Place
 from booking.domain.region import Realm, Region, Regions, RegionsError
 from booking.regions_file import read_regions, realm_of
@@ -94,6 +95,8 @@ def test_regions_that_overlap_or_leave_a_gap_are_refused(regions: list[Region], 
         (RequestRide(ride_id="manhattan.1", quote_id="outer.1"), "outer"),
         (CancelRide(ride_id="outer.1", by="rider", reason="x"), "outer"),
         (CancelRide(ride_id="manhattan.1", by="rider", reason="x"), None),
+        (PoolRide(ride_id="outer.1", partner_ride_id="outer.2"), "outer"),
+        (PoolRide(ride_id="manhattan.1", partner_ride_id="outer.2"), None),
         (ReportLocation(driver_id="away", position=MIDTOWN), "outer"),
         (GoOffline(driver_id="away"), "outer"),
         (GoOffline(driver_id="nobody"), None),
@@ -113,6 +116,14 @@ def test_a_command_for_another_region_names_its_owner(command: Command[object], 
 
 def test_one_process_for_everywhere_refuses_nothing() -> None:
     check_region(CancelRide(ride_id="outer.1", by="rider", reason="x"), world(None))
+
+
+def test_rides_of_two_regions_share_no_car() -> None:
+    one = world()
+    OfferQuote(quote_id="manhattan.q", rider_id="r", pickup=MIDTOWN, dropoff=BROOKLYN).decide(one)
+    RequestRide(ride_id="manhattan.1", quote_id="manhattan.q").decide(one)
+    with pytest.raises(CannotPool, match="two regions"):
+        PoolRide(ride_id="manhattan.1", partner_ride_id="outer.2").decide(one)
 
 
 def test_a_driver_who_is_online_elsewhere_goes_offline_there_first() -> None:

@@ -5,6 +5,7 @@ from booking.app.change_destination import ChangeDestination
 from booking.app.drive import CompleteRide, ReportArrival, StartRide
 from booking.app.drivers import GoOffline, GoOnline, ReportLocation
 from booking.app.offer_quote import OfferQuote
+from booking.app.pool_ride import PoolRide
 from booking.app.ports import Command, Work
 from booking.app.request_ride import RequestRide
 from booking.domain.errors import Misdirected
@@ -34,6 +35,7 @@ def check_region(command: Command[object], work: Work) -> None:
             | ReportArrival(ride_id=key)
             | StartRide(ride_id=key)
             | CompleteRide(ride_id=key)
+            | PoolRide(ride_id=key)
         ):
             check_id(realm, "ride", key)
         case ReportLocation(driver_id=driver_id) | GoOffline(driver_id=driver_id):

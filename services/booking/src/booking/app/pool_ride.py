@@ -31,11 +31,14 @@ class PoolRide:
 
         Raises:
             NotFound, WrongState, RidePooled: Of the caller's own ride.
-            CannotPool: Both riders agree, and the rides do not fit; or the partner is the ride itself.
+            CannotPool: Both riders agree, and the rides do not fit; or the partner is the ride itself, or of another
+                region.
         """
         ride = work.ride(self.ride_id).wish_pool(self.partner_ride_id)
         if self.partner_ride_id == self.ride_id:
             raise CannotPool(self.ride_id, self.partner_ride_id, "it is the same ride")
+        if work.realm is not None and not work.realm.owns_id(self.partner_ride_id):
+            raise CannotPool(self.ride_id, self.partner_ride_id, "the rides are of two regions")
         work.put_ride(ride)
         partner = work.open_ride_by_id(self.partner_ride_id)
         if partner is None or partner.pool_wish != self.ride_id or partner.state is not RideState.REQUESTED:
