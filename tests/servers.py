@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import confluent_kafka
 from hailbus_devtools.tools import apache_kafka, postgresql_program
 
 from tests.needs import need
@@ -200,7 +201,20 @@ def shared_apache_kafka(*, nodes: int = 1) -> str:
         return running
     need("apache kafka")
     name = "apache-kafka" if nodes == 1 else f"apache-kafka-{nodes}"
-    return run_servers().address(name, lambda folder: start_apache_kafka(folder, SHARED_APACHE_PROPERTIES, nodes=nodes))
+
+    def start(folder: Path) -> Started:
+        started = start_apache_kafka(folder, SHARED_APACHE_PROPERTIES, nodes=nodes)
+        wait_for_coordinators(started.address)
+        return started
+
+    return run_servers().address(name, start)
+
+
+def wait_for_coordinators(bootstrap: str) -> None:
+    """Ask for a commit, which makes the topic of commits; until that has leaders, some clients' first call fails."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "first"})
+    consumer.committed([confluent_kafka.TopicPartition("first", 0)], 60)
+    consumer.close()
 
 
 class PostgreSQL:

@@ -351,7 +351,7 @@ class ConfluentKafka:
     def commit(self, group: str, topic: str, offset: int, metadata: str) -> None:
         consumer = confluent_kafka.Consumer({**self.common, "group.id": group})
         try:
-            place = confluent_kafka.TopicPartition(topic, 0, offset, metadata)
+            place = confluent_kafka.TopicPartition(topic, 0, offset, metadata.removesuffix("\0"))
             consumer.commit(offsets=[place], asynchronous=False)
         except KafkaException as error:
             raise RefusedError(error.args[0].code()) from error

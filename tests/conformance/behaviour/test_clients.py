@@ -169,10 +169,11 @@ def test_offsets_by_time_at_the_start_and_at_the_end(client: Client, topic: str)
 def test_a_commit_with_metadata_is_read_by_all(client: Client, others: list[Client], topic: str, name: str) -> None:
     client.produce(topic, [Entry(value=b"v")] * 9)
     assert client.committed(name, topic) == (-1, "")
-    client.commit(name, topic, 7, "by hand ☂")
+    # confluent-kafka sends the NUL at the end of its C string along, and reads metadata as a C string: without a NUL
+    # it reads on behind the end of its buffer.
+    client.commit(name, topic, 7, "by hand ☂\0")
     for reader in (client, *others):
         offset, metadata = reader.committed(name, topic)
-        # confluent-kafka sends the NUL at the end of its C string along, to every broker.
         assert (offset, metadata.rstrip("\0")) == (7, "by hand ☂"), reader.name
 
 

@@ -16,6 +16,8 @@ from hailbus.cli.features import levels_of_release
 from hailbus.cli.reassign import alternated, proposed
 from typer.testing import CliRunner
 
+from tests.support import wait_for
+
 DIRECTORY = base64.urlsafe_b64encode(bytes(range(16))).decode().rstrip("=")
 
 
@@ -142,11 +144,13 @@ def test_a_level_is_lowered_and_raised_again(hailbus: Command) -> None:
     assert levels_of(hailbus)[feature][2] == before
     assert hailbus("features", "downgrade", "--feature", lower) == f"{feature} was downgraded to {before - 1}.\n"
     try:
-        assert levels_of(hailbus)[feature][2] == before - 1
+        wait_for(
+            "the lower level reaches the broker that is asked", lambda: levels_of(hailbus)[feature][2] == before - 1
+        )
     finally:
         raised = hailbus("features", "upgrade", "--feature", same)
     assert raised == f"{feature} was upgraded to {before}.\n"
-    assert levels_of(hailbus)[feature][2] == before
+    wait_for("the level as before reaches the broker that is asked", lambda: levels_of(hailbus)[feature][2] == before)
     assert hailbus("features", "disable", "--feature", feature, "--dry-run") == f"{feature} can be disabled.\n"
 
 
