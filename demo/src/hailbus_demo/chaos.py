@@ -175,12 +175,13 @@ class Chaos:
                 await asyncio.shield(self.lake)
             if not self.overlaps:
                 # The lake takes long to come up, and nobody needs it to live through another's death.
-                others = (name for name in self.supervisor.children if name != "lake" or victim == "lake")
-                await self.supervisor.wait_ready(*others)
+                alive = (name for name in self.supervisor.children if name != "lake" or victim == "lake")
+                await self.supervisor.wait_ready(*alive)
             name = victim
             if self.brokers is not None and victim in CLUSTER_VICTIMS:
                 name = await self.brokers.find(victim)
-            await self.supervisor.wait_ready(name)
+            if self.overlaps:
+                await self.supervisor.wait_ready(name)
             whom = f"{name}, {victim}" if name != victim else name
             self.say(f"chaos: kill -9 {whom} (process {self.supervisor.children[name].pid})")
             self.note_returns()  # before the same process dies again

@@ -228,6 +228,10 @@ def run(
     ride_options = _rides(
         rides, day, first, until, limit, duration, speed, seed, rate, cells, supply, location_every, in_flight
     )
+    if kills is not None and not ride_options.is_bounded:
+        raise UsageError(
+            "--kills draws moments of a run whose end is known: give --limit, --duration, --day, or --from and --until"
+        )
     if rides is not None and not rides.exists():
         raise UsageError(f"{rides} does not exist: name a file or folder with recorded rides")
     from hailbus_demo.run import RunOptions, run_demo  # slow to import, and not needed to refuse

@@ -13,6 +13,7 @@ from hailbus_demo.chaos import Chaos
 from hailbus_demo.city.plan import to_datetime, to_text
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.model import Finding, Line
+from hailbus_demo.options import RideOptions
 from hailbus_demo.replay.book import Book
 from hailbus_demo.replay.stage import Stage
 from hailbus_demo.replay.sure import Traffic
@@ -114,14 +115,20 @@ class Figures:
     """How much of the run is over, 0 to 1; None where it has no end."""
     rides_before: int = 0
 
-    def share_of(self, *, limit: int | None, duration_s: float | None, ran_s: float) -> float | None:
-        """How much of a run is over that ends after so many rides or seconds, 0 to 1; None where it has no end.
+    def share_of(self, rides: RideOptions, *, ran_s: float) -> float | None:
+        """How much of a run is over, 0 to 1: by rides, seconds or event time, whichever ends it first.
 
-        Booked rides count, not drawn plans: those are drawn long before, to know how many drivers there must be.
+        None where nothing ends it. Booked rides count, not drawn plans: those are drawn long before, to know how many
+        drivers there must be.
         """
-        if limit is not None:
-            return self._rides_of_run() / limit
-        return None if duration_s is None else ran_s / duration_s
+        shares = []
+        if rides.limit is not None:
+            shares.append(self._rides_of_run() / rides.limit)
+        if rides.duration_s is not None:
+            shares.append(ran_s / rides.duration_s)
+        if rides.first_ms is not None and rides.until_ms is not None:
+            shares.append(max(self.stage.now_ms - rides.first_ms, 0) / (rides.until_ms - rides.first_ms))
+        return max(shares, default=None)
 
     def _rides_of_run(self) -> int:
         return len(self.book.rides) - self.rides_before

@@ -40,6 +40,12 @@ class RideOptions:
     duration_s: float | None = None
     in_flight: int = 128
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it is known when the run ends."""
+        has_period = self.first_ms is not None and self.until_ms is not None
+        return has_period or self.limit is not None or self.duration_s is not None
+
 
 def parse_speed(text: str) -> float | None:
     """Return event seconds per second, `None` for `max`.

@@ -495,7 +495,7 @@ class _Run:
         began = time.monotonic()
 
         def share_done() -> float | None:
-            return figures.share_of(limit=options.limit, duration_s=options.duration_s, ran_s=time.monotonic() - began)
+            return figures.share_of(options, ran_s=time.monotonic() - began)
 
         figures.share_done = share_done
         if self.options.sabotage is not None:

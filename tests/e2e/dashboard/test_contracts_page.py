@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 from hailbus.testing import MemoryBus
-from playwright.async_api import Browser, Page, Response, expect
+from playwright.async_api import Page, Response, expect
 from ride_events import CATALOGUE, TOPICS
 
-from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, SIZES, browser, shows
+from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, SIZES, browser, shows, visit
 from tests.integration.dashboard.city import page, story
 
 pytestmark = [pytest.mark.needs("chromium"), pytest.mark.timeout(240)]
@@ -21,29 +21,6 @@ CUT_OFF = """() => [...document.querySelectorAll(".scroll")].filter((region) => 
   return region.scrollLeft + region.clientWidth < region.scrollWidth - 1;
 }).map((region) => region.getAttribute("aria-label"))"""
 ALL = f"{len(CATALOGUE)} events on {len(TOPICS)} topics."
-
-
-@asynccontextmanager
-async def opened(
-    chromium: Browser, url: str, *, width: int = 1440, height: int = 900, dark: bool = True, may_complain: bool = False
-) -> AsyncIterator[Page]:
-    """Open the page of contracts; at the end nothing may have been complained about, nor asked of anybody else."""
-    tab = await chromium.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
-    tab.set_default_timeout(PATIENCE_MS)
-    complaints: list[str] = []
-    strangers: list[str] = []
-    origin = url.partition("/contracts")[0]
-    tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
-    tab.on("request", lambda request: strangers.append(request.url) if not request.url.startswith(origin) else None)
-    await tab.goto(url)
-    await expect(tab.locator("html")).to_have_attribute("data-ready", "true", timeout=PATIENCE_MS)
-    try:
-        yield tab
-    finally:
-        await tab.close()
-    assert strangers == []
-    assert may_complain or complaints == []
 
 
 @asynccontextmanager
@@ -58,7 +35,7 @@ async def contracts(
     ):
         await tell.ride("one")
         size = {"width": width, "height": height}
-        async with opened(chromium, f"{url}/contracts{path}", **size, dark=dark, may_complain=may_complain) as tab:
+        async with visit(chromium, url, f"/contracts{path}", **size, dark=dark, may_complain=may_complain) as tab:
             yield tab
 
 
@@ -242,7 +219,7 @@ async def test_the_keyboard_reaches_everything_and_an_event_leads_to_the_form() 
 
 async def test_the_city_and_the_contracts_lead_to_each_other() -> None:
     bus = MemoryBus()
-    async with story(bus), page(bus) as url, browser() as chromium, opened(chromium, f"{url}/contracts") as tab:
+    async with story(bus), page(bus) as url, browser() as chromium, visit(chromium, url, "/contracts") as tab:
         await tab.get_by_role("link", name="City").click()
         await shows(tab, "#status", "up to date")
         await tab.get_by_role("link", name="Contracts").click()

@@ -58,9 +58,19 @@ async def browser() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def visit(
-    chromium: Browser, url: str, *, width: int = 1280, height: int = 800, dark: bool = True, may_complain: bool = False
+    chromium: Browser,
+    url: str,
+    path: str = "",
+    *,
+    width: int = 1280,
+    height: int = 800,
+    dark: bool = True,
+    may_complain: bool = False,
 ) -> AsyncIterator[Page]:
-    """Open the page; at the end nothing may have been complained about, nor asked of anybody else."""
+    """Open a page of the dashboard at `url`, and wait until it is up to date (the city) or full (any other path).
+
+    At the end nothing may have been complained about, nor asked of anybody else.
+    """
     tab = await chromium.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
     tab.set_default_timeout(PATIENCE_MS)
     complaints: list[str] = []
@@ -68,8 +78,11 @@ async def visit(
     tab.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     tab.on("pageerror", lambda error: complaints.append(str(error)))
     tab.on("request", lambda request: strangers.append(request.url) if not request.url.startswith(url) else None)
-    await tab.goto(url)
-    await expect(tab.locator("#status")).to_have_text("up to date", timeout=PATIENCE_MS)
+    await tab.goto(url + path)
+    if path:
+        await expect(tab.locator("html")).to_have_attribute("data-ready", "true", timeout=PATIENCE_MS)
+    else:
+        await expect(tab.locator("#status")).to_have_text("up to date", timeout=PATIENCE_MS)
     try:
         yield tab
     finally:

@@ -338,6 +338,8 @@ def test_what_is_mistyped_is_told_in_one_sentence(tmp_path: Path) -> None:
             ("--sabotage", "lake-row-missing"): "--sabotage lake-row-missing needs the lake: leave out --no-spark",
             ("--sabotage", "invented", "--chaos"): "--sabotage does not go with --chaos",
             ("--outage", "refuse", "--chaos"): "--outage goes neither with --chaos nor with --sabotage",
+            ("--kills", "3"): "--kills goes with --chaos",
+            ("--kills", "3", "--chaos"): "--kills draws moments of a run whose end is known: give --limit, ",
             ("--outage", "away"): "Invalid value for '--outage'",
             ("--declines", "101"): "Invalid value for '--declines'",
         }
