@@ -268,6 +268,29 @@ async def test_prices_colour_the_hexagons_as_the_legend_says() -> None:
         await shows(tab, "#hottest li", "no cell is above 1.0×")
 
 
+@pytest.mark.parametrize("is_served", [True, False])
+async def test_the_coast_cuts_the_cells_off_and_without_it_they_are_the_land(is_served: bool) -> None:
+    bus = MemoryBus()
+    river, park = [40.7432, -73.9690], [40.7829, -73.9654]  # the East River reaches into cells of Manhattan
+    async with story(bus), page(bus) as url, browser() as chromium:
+        tab = await chromium.new_page()
+        if not is_served:
+            await tab.route("**/city.svg", lambda route: route.abort())
+        await tab.goto(url)
+        drawn = "globalThis.hailbus?.map.drawn && globalThis.hailbus.map.paths.size > 1200"
+        await tab.wait_for_function(f"{drawn} && {'' if is_served else '!'}globalThis.hailbus.map.coast")
+        colours = await tab.evaluate(
+            """() => ["land", "water"].map((name) => globalThis.hailbus.map.colours[name])
+              .map((hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)))"""
+        )
+        land, water = colours
+        for place, colour in ((park, land), (river, water if is_served else land)):
+            await tab.wait_for_function(
+                f"([place, wanted]) => JSON.stringify(({PIXEL})(place)) === JSON.stringify(wanted)", arg=[place, colour]
+            )
+        await tab.close()
+
+
 async def test_a_ride_moves_and_a_click_shows_its_records() -> None:
     bus = MemoryBus()
     async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:

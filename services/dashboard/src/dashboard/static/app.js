@@ -189,6 +189,13 @@ async function loadCells() {
   }
 }
 
+async function loadCoast() {
+  try {
+    const response = await fetch("city.svg");
+    if (response.ok) map.setCoast(await response.text());
+  } catch { /* without the coast the cells are the land */ }
+}
+
 // ------------------------------------------------------------------ render
 let slowShown = null;
 function render(force = false) {
@@ -209,6 +216,7 @@ function render(force = false) {
   showForecast(state);
 }
 
+loadCoast();
 loadCells();
 connect();
 setInterval(render, 250);

@@ -14,6 +14,8 @@ const HALO_PX = 1.6; // around a ride, so that it can be seen on every colour
 const MANY_RIDES = 1000; // above this 30 frames a second are drawn
 const FRAME_MS = 32;
 const CAR_PX = 2.4;
+const COAST_UNITS = 10_000; // of city.svg in a degree
+const OFFSHORE = 0.35; // how strong a cell's colour is on the water
 const TURN = 2 * Math.PI;
 
 export class CityMap {
@@ -105,6 +107,14 @@ export class CityMap {
         manhattan.aside = -54;
       }
     }
+    this.drawn = null;
+  }
+
+  // In: the file city.svg, whose unit is 1/10,000 of a degree.
+  setCoast(text) {
+    const found = new DOMParser().parseFromString(text, "image/svg+xml");
+    const path = (id) => new Path2D(found.getElementById(id).getAttribute("d"));
+    this.coast = { land: path("coast"), bridges: path("bridges") };
     this.drawn = null;
   }
 
@@ -209,18 +219,49 @@ export class CityMap {
       corners.forEach(([x, y], i) => path[i ? "lineTo" : "moveTo"]((x - view.x) * view.scale, (y - view.y) * view.scale));
       path.closePath();
     }
-    context.fillStyle = colours.land;
-    context.fill(land);
+    context.save();
+    if (this.coast) {
+      // A cell that reaches into the water is faint there, and cut off by the coast.
+      context.globalAlpha = OFFSHORE;
+      this.#fillCells(context, surging);
+      context.globalAlpha = 1;
+      this.#drawCoast(context);
+    } else {
+      context.fillStyle = colours.land;
+      context.fill(land);
+    }
     context.stroke(land);
+    this.#fillCells(context, surging);
+    context.restore();
+    this.pricesWritten = CELL_WIDTH * view.scale >= PRICE_PX ? prices.length : 0;
+    if (this.pricesWritten) this.#drawPrices(context, prices);
+    this.#drawLabels(context);
+    this.drawn = { version: this.state.cellsVersion, at: performance.now() };
+  }
+
+  #fillCells(context, surging) {
     for (const [{ colour }, path] of surging) {
       context.fillStyle = colour;
       context.fill(path);
       context.stroke(path);
     }
-    this.pricesWritten = CELL_WIDTH * view.scale >= PRICE_PX ? prices.length : 0;
-    if (this.pricesWritten) this.#drawPrices(context, prices);
-    this.#drawLabels(context);
-    this.drawn = { version: this.state.cellsVersion, at: performance.now() };
+  }
+
+  // Fills the land, and keeps what is drawn afterwards on it.
+  #drawCoast(context) {
+    const { coast, colours, view } = this;
+    const toScreen = new DOMMatrix([(STRETCH * view.scale) / COAST_UNITS, 0, 0, view.scale / COAST_UNITS, -view.x * view.scale, -view.y * view.scale]);
+    const [land, bridges] = [new Path2D(), new Path2D()];
+    land.addPath(coast.land, toScreen);
+    bridges.addPath(coast.bridges, toScreen);
+    context.save();
+    context.strokeStyle = colours.land;
+    context.lineWidth = Math.min(5, Math.max(1.5, view.scale / 2500));
+    context.stroke(bridges);
+    context.restore();
+    context.fillStyle = colours.land;
+    context.fill(land, "evenodd");
+    context.clip(land, "evenodd");
   }
 
   #drawPrices(context, prices) {
