@@ -126,6 +126,8 @@ PRUNED_AT_ONCE = 1_000
 
 
 WAKE_LINGER_S = 0.005
+LAST_ROUND_S = 5.0
+"""How long a relay that is told to stop waits for the acknowledgements of what it has sent."""
 ROUND_EVERY_S = 0.03
 """Rounds that commits ask for are at least so far apart: each costs two transactions and a request per partition."""
 CHANNEL = "hailbus_outbox"
@@ -435,7 +437,7 @@ class Outbox:
     # -------------------------------------------------------------------------------------------- relay
 
     async def relay(self, producer: Producer, partitioner: Partitioner) -> None:
-        """Publish rows until cancelled."""
+        """Publish rows until cancelled; a round that has begun then has `LAST_ROUND_S` to end."""
         if self.engine.dialect.name != "postgresql":
             await self._relay(producer, partitioner)
             return
@@ -485,7 +487,7 @@ class Outbox:
             self._woken.clear()
             self._round_began_s = asyncio.get_running_loop().time()
             try:
-                published = await self.relay_once(producer, partitioner)
+                published = await self._whole_round(producer, partitioner)
             except (SQLAlchemyError, DeliveryError, ConfigurationError, OSError, TimeoutError) as error:
                 self._note_failure(error)
                 await asyncio.sleep(delay_s)
@@ -499,6 +501,17 @@ class Outbox:
                         await self._woken.wait()
                 except TimeoutError:
                     pass
+
+    async def _whole_round(self, producer: Producer, partitioner: Partitioner) -> int:
+        """Do one round. When this task is cancelled, what is being sent is still marked, or it would be sent again."""
+        doing = asyncio.get_running_loop().create_task(self.relay_once(producer, partitioner))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            await asyncio.wait({doing}, timeout=LAST_ROUND_S)
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+            raise
 
     def _note_failure(self, error: Exception) -> None:
         self._failure = str(getattr(error, "orig", None) or error)  # SQLAlchemy adds statement and parameters

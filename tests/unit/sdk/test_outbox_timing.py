@@ -118,6 +118,28 @@ async def test_a_wake_during_a_round_is_not_lost() -> None:
 
 
 @pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize(("takes_s", "ends_after_s", "is_whole"), [(1, 1, True), (60, 5.5, False)])
+async def test_a_round_that_has_begun_ends_before_the_relay_does_unless_it_hangs(
+    takes_s: float, ends_after_s: float, is_whole: bool
+) -> None:
+    rounds = Rounds()
+
+    async def slow(*_: object) -> int:
+        await asyncio.sleep(takes_s)
+        rounds.times.append(now())
+        return 0
+
+    rounds.outbox.relay_once = slow  # type: ignore[assignment,method-assign]  # played by the test
+    task = rounds.relay()
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert now() == ends_after_s
+    assert rounds.times == ([takes_s] if is_whole else [])
+
+
+@pytest.mark.usefixtures("virtual_time")
 async def test_commits_that_come_together_wake_the_relay_once_and_soon() -> None:
     rounds = Rounds()
     await asyncio.sleep(100)
