@@ -18,9 +18,9 @@ __all__ = ["VirtualClock", "VirtualLoop", "run_virtual"]
 
 T = TypeVar("T")
 EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
-DATABASE_GRACE_S = 5.0
+DATABASE_GRACE_S = 15.0
 """Real time that a statement in a SQLite thread gets before a timer may overtake it. It may wait for a transaction
-that ends by that timer."""
+that ends by that timer, or for a busy disk."""
 WORK_GRACE_S = 0.25
 """Real time that work in an executor's thread gets before a timer may overtake it: it may wait for that timer."""
 THREAD_GRACE_S = 0.002
