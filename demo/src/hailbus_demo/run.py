@@ -21,6 +21,7 @@ from ride_events import TOPICS
 from hailbus_demo.audit import AuditPlan, catch_up, draw_up
 from hailbus_demo.auditor import Auditor, Round, updated
 from hailbus_demo.chaos import CLUSTER_VICTIMS, VICTIMS, BrokersByRole, Chaos, ChaosWithOutages, Plan
+from hailbus_demo.city.demand import Demand
 from hailbus_demo.city.plan import to_datetime
 from hailbus_demo.errors import RunFailedError, UsageError
 from hailbus_demo.figures import Figures, Sabotage, Timings
@@ -160,6 +161,7 @@ class _Run:
         self.options = options
         self.data_dir = data_dir
         self.source = source
+        self.demand = Demand(source.city)
         self.console = console
         self.timings = Timings()
         self.state = RunState(
@@ -209,7 +211,7 @@ class _Run:
         if created:
             say(f"{len(created)} topics created")
         tokens = await making_keys
-        self.tray = self._fault_tray(bootstrap)
+        self.tray = self._fault_tray(bootstrap, bus)
         specs = service_specs(
             self.data_dir,
             bootstrap=bootstrap,
@@ -335,7 +337,7 @@ class _Run:
         self.screen.say(f"broker at {bootstrap}" if len(specs) == 1 else f"{len(specs)} brokers at {bootstrap}")
         return bootstrap
 
-    def _fault_tray(self, bootstrap: str) -> FaultTray | None:
+    def _fault_tray(self, bootstrap: str, bus: Bus) -> FaultTray | None:
         """Return the faults that the page offers; none in a run that is disturbed anyway."""
         if self.options.is_disturbed:
             return None
@@ -343,6 +345,8 @@ class _Run:
             self.supervisor,
             say=self.screen.say,
             provider_url=self.ports.url("payment-provider"),
+            bus=bus,
+            demand=self.demand,
             brokers=BrokersByRole(bootstrap, self.supervisor) if self.options.brokers > 1 else None,
         )
 
@@ -442,7 +446,7 @@ class _Run:
             self.tray.open(figures.watch)
         disturber = self._disturber(scene, figures)
         disturbing = asyncio.create_task(disturber.run()) if disturber is not None else None
-        playing = asyncio.create_task(world.play(self.source.plans()))
+        playing = asyncio.create_task(world.play(self.demand.added_to(self.source.plans())))
         ends = asyncio.create_task(self._end_asked())
         watched: list[asyncio.Future[Any]] = [playing, ends, self.supervisor.failure]
         try:
@@ -618,11 +622,16 @@ class _Run:
             self.screen.say(f"still behind at the deadline: {late}")
 
     def _restarted(self) -> frozenset[str]:
-        """Return the processes that were restarted. Runs before this one, on the same log, count as restarts of all."""
+        """Return the processes that were restarted, or whose events a click has repeated.
+
+        Runs before this one, on the same log, count as restarts of all.
+        """
         children = self.supervisor.children
         if self.continues:
             return frozenset({*children, "broker"})
         restarted = {name for name, child in children.items() if child.restarts}
+        if self.tray is not None and self.tray.has_repeated:
+            restarted.add("booking")
         return frozenset(restarted | {"broker"} if any(map(is_broker, restarted)) else restarted)
 
     async def _finish_lake(self, lake_dir: Path, watch: Watch) -> dict[str, int]:

@@ -57,7 +57,7 @@ async def test_a_click_starts_a_stopwatch_that_ends_in_the_outcome(width: int, h
     ):
         surge = tab.get_by_role("button", name="Kill surge", exact=True)
         await expect(surge).to_be_visible(timeout=PATIENCE_MS)
-        assert await tab.locator("#fault-list li").count() == 5
+        assert await tab.locator("#fault-list li").count() == 7
         described = await surge.get_attribute("aria-describedby")
         await expect(tab.locator(f"#{described}")).to_contain_text("the ledger stays balanced")
         assert await tab.locator("#fault-said").get_attribute("role") == "status"
@@ -109,3 +109,24 @@ async def test_without_a_launcher_the_page_has_no_tray() -> None:
     async with story(bus), page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
         await expect(tab.locator("#faults")).to_be_hidden()
         await expect(tab.locator("#fault-list li")).to_have_count(0)
+
+
+async def test_the_load_is_moved_by_mouse_and_by_keyboard_and_the_launcher_has_it() -> None:
+    bus = MemoryBus()
+    async with (
+        launcher() as (_, settings),
+        story(bus),
+        page(bus, **settings) as url,
+        browser() as chromium,
+        visit(chromium, url) as tab,
+    ):
+        slider = tab.get_by_role("slider", name="Load")
+        await expect(slider).to_have_value("1", timeout=PATIENCE_MS)
+        await slider.focus()
+        await slider.press("ArrowRight")
+        await shows(tab, "#load-shown", "1.5×")
+        await slider.press("End")
+        await shows(tab, "#load-shown", "4×")
+        await expect(slider).to_have_value("4", timeout=PATIENCE_MS)
+        answer = await tab.request.get(f"{url}/api/faults")
+        assert (await answer.json())["load"]["factor"] == 4.0

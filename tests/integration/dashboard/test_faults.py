@@ -15,6 +15,8 @@ from dashboard.config import Settings
 from hailbus import ConfigurationError
 from hailbus.settings import read_settings
 from hailbus.testing import MemoryBus
+from hailbus_demo.city.demand import Demand
+from hailbus_demo.city.table import City
 from hailbus_demo.tray.tray import FaultTray
 from pydantic import SecretStr
 
@@ -60,7 +62,13 @@ class Cluster:
 async def launcher() -> AsyncIterator[tuple[Processes, dict[str, Any]]]:
     """Yield the processes behind the demo's real desk, and the dashboard's settings for it."""
     processes = Processes("recommender", "surge", "booking", "broker", "payment", "payment-provider")
-    tray = FaultTray(processes, say=lambda _: None, provider_url="http://127.0.0.1:9")  # type: ignore[arg-type]  # a fake
+    tray = FaultTray(
+        processes,  # type: ignore[arg-type]  # a fake
+        say=lambda _: None,
+        provider_url="http://127.0.0.1:9",
+        bus=MemoryBus(),
+        demand=Demand(City()),
+    )
     access = await tray.serve()
     tray.open(Cluster())  # type: ignore[arg-type]  # a fake
     try:
@@ -127,6 +135,18 @@ async def test_another_web_site_can_cause_no_fault(headers: dict[str, str]) -> N
         assert refused.status_code == 403
         assert "other web sites must not" in refused.json()["detail"]
         assert processes.killed == []
+
+
+async def test_the_load_is_set_by_the_page_itself_only_and_within_its_bounds() -> None:
+    async with launcher() as (_, settings), city(**settings) as client:
+        assert (await client.get("/api/faults")).json()["load"] == {"factor": 1.0, "least": 1.0, "most": 4.0}
+        assert (await client.post("/api/load/2.5")).status_code == 403
+        changed = await client.post("/api/load/2.5", headers=OWN_PAGE)
+        assert (changed.status_code, changed.json()["load"]["factor"]) == (202, 2.5)
+        refused = await client.post("/api/load/40", headers=OWN_PAGE)
+        assert (refused.status_code, refused.json()["detail"]) == (409, "40.0 is no load: choose one from 1 to 4")
+        assert (await client.post("/api/load/much", headers=OWN_PAGE)).status_code == 422
+        assert (await client.post("/api/load/nan", headers=OWN_PAGE)).status_code == 409
 
 
 async def test_a_browser_that_says_no_site_is_known_by_its_origin() -> None:

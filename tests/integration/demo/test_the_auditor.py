@@ -289,7 +289,7 @@ async def test_an_event_that_was_published_again_after_a_restart_is_no_fault(run
     run.lake = lake_report_of(run.records)
     ledger, _ = await audited(run, "memory:1")
     assert [(line.id, line.detail) for line in ledger.lines if line.verdict != "agrees"] == []
-    assert line_of(ledger, "log-repeats").detail == "1 by booking, after a restart, each word for word"
+    assert line_of(ledger, "log-repeats").detail == "1 by booking, after a restart or by a click, each word for word"
 
 
 def command(run: RecordedRun, bootstrap: str, summary: Path) -> subprocess.CompletedProcess[str]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from hailbus import Service
+from hailbus.testing import MemoryBus
+from hailbus_demo.city.demand import Demand
+from hailbus_demo.city.table import City
 from hailbus_demo.errors import RunFailedError
 from hailbus_demo.tray import desk as desk_module
 from hailbus_demo.tray import tray as tray_module
@@ -24,8 +29,12 @@ from hailbus_demo.tray.desk import (
     UnknownFaultError,
 )
 from hailbus_demo.tray.server import FaultServer
-from hailbus_demo.tray.tray import FaultTray
+from hailbus_demo.tray.tray import CROWD, FaultTray
+from ride_events.rides import RIDES, RideUnmatched
 
+from tests.unit.demo.test_demand import ride
+
+CELL = "882a100d63fffff"
 SURGE = Offer(id="kill-surge", label="Kill surge", expected="it catches up", processes=("surge",))
 BOOKING = Offer(id="kill-booking", label="Kill booking", expected="none is lost", processes=("booking",))
 
@@ -211,6 +220,17 @@ def processes() -> Processes:
     return Processes(*NAMES)
 
 
+def tray_of(processes: Processes, said: list[str], *, bus: MemoryBus | None = None, brokers: Any = None) -> FaultTray:
+    return FaultTray(
+        processes,  # type: ignore[arg-type]  # a fake
+        say=said.append,
+        provider_url="http://provider",
+        bus=bus or MemoryBus(),
+        demand=Demand(City()),
+        brokers=brokers,
+    )
+
+
 @pytest.fixture
 def said() -> list[str]:
     return []
@@ -219,7 +239,7 @@ def said() -> list[str]:
 @pytest.fixture
 def tray(processes: Processes, said: list[str], monkeypatch: pytest.MonkeyPatch) -> FaultTray:
     monkeypatch.setattr(tray_module, "LOOK_EVERY_S", 0)
-    tray = FaultTray(processes, say=said.append, provider_url="http://provider")  # type: ignore[arg-type]  # a fake
+    tray = tray_of(processes, said)
     tray.open(Cluster())  # type: ignore[arg-type]  # a fake
     return tray
 
@@ -324,12 +344,7 @@ async def test_a_cluster_offers_its_leader_in_place_of_the_broker(said: list[str
             assert role == "leader of rides.v1-0"
             return "broker-2"
 
-    tray = FaultTray(
-        processes,  # type: ignore[arg-type]  # a fake
-        say=said.append,
-        provider_url="http://provider",
-        brokers=Roles(),  # type: ignore[arg-type]  # a fake
-    )
+    tray = tray_of(processes, said, brokers=Roles())
     tray.open(Cluster())  # type: ignore[arg-type]  # a fake
     ids = [fault["id"] for fault in tray.desk.as_json(now_s=0)["faults"]]
     assert "kill-leader" in ids
@@ -342,9 +357,59 @@ async def test_a_cluster_offers_its_leader_in_place_of_the_broker(said: list[str
 
 async def test_on_another_cluster_no_broker_is_killed(said: list[str]) -> None:
     processes = Processes("recommender", "surge", "booking")
-    tray = FaultTray(processes, say=said.append, provider_url="http://provider")  # type: ignore[arg-type]  # a fake
+    tray = tray_of(processes, said)
     ids = [fault["id"] for fault in tray.desk.as_json(now_s=0)["faults"]]
-    assert ids == ["kill-recommender", "kill-surge", "kill-booking", "provider-outage"]
+    assert ids == [
+        *("kill-recommender", "kill-surge", "kill-booking", "provider-outage", "duplicate-storm", "demand-shock")
+    ]
+
+
+async def test_a_storm_writes_the_records_of_the_last_minute_once_more(
+    processes: Processes, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tray_module, "LOOK_EVERY_S", 0)
+    bus = MemoryBus()
+    svc = Service("booking")
+    pub = svc.publishes(RideUnmatched)
+    async with bus.run(svc):
+        for number in range(3):
+            gone = RideUnmatched(ride_id=f"r{number}", seq=2, rider_id="r", pickup_cell=CELL, reason="timeout")
+            await pub.publish(gone)
+    tray = tray_of(processes, said, bus=bus)
+    tray.open(Cluster())  # type: ignore[arg-type]  # a fake
+    tray.begin("duplicate-storm")
+    await tray._deed_over.wait()
+    await turns()
+    assert state_of(tray, "duplicate-storm") == "recovered"
+    found = Counter((record.partition, record.key, record.value, record.headers) for record in bus.records(RIDES))
+    assert len(found) == 3
+    assert set(found.values()) == {2}
+    assert tray.has_repeated
+    assert "fault: 3 records of rides.v1 came a second time" in said
+    await tray.stop()
+
+
+async def test_a_crowd_is_over_when_its_riders_are_planned(tray: FaultTray) -> None:
+    tray.begin("demand-shock")
+    await turns()
+    assert state_of(tray, "demand-shock") == "running"
+    plans = tray._demand.added_to(iter([ride(1), ride(2)]))
+    assert len(list(plans)) == 2 + CROWD
+    await turns()
+    assert state_of(tray, "demand-shock") == "recovered"
+    await tray.stop()
+
+
+async def test_the_load_can_be_changed_while_the_city_runs(tray: FaultTray, said: list[str]) -> None:
+    status, body = tray.server.answer("POST", "/load/1.5", f"Bearer {tray.server.token}")
+    assert (status, body["load"]["factor"]) == (202, 1.5)
+    assert said == ["load: 1.5 riders for each of the plan, by the slider on the page"]
+    for word in ("0.5", "4.1", "nan", "inf"):
+        assert tray.server.answer("POST", f"/load/{word}", f"Bearer {tray.server.token}")[0] == 409, word
+    tray.close()
+    status, body = tray.server.answer("POST", "/load/2", f"Bearer {tray.server.token}")
+    assert (status, body["detail"]) == (409, "the rides are over: faults are possible only while the city runs")
+    assert tray._demand.factor == 1.5
 
 
 # ---------------------------------------------------------------- what the launcher answers
@@ -366,6 +431,9 @@ def test_only_the_holder_of_the_token_gets_an_answer(tray: FaultTray) -> None:
         ("POST", "/faults/nothing", 404),
         ("GET", "/faults/kill-surge", 405),
         ("POST", "/faults", 405),
+        ("POST", "/load", 404),
+        ("POST", "/load/much", 404),
+        ("GET", "/load/2", 405),
     ],
 )
 def test_what_is_mistyped_is_refused(tray: FaultTray, method: str, path: str, status: int) -> None:
@@ -377,7 +445,7 @@ def test_what_is_mistyped_is_refused(tray: FaultTray, method: str, path: str, st
 def test_a_second_fault_gets_409_with_a_sentence() -> None:
     desk = killed()
     server = FaultServer(
-        show=lambda: desk.as_json(now_s=11), begin=lambda name: void(desk.begin(name, look(11), now_s=11))
+        show=lambda: desk.as_json(now_s=11), begin=lambda name: void(desk.begin(name, look(11), now_s=11)), load=void
     )
     status, body = server.answer("POST", "/faults/kill-booking", f"Bearer {server.token}")
     assert status == 409

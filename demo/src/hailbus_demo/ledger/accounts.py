@@ -313,7 +313,8 @@ class Accounts:
         consumers: The groups that must apply what they subscribe to.
         inboxes: Group → its inbox.
         ended: Whether every ride was played to its end, so that none may be in flight.
-        restarted: Names of processes that were restarted, `None` when nobody counted: they may publish an event again.
+        restarted: Names of processes that were restarted, or whose events a click has repeated: an event of theirs may
+            be in the log again. `None` when nobody counted.
         moved: What changed while the accounts were read, as sentences; empty when everything stood still.
         read_at_ms: Unix milliseconds when the accounts were read: what is older than its topic's retention may be gone.
         so_far: Whether the run is unfinished: lines that only the end decides are shown.

@@ -103,6 +103,11 @@ class FaultDesk:
         """The fault that runs now."""
         return next((record.offer for record in self._records.values() if record.state == "running"), None)
 
+    @property
+    def closed(self) -> str | None:
+        """Why no fault can begin; None while one can."""
+        return self._closed
+
     def open(self) -> None:
         """Let faults begin."""
         self._closed = None

@@ -1,6 +1,6 @@
-"""The desk over HTTP on loopback: `GET /faults` and `POST /faults/{id}`, for the holder of a token.
+"""The desk over HTTP on loopback: `GET /faults`, `POST /faults/{id}` and `POST /load/{factor}`, for a token's holder.
 
-It has no framework: two routes without a body need none, and the launcher stays as light as its load generator.
+It has no framework: three routes without a body need none, and the launcher stays as light as its load generator.
 """
 
 from __future__ import annotations
@@ -48,12 +48,16 @@ class FaultServer:
     Args:
         show: Returns all faults.
         begin: Begins one; raises `UnknownFaultError` or `FaultRefusedError`.
+        load: Sets the factor of the demand; raises `FaultRefusedError`.
     """
 
-    def __init__(self, *, show: Callable[[], Json], begin: Callable[[str], None]) -> None:
+    def __init__(
+        self, *, show: Callable[[], Json], begin: Callable[[str], None], load: Callable[[float], None]
+    ) -> None:
         self.token: Final = secrets.token_urlsafe(32)
         self._show = show
         self._begin = begin
+        self._load = load
         self._server: asyncio.Server | None = None
 
     async def start(self) -> Access:
@@ -71,17 +75,24 @@ class FaultServer:
         """Return status and body."""
         if not hmac.compare_digest(authorization.encode(), f"Bearer {self.token}".encode()):
             return _problem(401, "the token is missing or wrong: only the dashboard of this run has it")
-        _, _, fault_id = path.partition("/faults/")
-        if path != "/faults" and (not path.startswith("/faults/") or not fault_id):
+        what, _, name = path.removeprefix("/").partition("/")
+        if path != "/faults" and (what not in ("faults", "load") or not name):
             return _problem(404, f"there is nothing at {path}")
-        if method != ("POST" if fault_id else "GET"):
-            return _problem(405, "GET /faults lists the faults, POST /faults/ID begins one")
-        if not fault_id:
+        if method != ("POST" if name else "GET"):
+            return _problem(
+                405, "GET /faults lists the faults, POST /faults/ID begins one, POST /load/FACTOR sets the load"
+            )
+        if not name:
             return 200, self._show()
         try:
-            self._begin(unquote(fault_id))
+            if what == "load":
+                self._load(float(unquote(name)))
+            else:
+                self._begin(unquote(name))
         except UnknownFaultError as error:
             return _problem(404, str(error))
+        except ValueError:
+            return _problem(404, f"{unquote(name)!r} is no factor of the load: write a number such as 1.5")
         except FaultRefusedError as error:
             return _problem(409, str(error))
         return 202, self._show()

@@ -5,32 +5,41 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, Final
 
+from hailbus import Bus
+from hailbus.clock import utc_now
+from ride_events.rides import RIDES
+
 from hailbus_demo.chaos import LEADER, BrokersByRole
+from hailbus_demo.city.demand import LEAST_FACTOR, MOST_FACTOR, Demand
 from hailbus_demo.errors import RunFailedError
 from hailbus_demo.options import Outage
 from hailbus_demo.outage import set_outage
 from hailbus_demo.supervise.processes import Supervisor
-from hailbus_demo.tray.desk import FaultDesk, Look, Offer
+from hailbus_demo.tray.desk import FaultDesk, FaultRefusedError, Look, Offer
+from hailbus_demo.tray.repeat import repeat_records
 from hailbus_demo.tray.server import Access, FaultServer
 from hailbus_demo.watch import Watch
 
 LOOK_EVERY_S: Final = 0.25
 OUTAGE_S: Final = 10.0
+STORM_S: Final = 60.0
+CROWD: Final = 40
 Deed = Callable[[], Awaitable[None]]
 
 KILLS: Final = (
     Offer(
         id="kill-recommender",
         label="Kill recommender",
-        expected="rides go on without suggestions; it catches up, the ledger stays balanced",
+        expected="rides go on without suggestions; the ledger stays balanced",
         processes=("recommender",),
     ),
     Offer(
         id="kill-surge",
         label="Kill surge",
-        expected="prices stand still for 10 s or more, until its group rebalances; the ledger stays balanced",
+        expected="prices stand still for 10 s or more; the ledger stays balanced",
         processes=("surge",),
     ),
     Offer(
@@ -53,19 +62,35 @@ KILL_LEADER: Final = Offer(
 )
 OUTAGE: Final = Offer(
     id="provider-outage",
-    label=f"Provider away for {OUTAGE_S:.0f} s",
-    expected="rides go on without payments; charges wait, and each is made once",
+    label=f"Provider off, {OUTAGE_S:.0f} s",
+    expected="rides go on; charges wait, and each is made once",
     processes=("payment", "payment-provider"),
 )
 
 
+STORM: Final = Offer(
+    id="duplicate-storm",
+    label="Duplicate storm",
+    expected=f"{STORM_S:.0f} s of ride events come twice; the ledger stays balanced",
+    processes=("booking",),
+)
+SHOCK: Final = Offer(
+    id="demand-shock",
+    label="Demand shock",
+    expected=f"{CROWD} riders ask at Times Square: they wait, and the price rises",
+    processes=("booking",),
+)
+
+
 class FaultTray:
-    """The faults of one run.
+    """The faults of one run, and its load.
 
     Args:
         supervisor: Of the processes.
         say: Told when a fault begins, and how it ended.
         provider_url: The payment provider's address.
+        bus: Of the city, on which events are repeated.
+        demand: What the slider and the crowd change.
         brokers: Finds the leader; None where there is one broker, or where the cluster is not ours.
     """
 
@@ -75,13 +100,19 @@ class FaultTray:
         *,
         say: Callable[[str], None],
         provider_url: str,
+        bus: Bus,
+        demand: Demand,
         brokers: BrokersByRole | None = None,
     ) -> None:
         self.supervisor = supervisor
         self.say = say
         self._provider_url = provider_url
+        self._bus = bus
+        self._demand = demand
         self._brokers = brokers
         self._watch: Watch | None = None
+        self.has_repeated = False
+        """Whether booking's events may be in the log twice, because a click repeated them."""
         self._hurry = asyncio.Event()
         self._deed_over = asyncio.Event()
         self._deed_over.set()
@@ -89,7 +120,7 @@ class FaultTray:
         offered = self._offered()
         self._deeds = {offer.id: deed for offer, deed in offered}
         self.desk = FaultDesk([offer for offer, _ in offered])
-        self.server = FaultServer(show=self._show, begin=self.begin)
+        self.server = FaultServer(show=self._show, begin=self.begin, load=self.load)
 
     async def serve(self) -> Access:
         """Listen; no fault can begin before `open`."""
@@ -111,6 +142,19 @@ class FaultTray:
         self.say(f"fault: {offer.label}, by a click on the page")
         self._deed_over.clear()
         self._running = asyncio.create_task(self._run(offer))
+
+    def load(self, factor: float) -> None:
+        """Have so many riders for each that the source has.
+
+        Raises:
+            FaultRefusedError: There can be no such factor, or no further ride.
+        """
+        if self.desk.closed is not None:
+            raise FaultRefusedError(self.desk.closed)
+        if not LEAST_FACTOR <= factor <= MOST_FACTOR:
+            raise FaultRefusedError(f"{factor} is no load: choose one from {LEAST_FACTOR:g} to {MOST_FACTOR:g}")
+        self._demand.factor = factor
+        self.say(f"load: {factor:g} riders for each of the plan, by the slider on the page")
 
     def close(self) -> None:
         """Let no further fault begin, and end an outage now: the rides are over."""
@@ -146,7 +190,7 @@ class FaultTray:
             offered.append((KILL_LEADER, self._kill_leader))
         elif "broker" in self.supervisor.children:
             offered.append((KILL_BROKER, self._killer("broker")))
-        offered.append((OUTAGE, self._take_provider_away))
+        offered += [(OUTAGE, self._take_provider_away), (STORM, self._repeat_rides), (SHOCK, self._gather)]
         return offered
 
     def _killer(self, name: str) -> Deed:
@@ -170,6 +214,16 @@ class FaultTray:
             pass
         finally:
             await set_outage(self._provider_url, "none")
+
+    async def _repeat_rides(self) -> None:
+        self.has_repeated = True
+        count = await repeat_records(self._bus, RIDES.name, since=utc_now() - timedelta(seconds=STORM_S))
+        self.say(f"fault: {count:,} records of {RIDES.name} came a second time")
+
+    async def _gather(self) -> None:
+        self._demand.gather(CROWD)
+        while self._demand.gathering and not self._hurry.is_set():  # noqa: ASYNC110  # whoever draws plans sets no event
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def _run(self, offer: Offer) -> None:
         try:
@@ -206,7 +260,8 @@ class FaultTray:
         )
 
     def _show(self) -> dict[str, Any]:  # Any: JSON
-        return self.desk.as_json(now_s=time.monotonic())
+        load = {"factor": self._demand.factor, "least": LEAST_FACTOR, "most": MOST_FACTOR}
+        return {**self.desk.as_json(now_s=time.monotonic()), "load": load}
 
 
 __all__ = ["FaultTray"]

@@ -238,7 +238,7 @@ def _repeats(accounts: Accounts) -> Judgement:
     shown = ", ".join(f"{count:,} by {producer}" for producer, count in sorted(again.items()))
     if found.count == 0 and accounts.restarted is None:
         return Judgement(agreement=f"{shown}: nobody counted restarts, after which that is right", shown=True)
-    return found.judge(f"{shown}, after a restart, each word for word")
+    return found.judge(f"{shown}, after a restart or by a click, each word for word")
 
 
 def _groups(accounts: Accounts) -> Judgement:

@@ -23,6 +23,7 @@ function take(found) {
   const before = new Map(faults.map((fault) => [fault.id, fault.state]));
   faults = found.faults.map((fault) => ({ ...fault, at }));
   closed = found.closed;
+  takeLoad(found.load);
   for (const fault of faults)
     if (before.has(fault.id) && before.get(fault.id) !== fault.state) {
       refusal = "";
@@ -86,6 +87,25 @@ function begin(id) {
   if (refused) return refuse(refused);
   ask(`api/faults/${encodeURIComponent(id)}`, { method: "POST" });
 }
+
+// What the launcher has is shown, unless the slider is just being moved.
+let isSliding = false;
+function takeLoad({ factor, least, most }) {
+  const slider = $("load-factor");
+  if (isSliding) return;
+  slider.min = least;
+  slider.max = most;
+  slider.value = factor;
+  put($("load-shown"), `${factor}×`);
+}
+$("load-factor").addEventListener("input", (event) => {
+  isSliding = true;
+  put($("load-shown"), `${event.target.value}×`);
+});
+$("load-factor").addEventListener("change", (event) => {
+  isSliding = false;
+  ask(`api/load/${event.target.value}`, { method: "POST" });
+});
 
 function item(fault) {
   const expected = `expected-of-${fault.id}`;

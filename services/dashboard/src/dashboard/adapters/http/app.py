@@ -107,6 +107,15 @@ def build_app(
         status, found = await faults.begin(fault_id)
         return JSONResponse(found, status_code=status)
 
+    @app.post("/api/load/{factor}", status_code=202, summary="Riders for each of the plan; only the page itself may")
+    async def set_load(factor: float, request: Request) -> Response:
+        if faults is None:
+            raise ProblemError("not-found", NO_FAULTS)
+        if not is_from_own_page(request.headers):
+            raise ProblemError("not-own-page", NOT_OWN_PAGE)
+        status, found = await faults.load(factor)
+        return JSONResponse(found, status_code=status)
+
     @app.get("/livez", include_in_schema=False)
     async def livez() -> dict[str, str]:
         return {"status": "ok"}

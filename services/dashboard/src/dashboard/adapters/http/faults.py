@@ -71,6 +71,10 @@ class FaultsApi:
         """Begin a fault; return the launcher's status and all faults, or why it refuses."""
         return await self._ask("POST", f"/faults/{quote(fault_id, safe='')}")
 
+    async def load(self, factor: float) -> tuple[int, Json]:
+        """Set the factor of the demand; return the launcher's status and all faults, or why it refuses."""
+        return await self._ask("POST", f"/load/{factor:g}")
+
     async def _ask(self, method: str, path: str) -> tuple[int, Json]:
         # The scheme is checked by the settings.
         request = Request(self._url + path, method=method, headers=self._headers)  # noqa: S310

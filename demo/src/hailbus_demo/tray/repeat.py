@@ -1,0 +1,42 @@
+"""Records that come twice, as a producer without idempotence may write them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+
+from hailbus import Bus
+from hailbus._transport import Outgoing
+from hailbus.reader import record_reader
+
+__all__ = ["repeat_records"]
+
+AT_ONCE = 500
+
+
+async def repeat_records(bus: Bus, topic: str, *, since: datetime) -> int:
+    """Write the records of a topic again, each with the same key, value and headers to the same partition.
+
+    Args:
+        bus: Where the topic is.
+        topic: Its name.
+        since: The log's time of the oldest record to repeat.
+
+    Returns:
+        How many were repeated.
+
+    Raises:
+        DeliveryError: A record was not acknowledged; others may be.
+    """
+    found: dict[int, list[Outgoing]] = defaultdict(list)
+    async for record in record_reader(bus, [topic], start=since, until_end=True, client_id="demo-repeat"):
+        found[record.partition].append((record.key, record.value, record.headers))
+    producer = bus.producer(client_id="demo-repeat")
+    await producer.start()
+    try:
+        for partition, records in found.items():
+            for start in range(0, len(records), AT_ONCE):
+                await producer.send(topic, partition, records[start : start + AT_ONCE])
+    finally:
+        await producer.stop()
+    return sum(map(len, found.values()))
