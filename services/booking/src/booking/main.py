@@ -20,7 +20,7 @@ from booking.adapters.http.problems import PROBLEMS
 from booking.adapters.http.rate_limit import RateLimit
 from booking.adapters.http.routes import add_routes
 from booking.adapters.http.tokens import TokenVerifier, read_keys
-from booking.adapters.storage.claims import set_up, show_whole_city, url_of
+from booking.adapters.storage.claims import set_up, show_whole_city, url_of, url_of_whole_city
 from booking.adapters.storage.reader import Reader
 from booking.adapters.storage.writer import Writer
 from booking.adapters.streams.publishing import LocationReports
@@ -48,6 +48,12 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     url, realm = settings.database_url.get_secret_value(), realm_of(settings)
     own_url = url if realm is None else url_of(url, realm.own.name)
     engine = create_engine(own_url, busy_timeout_ms=30_000, synchronous="FULL")
+    # Views are made anew when a region starts; statements that are prepared once would outlive them.
+    whole_city = (
+        None
+        if realm is None
+        else create_engine(url_of_whole_city(url), connect_args={"prepared_statement_cache_size": 0})
+    )
     outbox = Outbox(engine, clock.now)
     inbox = Inbox(engine, GROUP)
     cluster = bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers)
@@ -93,12 +99,14 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
                 await writer.stop()
         finally:
             await engine.dispose()
+            if whole_city is not None:
+                await whole_city.dispose()
 
     app = FastAPI(
         title="booking", version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None
     )
     hailbus.fastapi.serve_api_page(app)
-    add_routes(app.router, writer, Reader(engine), clock, guard, realm)
+    add_routes(app.router, writer, Reader(engine, whole_city), clock, guard, realm)
     app.include_router(service.health(reasons))
     PROBLEMS.install(app)
     if guard.is_on:

@@ -35,8 +35,12 @@ class _Entry(BaseModel):
 _FILE = TypeAdapter(dict[str, _Entry])
 
 
-def read_regions(path: Path) -> Regions:
+def read_regions(path: Path, *, setting: str = "BOOKING_REGIONS") -> Regions:
     """Return the regions of a file.
+
+    Args:
+        path: The file.
+        setting: What names it, for the sentence of an error.
 
     Raises:
         ConfigurationError: It cannot be read, or a place would have no owner or two.
@@ -50,15 +54,15 @@ def read_regions(path: Path) -> Regions:
             ]
         )
     except OSError as error:
-        message = f"BOOKING_REGIONS {path} cannot be read: {error.strerror}; name a TOML file of regions"
+        message = f"{setting} {path} cannot be read: {error.strerror}; name a TOML file of regions"
         raise ConfigurationError(message) from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        message = f"BOOKING_REGIONS {path}: {place}: {first['msg']}"
+        message = f"{setting} {path}: {place}: {first['msg']}"
         raise ConfigurationError(message) from error
     except (RegionsError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        message = f"BOOKING_REGIONS {path}: {error}"
+        message = f"{setting} {path}: {error}"
         raise ConfigurationError(message) from error
 
 

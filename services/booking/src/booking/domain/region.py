@@ -93,6 +93,11 @@ class Regions:
         object.__setattr__(self, "_resolutions", sorted({h3.get_resolution(cell) for cell in by_cell}))
         object.__setattr__(self, "_rest", rest[0])
 
+    @property
+    def rest(self) -> Region:
+        """The owner of every place that is in no region's cells."""
+        return self._rest
+
     def named(self, name: str) -> Region | None:
         """Return a region by its name."""
         return self._by_name.get(name)
