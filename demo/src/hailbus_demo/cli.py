@@ -151,6 +151,15 @@ def run(
             help="So many in-house brokers: 1, or a cluster of 3 or 5 with each record on three of them.",
         ),
     ] = 1,
+    regions: Annotated[
+        int,
+        typer.Option(
+            "--regions",
+            min=1,
+            max=4,
+            help="So many booking processes, each for a part of the city, on one PostgreSQL and behind one router.",
+        ),
+    ] = 1,
     bootstrap: BootstrapOption = None,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave out Spark and the lake.")] = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the dashboard in a browser.")] = False,
@@ -163,7 +172,8 @@ def run(
         typer.Option(
             "--chaos",
             help="Kill broker, booking, payment, payment provider, surge, recommender and lake once each with SIGKILL; "
-            "of several brokers the leader of rides.v1, the active controller and a group coordinator.",
+            "of several brokers the leader of rides.v1, the active controller and a group coordinator; of several "
+            "regions each, and the router.",
         ),
     ] = False,
     kills: Annotated[
@@ -217,6 +227,8 @@ def run(
         raise UsageError("--outage goes neither with --chaos nor with --sabotage: leave one out")
     if kills is not None and not chaos:
         raise UsageError("--kills goes with --chaos: add it, or leave --kills out")
+    if regions > 1 and sabotage is not None:
+        raise UsageError("--regions does not go with --sabotage, whose faults know one booking: leave one out")
     if brokers not in BROKER_COUNTS:
         raise UsageError(f"--brokers {brokers}: choose 1, 3 or 5, so that a majority survives the death of one")
     if bootstrap is not None:
@@ -254,6 +266,7 @@ def run(
         declines_percent=declines,
         outage=outage,
         dashboard_port=dashboard_port,
+        regions=regions,
     )
     raise typer.Exit(_run_async(run_demo(options, _console())))
 

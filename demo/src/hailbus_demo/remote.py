@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from hailbus_demo.replay.tokens import Tokens
 from hailbus_demo.replay.world import ENDS_WITHIN_MS, World, report_every
 from hailbus_demo.rides import RideSource
 from hailbus_demo.run import SERVICE_DEADLINE_S, Interrupts, refuse_silence
-from hailbus_demo.services import CONSUMERS, TOPIC_NAMES
+from hailbus_demo.services import CONSUMERS, TOPIC_NAMES, consumers_of
 from hailbus_demo.show import Screen, figures_table, ledger_table, what_is_wrong
 from hailbus_demo.supervise.state import DataDir, write_whole
 from hailbus_demo.watch import Watch
@@ -180,11 +179,7 @@ async def audit(
     bus = KafkaBus(bootstrap_servers=bootstrap, client_id="demo-ledger")
     book = Book(book_path)
     stage = Stage()
-    consumers = tuple(
-        replace(consumer, regions=tuple(booking_regions)) if consumer.group == "booking" else consumer
-        for consumer in CONSUMERS
-        if consumer.database in databases
-    )
+    consumers = tuple(one for one in consumers_of(booking_regions) if one.database in databases)
     watch = Watch(bus, topics=TOPIC_NAMES, consumers=consumers, lake_dir=lake_dir)
     figures = Figures(
         run=1, speed=None, book=book, stage=stage, watch=watch, supervisor=None,

@@ -11,6 +11,7 @@ import time
 import webbrowser
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,9 @@ from hailbus_demo.figures import Figures, Sabotage, Timings
 from hailbus_demo.ledger.gather import Sources
 from hailbus_demo.options import Outage, RideOptions, parse_address
 from hailbus_demo.outage import OutageOfProvider
+from hailbus_demo.postgresql import NAME as POSTGRESQL
+from hailbus_demo.postgresql import find_postgresql
+from hailbus_demo.regions import ROUTER, is_booking, region_at, split_city, write_regions
 from hailbus_demo.replay.advice import RecommenderClient
 from hailbus_demo.replay.book import Book
 from hailbus_demo.replay.http import HttpClient
@@ -40,13 +44,13 @@ from hailbus_demo.sabotage.deeds import Deed
 from hailbus_demo.sabotage.faults import Fault
 from hailbus_demo.sabotage.saboteur import Saboteur, Scene
 from hailbus_demo.services import (
-    CONSUMERS,
     DATABASES,
     DECLINES_PERCENT,
     TOPIC_NAMES,
     Ports,
     broker_spec,
     cluster_specs,
+    consumers_of,
     is_broker,
     lake_spec,
     make_keys,
@@ -63,6 +67,8 @@ from hailbus_demo.watch import Watch
 LAKE_FINISH = "finish"
 """A file of this name in the lake's folder asks the Spark job to land everything, through gold, and to end."""
 SERVICE_PORTS = 5
+WHOLE_CITY = "booking_regions"
+"""The schema with views that show the tables of all regions as one."""
 SERVICE_DEADLINE_S = 120.0
 """How long a request is repeated while its service does not answer."""
 BOOK_EVERY_S = 2.0
@@ -95,6 +101,7 @@ class RunOptions:
     declines_percent: float = DECLINES_PERCENT
     outage: Outage | None = None
     dashboard_port: int | None = None
+    regions: int = 1
 
     @property
     def is_disturbed(self) -> bool:
@@ -124,8 +131,10 @@ class Interrupts:
 def cluster_name(options: RunOptions) -> str:
     """Return what a data directory remembers of the cluster that its events are on."""
     if options.bootstrap is not None:
-        return options.bootstrap
-    return "in-house" if options.brokers == 1 else f"in-house, {options.brokers} brokers"
+        name = options.bootstrap
+    else:
+        name = "in-house" if options.brokers == 1 else f"in-house, {options.brokers} brokers"
+    return name if options.regions == 1 else f"{name}, {options.regions} regions"
 
 
 async def run_demo(options: RunOptions, console: Console) -> int:
@@ -170,6 +179,8 @@ class _Run:
             clock_ms=None if before is None else before.clock_ms,
         )
         self.continues = before is not None
+        self.areas = split_city(options.regions)
+        self.postgresql = find_postgresql(data_dir) if self.areas else None
         self.played_to_the_end = False
         self.lake_start: asyncio.Task[None] | None = None
         self.tray: FaultTray | None = None
@@ -211,6 +222,7 @@ class _Run:
         if created:
             say(f"{len(created)} topics created")
         tokens = await making_keys
+        await self._start_postgresql()
         self.tray = self._fault_tray(bootstrap, bus)
         specs = service_specs(
             self.data_dir,
@@ -220,6 +232,7 @@ class _Run:
             silent_after_s=silent_after_s(options.rides.speed, options.rides.location_every_s),
             declines_percent=options.declines_percent,
             faults=None if self.tray is None else await self.tray.serve(),
+            booking_database=self._booking_database(),
         )
         for spec in specs:
             await self.supervisor.start(spec)
@@ -227,6 +240,8 @@ class _Run:
             self.lake_start = asyncio.create_task(self._start_lake(lake_ready, bootstrap))
         await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
         self.timings.services_ready = time.monotonic()
+        if self.areas:
+            say(f"{len(self.areas)} regions of booking: {', '.join(area.name for area in self.areas)}; one router")
         say(f"booking's API at {ports.url('booking')}/docs, the recommender's at {ports.url('recommender')}/docs")
         say(f"payment's at {ports.url('payment')}/docs, the payment provider's at {ports.url('payment-provider')}/docs")
         say(f"tokens for booking: booking-token sign {self.data_dir.keys / 'signing-key.json'} ROLE SUBJECT")
@@ -245,10 +260,11 @@ class _Run:
             self.source.city,
         )
         book = Book(self.data_dir.book)
+        consumers = consumers_of([area.name for area in self.areas])
         watch = Watch(
             bus,
             topics=TOPIC_NAMES,
-            consumers=CONSUMERS,
+            consumers=consumers,
             lake_dir=self.data_dir.lake if options.spark else None,
         )
         stage = Stage(speed=options.rides.speed, limit=options.rides.in_flight)
@@ -281,8 +297,8 @@ class _Run:
         plan = AuditPlan(
             sources=Sources(
                 bootstrap=bootstrap,
-                databases={name: self.data_dir.database_url(name) for name in DATABASES},
-                consumers=CONSUMERS,
+                databases=self._databases(),
+                consumers=consumers,
                 book=book.account,
                 journal=self.data_dir.journal,
                 lake_dir=self.data_dir.lake if options.spark else None,
@@ -337,6 +353,31 @@ class _Run:
         self.screen.say(f"broker at {bootstrap}" if len(specs) == 1 else f"{len(specs)} brokers at {bootstrap}")
         return bootstrap
 
+    async def _start_postgresql(self) -> None:
+        """Start the database that regions share, and write down who owns what."""
+        if self.postgresql is None:
+            return
+        assert self.ports.postgresql is not None
+        await self._unless_interrupted(self.postgresql.set_up())
+        spec = self.postgresql.spec(self.data_dir, self.ports.postgresql)
+        await self.supervisor.start(spec)
+        await self._unless_interrupted(self.supervisor.wait_ready(spec.name))
+        addresses = {region: f"http://{HOST}:{port}" for region, port in self.ports.regions.items()}
+        write_regions(self.data_dir.regions, self.areas, addresses)
+
+    def _booking_database(self, *, search_path: str | None = None) -> str | None:
+        """Return the URL of the database that regions share, None where one process serves everywhere."""
+        if self.postgresql is None:
+            return None
+        assert self.ports.postgresql is not None
+        return self.postgresql.url(self.ports.postgresql, search_path=search_path)
+
+    def _databases(self) -> dict[str, str]:
+        """Return where the ledger reads each service's tables."""
+        found = {name: self.data_dir.database_url(name) for name in DATABASES}
+        whole_city = self._booking_database(search_path=WHOLE_CITY)
+        return found if whole_city is None else {**found, "booking": whole_city}
+
     def _fault_tray(self, bootstrap: str, bus: Bus) -> FaultTray | None:
         """Return the faults that the page offers; none in a run that is disturbed anyway."""
         if self.options.is_disturbed:
@@ -348,6 +389,7 @@ class _Run:
             bus=bus,
             demand=self.demand,
             brokers=BrokersByRole(bootstrap, self.supervisor) if self.options.brokers > 1 else None,
+            regions=[area.name for area in self.areas],
         )
 
     def _choose_ports(self) -> Ports:
@@ -355,11 +397,12 @@ class _Run:
         # A broker of a cluster has a second port, for the controllers.
         count = 1 if options.brokers == 1 else 2 * options.brokers
         broker = None
+        wanted = SERVICE_PORTS + (1 + len(self.areas) if self.areas else 0)
         if options.bootstrap is None and options.port is None:
-            broker = free_block(count + SERVICE_PORTS)
-            free = list(range(broker + count, broker + count + SERVICE_PORTS))
+            broker = free_block(count + wanted)
+            free = list(range(broker + count, broker + count + wanted))
         else:
-            free = free_ports(SERVICE_PORTS)
+            free = free_ports(wanted)
         if options.port is not None:
             broker = options.port
             for port in range(broker, broker + count):
@@ -374,6 +417,8 @@ class _Run:
             recommender=free[2],
             payment=free[3],
             payment_provider=free[4],
+            postgresql=free[5] if self.areas else None,
+            regions={area.name: port for area, port in zip(self.areas, free[6:], strict=True)},
         )
 
     async def _provision(self, bus: Bus, bootstrap: str) -> frozenset[str]:
@@ -436,6 +481,7 @@ class _Run:
             location_every_ms=every_ms,
             busy_locations=busy,
             advice=advice,
+            region_of=partial(region_at, areas=self.areas) if self.areas else None,
         )
         if self.continues:
             adopted = await world.adopt()
@@ -519,9 +565,11 @@ class _Run:
         if not self.options.chaos:
             return None
         brokers = BrokersByRole(scene.bootstrap, scene.supervisor) if self.options.brokers > 1 else None
+        bookings = [name for name in self.supervisor.children if is_booking(name) or name == ROUTER]
+        services = [name for victim in VICTIMS for name in (bookings if victim == "booking" else [victim])]
         victims = [
             victim
-            for victim in (VICTIMS if brokers is None else (*CLUSTER_VICTIMS, *VICTIMS))
+            for victim in (services if brokers is None else (*CLUSTER_VICTIMS, *services))
             if victim in self.supervisor.children
             or (victim == "lake" and self.options.spark)
             or (brokers is not None and victim in CLUSTER_VICTIMS)
@@ -628,11 +676,14 @@ class _Run:
         """
         children = self.supervisor.children
         if self.continues:
-            return frozenset({*children, "broker"})
+            return frozenset({*children, "broker", "booking"})
         restarted = {name for name, child in children.items() if child.restarts}
         if self.tray is not None and self.tray.has_repeated:
             restarted.add("booking")
-        return frozenset(restarted | {"broker"} if any(map(is_broker, restarted)) else restarted)
+        for name, is_one in (("broker", is_broker), ("booking", is_booking)):
+            if any(map(is_one, restarted)):
+                restarted.add(name)
+        return frozenset(restarted)
 
     async def _finish_lake(self, lake_dir: Path, watch: Watch) -> dict[str, int]:
         """Have the Spark job bring silver and gold up to bronze and end; return it as late if it does not."""
@@ -709,12 +760,13 @@ class _Run:
             self.supervisor.failure.result()
 
     async def _stop_processes(self) -> None:
-        """Services first, then the lake, the broker last; whatever happens nothing is left."""
+        """Services first, then the lake and PostgreSQL, the broker last; whatever happens nothing is left."""
         try:
             brokers = [name for name in self.supervisor.children if is_broker(name)]
-            services = [name for name in self.supervisor.children if name != "lake" and name not in brokers]
+            last = ("lake", POSTGRESQL, *brokers)
+            services = [name for name in self.supervisor.children if name not in last]
             await self.supervisor.stop(*services)
-            await self.supervisor.stop("lake")
+            await self.supervisor.stop("lake", POSTGRESQL)
             await self.supervisor.stop(*brokers)
         finally:
             self.supervisor.kill_all()

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from ride_events.drivers import DRIVER_LOCATIONS
 
 from hailbus_demo.errors import RunFailedError
 from hailbus_demo.ledger.model import Consumer
+from hailbus_demo.regions import ROUTER, process_of
 from hailbus_demo.replay.http import HttpClient, UnreachableError
 from hailbus_demo.replay.tokens import Tokens
 from hailbus_demo.supervise.ports import HOST, accepts
@@ -68,6 +69,12 @@ CONSUMERS = (
 )
 """Who must apply what, once: the groups with an inbox."""
 
+
+def consumers_of(regions: Sequence[str]) -> tuple[Consumer, ...]:
+    """Return the consumers of a city whose booking has regions, none where one process serves everywhere."""
+    return tuple(replace(one, regions=tuple(regions)) if one.group == "booking" else one for one in CONSUMERS)
+
+
 DECLINES_PERCENT = 3.0
 """How many of a hundred authorisations and captures the payment provider declines unless told otherwise."""
 ASK_WITHIN_S = 2.0
@@ -88,6 +95,9 @@ class Ports:
     dashboard: int
     payment: int
     payment_provider: int
+    postgresql: int | None = None
+    regions: Mapping[str, int] = field(default_factory=dict)
+    """Of the booking processes, by region; `booking` is the router's then."""
 
     def url(self, name: str) -> str:
         """Return the base URL of an HTTP service."""
@@ -207,6 +217,7 @@ def service_specs(
     silent_after_s: int,
     declines_percent: float = DECLINES_PERCENT,
     faults: Access | None = None,
+    booking_database: str | None = None,
 ) -> list[ProcessSpec]:
     """Return the processes of the services, and the stand-in for the payment provider.
 
@@ -218,6 +229,7 @@ def service_specs(
         silent_after_s: Event time after which booking matches a driver no more who has reported nothing.
         declines_percent: How many of a hundred charges the provider declines.
         faults: How the dashboard reaches the faults of the run; None for no tray on its page.
+        booking_database: The URL of the database that booking's regions share; None for SQLite.
     """
     event_time = "event"
     provider = _http(
@@ -243,13 +255,12 @@ def service_specs(
             "PAYMENT_RETRY_LIMIT": str(RETRY_LIMIT),
         },
     )
-    booking = _http(
-        "booking",
+    booking = booking_specs(
         data_dir,
-        port=ports.booking,
+        ports=ports,
         env={
             "BOOKING_BOOTSTRAP_SERVERS": bootstrap,
-            "BOOKING_DATABASE_URL": data_dir.database_url("booking"),
+            "BOOKING_DATABASE_URL": booking_database or data_dir.database_url("booking"),
             "BOOKING_CLOCK": event_time,
             "BOOKING_AUTH_KEYS": str((data_dir.keys / "keys.json").absolute()),
             "BOOKING_SILENT_AFTER_S": str(silent_after_s),
@@ -303,7 +314,27 @@ def service_specs(
         ready=logger_probe.ready,
         before_restart=logger_probe.before_restart,
     )
-    return [provider, payment, booking, surge, recommender, logger, dashboard]
+    return [provider, payment, *booking, surge, recommender, logger, dashboard]
+
+
+def booking_specs(data_dir: DataDir, *, ports: Ports, env: dict[str, str]) -> list[ProcessSpec]:
+    """Return booking's process, or one for each region and the router in front of them."""
+    if not ports.regions:
+        return [_http("booking", data_dir, port=ports.booking, env=env)]
+    file = str(data_dir.regions.absolute())
+    router = _http(ROUTER, data_dir, port=ports.booking, env={"ROUTER_REGIONS": file}, prefix="ROUTER")
+    processes = [
+        _http(
+            process_of(region),
+            data_dir,
+            port=port,
+            env={**env, "BOOKING_REGION": region, "BOOKING_REGIONS": file},
+            prefix="BOOKING",
+            program="booking",
+        )
+        for region, port in ports.regions.items()
+    ]
+    return [*processes, router]
 
 
 def lake_spec(data_dir: DataDir, *, bootstrap: str) -> ProcessSpec:
@@ -333,7 +364,15 @@ def lake_state(lake_dir: Path) -> str:
     return str(progress["state"]) if alive else "absent"
 
 
-def _http(name: str, data_dir: DataDir, *, port: int, env: dict[str, str], prefix: str | None = None) -> ProcessSpec:
+def _http(
+    name: str,
+    data_dir: DataDir,
+    *,
+    port: int,
+    env: dict[str, str],
+    prefix: str | None = None,
+    program: str | None = None,
+) -> ProcessSpec:
     async def ready() -> bool:
         client = HttpClient(f"http://{HOST}:{port}", connections=1)
         try:
@@ -345,7 +384,7 @@ def _http(name: str, data_dir: DataDir, *, port: int, env: dict[str, str], prefi
 
     return ProcessSpec(
         name=name,
-        argv=(command(name),),
+        argv=(command(program or name),),
         env={**env, f"{prefix or name.upper()}_LISTEN": f"{HOST}:{port}"},
         log=data_dir.logs / f"{name}.log",
         ready=ready,

@@ -47,6 +47,7 @@ OPTIONS = [
     "--location-every",
     "--declines",
     "--outage",
+    "--regions",
     "--catch-up",
 ]
 

@@ -75,6 +75,7 @@ class DriverState:
     ride_id: str | None = None
     stops: bool = False
     rides: int = 0
+    region: str = ""
     leg: tuple[Place, Place, int, int] | None = None
 
     def position(self, at_ms: int) -> Place:
@@ -121,6 +122,8 @@ class World:
         location_every_ms: Event time between two positions of one driver.
         busy_locations: Whether drivers with a ride report, too; surge needs the free ones only.
         advice: The recommender, `None` for none.
+        region_of: Returns the region of booking that owns a place, `None` where one process serves everywhere. Drivers
+            stay in the region in which they went online, and each region has a clock of its own.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class World:
         location_every_ms: int = 4_000,
         busy_locations: bool = True,
         advice: Advice | None = None,
+        region_of: Callable[[Place], str] | None = None,
     ) -> None:
         self.stage = stage
         self.booking = booking
@@ -144,6 +148,7 @@ class World:
         self.location_every_ms = location_every_ms
         self.busy_locations = busy_locations
         self.advice = advice
+        self.region_of = region_of
         self.drivers: dict[str, DriverState] = {}
         self.rides: dict[str, RideState] = {}
         """Rides that are not ended, by ride id."""
@@ -234,7 +239,8 @@ class World:
 
     async def _ask(self, ride: RideState, at_ms: int) -> None:
         plan = ride.plan
-        self._clock_ms = max(self._clock_ms, at_ms)
+        if self.region_of is None:  # a request moves the clock of its own region only
+            self._clock_ms = max(self._clock_ms, at_ms)
         if len(self._recent_pickups) >= 200:
             self._recent_pickups = self._recent_pickups[100:]
         self._recent_pickups.append(plan.pickup)
@@ -469,6 +475,7 @@ class World:
         if driver.online:
             return
         driver.place, driver.leg = plan.place, None
+        driver.region = self._region(plan.place)
         self.book.note_position(plan.driver_id, *plan.place, at_ms)  # booking reports it if the driver was online
         status, body = await self.updates.send(
             {"kind": "online", "driver_id": plan.driver_id, "position": _as_json(plan.place), "simulated": True}, at_ms
@@ -513,14 +520,18 @@ class World:
         elif self._waiting:
             self._poll_at(at_ms)  # booking may have given the driver to a rider who waits
         random = Random(zlib.crc32(f"{driver.driver_id}:{driver.rides}".encode()))
-        if random.random() < MOVES_SHARE and self._recent_pickups:
+        moves = random.random() < MOVES_SHARE or self._region(driver.place) != driver.region
+        if moves and self._recent_pickups:
             after_ms = 120_000 + int(random.random() * 240_000)
             self.stage.at(at_ms + after_ms, partial(self._move, driver, driver.rides, random), background=True)
 
     async def _move(self, driver: DriverState, rides: int, random: Random, at_ms: int) -> None:
         if not driver.online or driver.ride_id is not None or driver.rides != rides:
             return
-        near = self._recent_pickups[random.randrange(len(self._recent_pickups))]
+        pickups = [place for place in self._recent_pickups if self._region(place) == driver.region]
+        if not pickups:
+            return
+        near = pickups[random.randrange(len(pickups))]
         place = (round(near[0] + random.gauss(0, 0.003), 5), round(near[1] + random.gauss(0, 0.004), 5))
         driver.place, driver.leg = place, None
         self.book.note_position(driver.driver_id, *place, at_ms)
@@ -532,6 +543,9 @@ class World:
             self._saw_driver(body, at_ms)
         else:
             self._refused("location", status, body)
+
+    def _region(self, place: Place) -> str:
+        return "" if self.region_of is None else self.region_of(place)
 
     def _saw_driver(self, body: Any, at_ms: int) -> None:
         if body.get("status") == "busy" and self._waiting:

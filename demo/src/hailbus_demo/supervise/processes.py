@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import pwd
 import signal
 import sys
 import time
@@ -48,6 +49,11 @@ class ProcessSpec:
     ready_within_s: float = 60.0
     grace_s: float = 20.0
     before_restart: Callable[[], Awaitable[None]] | None = None
+    stop_signal: signal.Signals = signal.SIGTERM
+    user: str | None = None
+    """Who it runs as, for root to say; None for who runs the demo."""
+    folder: Path | None = None
+    """Where it runs; None for where the demo does."""
 
 
 @dataclass(slots=True)
@@ -164,14 +170,14 @@ class Supervisor:
         _kill_group(child.pid, signal.SIGKILL)
 
     async def stop(self, *names: str) -> None:
-        """End processes: SIGTERM, their grace, then SIGKILL of what is left of their group."""
+        """End processes: their signal, their grace, then SIGKILL of what is left of their group."""
         self._stopping.update(names)
 
         async def one(child: Child) -> None:
             process = child.process
             if process is not None and process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGTERM)
+                    process.send_signal(child.spec.stop_signal)
                 try:
                     async with asyncio.timeout(child.spec.grace_s):
                         await process.wait()
@@ -259,7 +265,8 @@ class Supervisor:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                    preexec_fn=before_exec(spec.user),
+                    cwd=spec.folder,
                 )
             except OSError as error:
                 raise RunFailedError(f"{spec.name} cannot be started ({error}): run `uv sync` first") from error
@@ -306,6 +313,23 @@ class Supervisor:
         child.became_ready.set()
         if back:
             self.say(f"{child.spec.name} is back after {child.ready_after_s:.1f} s")
+
+
+def before_exec(user: str | None) -> Callable[[], None]:
+    """Return what a child does before it becomes its program: it becomes the user, and ends with its parent.
+
+    uvloop takes no user. The kernel forgets the parent's death when a process changes its user, so that comes first.
+    """
+    entry = None if user is None else pwd.getpwnam(user)
+
+    def prepare() -> None:
+        if entry is not None:
+            os.setgroups([])
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
+        _die_with_parent()
+
+    return prepare
 
 
 def _clean_environment(own: Mapping[str, str]) -> dict[str, str]:

@@ -54,6 +54,16 @@ class DataDir:
         return self.root / "db"
 
     @property
+    def postgresql(self) -> Path:
+        """The PostgreSQL server that regions of booking share."""
+        return self.root / "postgresql"
+
+    @property
+    def regions(self) -> Path:
+        """The file of booking's regions."""
+        return self.root / "regions.toml"
+
+    @property
     def logs(self) -> Path:
         """What the processes wrote."""
         return self.root / "logs"
@@ -124,6 +134,8 @@ class DataDir:
             "broker",
             "lake",
             "db",
+            "postgresql",
+            "regions.toml",
             "logs",
             "surge",
             "keys",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from hailbus_demo.city.demand import LEAST_FACTOR, MOST_FACTOR, Demand
 from hailbus_demo.errors import RunFailedError
 from hailbus_demo.options import Outage
 from hailbus_demo.outage import set_outage
+from hailbus_demo.regions import ROUTER, process_of
 from hailbus_demo.supervise.processes import Supervisor
 from hailbus_demo.tray.desk import FaultDesk, FaultRefusedError, Look, Offer
 from hailbus_demo.tray.repeat import repeat_records
@@ -29,6 +30,18 @@ STORM_S: Final = 60.0
 CROWD: Final = 40
 Deed = Callable[[], Awaitable[None]]
 
+KILL_BOOKING: Final = Offer(
+    id="kill-booking",
+    label="Kill booking",
+    expected="requests are repeated until it answers; none is lost or done twice",
+    processes=("booking",),
+)
+KILL_ROUTER: Final = Offer(
+    id=f"kill-{ROUTER}",
+    label="Kill the router",
+    expected="nobody reaches booking until it is back; it keeps nothing, so nothing is lost",
+    processes=(ROUTER,),
+)
 KILLS: Final = (
     Offer(
         id="kill-recommender",
@@ -42,12 +55,7 @@ KILLS: Final = (
         expected="prices stand still for 10 s or more; the ledger stays balanced",
         processes=("surge",),
     ),
-    Offer(
-        id="kill-booking",
-        label="Kill booking",
-        expected="requests are repeated until it answers; none is lost or done twice",
-        processes=("booking",),
-    ),
+    KILL_BOOKING,
 )
 KILL_BROKER: Final = Offer(
     id="kill-broker",
@@ -72,13 +80,11 @@ STORM: Final = Offer(
     id="duplicate-storm",
     label="Duplicate storm",
     expected=f"{STORM_S:.0f} s of ride events come twice; the ledger stays balanced",
-    processes=("booking",),
 )
 SHOCK: Final = Offer(
     id="demand-shock",
     label="Demand shock",
     expected=f"{CROWD} riders ask at Times Square: they wait, and the price rises",
-    processes=("booking",),
 )
 
 
@@ -92,6 +98,7 @@ class FaultTray:
         bus: Of the city, on which events are repeated.
         demand: What the slider and the crowd change.
         brokers: Finds the leader; None where there is one broker, or where the cluster is not ours.
+        regions: Of booking; none where one process serves everywhere.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class FaultTray:
         bus: Bus,
         demand: Demand,
         brokers: BrokersByRole | None = None,
+        regions: Sequence[str] = (),
     ) -> None:
         self.supervisor = supervisor
         self.say = say
@@ -110,6 +118,7 @@ class FaultTray:
         self._bus = bus
         self._demand = demand
         self._brokers = brokers
+        self._regions = regions
         self._watch: Watch | None = None
         self.has_repeated = False
         """Whether booking's events may be in the log twice, because a click repeated them."""
@@ -183,7 +192,7 @@ class FaultTray:
 
     def _offered(self) -> list[tuple[Offer, Deed]]:
         offered: list[tuple[Offer, Deed]] = []
-        for offer in KILLS:
+        for offer in [one for kill in KILLS for one in self._of_regions(kill)]:
             (name,) = offer.processes
             offered.append((offer, self._killer(name)))
         if self._brokers is not None:
@@ -192,6 +201,21 @@ class FaultTray:
             offered.append((KILL_BROKER, self._killer("broker")))
         offered += [(OUTAGE, self._take_provider_away), (STORM, self._repeat_rides), (SHOCK, self._gather)]
         return offered
+
+    def _of_regions(self, offer: Offer) -> Sequence[Offer]:
+        """Return one kill of booking for each region, and one of their router."""
+        if offer.id != KILL_BOOKING.id or not self._regions:
+            return [offer]
+        kills = [
+            Offer(
+                id=f"kill-{process_of(region)}",
+                label=f"Kill booking {region}",
+                expected=f"rides of the other regions go on; requests for {region} are repeated until it answers",
+                processes=(process_of(region),),
+            )
+            for region in self._regions
+        ]
+        return [*kills, KILL_ROUTER]
 
     def _killer(self, name: str) -> Deed:
         async def kill() -> None:
