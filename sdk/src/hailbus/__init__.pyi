@@ -3,7 +3,7 @@ from hailbus._transport import Bus as Bus, TopicPartition as TopicPartition
 from hailbus._transport.kafka import KafkaBus as KafkaBus
 from hailbus.admin import ClusterAdmin as ClusterAdmin, Lag as Lag
 from hailbus.catalogue import Catalogue as Catalogue
-from hailbus.context import Batch as Batch, Context as Context, Delivery as Delivery
+from hailbus.context import Batch as Batch, Claim as Claim, Context as Context, Delivery as Delivery
 from hailbus.delivery import (
     AtLeastOnce as AtLeastOnce,
     AtMostOnce as AtMostOnce,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from hailbus._transport import Received
 from hailbus.adopted import original_of
 from hailbus.codec import read_envelope
 from hailbus.envelope import Envelope, Headers
+from hailbus.errors import ConfigurationError
 from hailbus.event import Event
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-__all__ = ["Batch", "Context", "Delivery"]
+__all__ = ["Batch", "Claim", "Context", "Delivery"]
 
 E_co = TypeVar("E_co", bound=Event, covariant=True)
 
@@ -119,19 +120,78 @@ class Deliveries(Sequence[Delivery[E_co]], Generic[E_co]):
         return Delivery(self.events[index], ctx)
 
 
+class Claim(Protocol):
+    """Which events of a batch a handler applies in a transaction of its own; `Batch.claim` makes it.
+
+    ::
+
+        async with engine.begin() as tx:
+            claim = await batch.claim(tx)
+            for item in batch:
+                if item in claim:
+                    ...                                   # apply it, or claim.refuse(item, "there is no such ride")
+            await claim.store()
+    """
+
+    def __contains__(self, delivery: Delivery[Any], /) -> bool:
+        """Whether the event is applied now: it is new, its number is due, and nothing before it was refused."""
+        ...
+
+    def refuse(self, delivery: Delivery[Any], reason: str) -> None:
+        """Do not apply an event: it becomes a dead letter, or its key is parked, as the delivery's `then` says.
+
+        Later events of its key in a numbered topic are no longer in the claim, so refuse in the order of the batch.
+        """
+        ...
+
+    async def store(self) -> None:
+        """Write which events are applied; the last thing before the transaction is committed."""
+        ...
+
+
+Claimer = Callable[["AsyncConnection | AsyncSession", Callable[[Context], bool] | None], Awaitable[Claim]]
+
+
 class Batch(Generic[E_co]):
     """Several events, in the order in which they were read per partition.
 
     Attributes:
-        items: The deliveries.
+        items: The deliveries. With `own_transaction=True` there may be none, when only the numbers of events without a
+            handler are to be claimed.
         tx: The open database transaction under `EffectivelyOnce`, else None.
     """
 
-    __slots__ = ("items", "tx")
+    __slots__ = ("_claiming", "items", "tx")
 
-    def __init__(self, items: Sequence[Delivery[E_co]], *, tx: AsyncConnection | None = None) -> None:
+    def __init__(
+        self,
+        items: Sequence[Delivery[E_co]],
+        *,
+        tx: AsyncConnection | None = None,
+        claiming: Claimer | None = None,
+    ) -> None:
         self.items = items
         self.tx = tx
+        self._claiming = claiming
+
+    async def claim(self, tx: AsyncConnection | AsyncSession, *, of: Callable[[Context], bool] | None = None) -> Claim:
+        """Claim the events in the handler's own transaction, under `EffectivelyOnce(own_transaction=True)`.
+
+        When that transaction is rolled back, claim again in the next one: the last claim that was stored counts.
+
+        Args:
+            tx: In the database of the inbox.
+            of: Which events are for this process; the others are skipped. All of them unless given.
+
+        Raises:
+            ConfigurationError: hailbus has claimed the events already, or the delivery has no inbox.
+        """
+        if self._claiming is None:
+            message = (
+                "batch.claim(tx) is for EffectivelyOnce(own_transaction=True); elsewhere there is nothing to claim"
+            )
+            raise ConfigurationError(message)
+        return await self._claiming(tx, of)
 
     @property
     def events(self) -> list[E_co]:

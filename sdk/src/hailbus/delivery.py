@@ -275,6 +275,9 @@ class EffectivelyOnce:
             `then=ParkKey(...)`.
         first_number: The number with which every key begins. None: the first event that comes begins its key; for a
             group that starts at the end of a topic, or after the topic has forgotten the beginning of its keys.
+        own_transaction: The handler, of batches, commits in a transaction of its own: it claims the events there by
+            `await batch.claim(tx)`, and says by `claim.refuse(...)` which of them it does not apply. For a service that
+            commits events together with other work.
     """
 
     inbox: Inbox
@@ -284,6 +287,7 @@ class EffectivelyOnce:
     max_in_flight: int = 16
     sequence: str | None = None
     first_number: int | None = 1
+    own_transaction: bool = False
 
     def __post_init__(self) -> None:
         _check(self.order, self.max_in_flight)

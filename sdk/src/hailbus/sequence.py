@@ -32,7 +32,7 @@ with extra("sql"):
     )
     from sqlalchemy.dialects import postgresql, sqlite
     from sqlalchemy.exc import IntegrityError
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from hailbus.clock import Clock, micros, utc_now
 from hailbus.database import ensure_tables, metadata
@@ -123,7 +123,7 @@ class Sequences:
         """Create table and index where they are missing; see `hailbus.database.ensure_tables`."""
         await ensure_tables(self.engine, sequence_table)
 
-    async def positions(self, tx: AsyncConnection, names: Iterable[Name]) -> dict[Name, Position]:
+    async def positions(self, tx: AsyncConnection | AsyncSession, names: Iterable[Name]) -> dict[Name, Position]:
         """Read where the consumer is in the events of these topics and keys; keys without any are left out.
 
         The rows stay locked until the transaction ends.
@@ -145,7 +145,7 @@ class Sequences:
                     found[topic, bytes(key)] = Position(last, bool(accepts_gap))
         return found
 
-    async def advance(self, tx: AsyncConnection, numbers: Mapping[Name, int]) -> None:
+    async def advance(self, tx: AsyncConnection | AsyncSession, numbers: Mapping[Name, int]) -> None:
         """Note the numbers of the last events that were applied, in the caller's transaction; none goes back."""
         if numbers:
             now = micros(self._clock())

@@ -29,14 +29,15 @@
     checkout.attach(svc)
 
 The row, the inbox row and what is published with `tx=step.tx` are committed together, so each event moves its process
-once. Events of one process may come from several topics at the same time: the second to commit is rolled back and
-handled again, with the state that the first has left.
+once. Events of one process may come from several topics at the same time. On PostgreSQL the second waits for the row
+that the first one changes; where it cannot wait, it is rolled back and handled again, with the state that the first has
+left.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
@@ -65,7 +66,7 @@ from hailbus.clock import Clock, micros, utc_now
 from hailbus.context import Context
 from hailbus.delivery import Backoff, DeadLetter, EffectivelyOnce, Reject, Skip, Verdict
 from hailbus.errors import ConfigurationError, HailbusError
-from hailbus.event import Event, event_info, key_of
+from hailbus.event import Event, Topic, event_info, key_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -210,6 +211,8 @@ class StateMachine:
         otherwise: What happens to an event that its process has no transition for: `skip` it, as with a timeout that
             comes late, or `reject` it as a dead letter.
         retry: As for `EffectivelyOnce`.
+        deliveries: How the events of a topic are delivered, where `EffectivelyOnce(inbox=inbox, retry=retry)` is not
+            enough: `{RIDES: EffectivelyOnce(inbox=inbox, then=ParkKey(lot=lot), sequence="seq")}`.
         clock: For `after=` and `updated_at`.
     """
 
@@ -221,6 +224,7 @@ class StateMachine:
         outbox: Outbox,
         otherwise: Literal["skip", "reject"] = "skip",
         retry: Backoff | None = None,
+        deliveries: Mapping[Topic, EffectivelyOnce] | None = None,
         clock: Clock = utc_now,
     ) -> None:
         self.name = name
@@ -228,7 +232,10 @@ class StateMachine:
         self.clock = clock
         self._inbox = inbox
         self._otherwise = otherwise
-        self._retry = retry if retry is not None else Backoff()
+        self._delivery = EffectivelyOnce(
+            inbox=inbox, retry=retry if retry is not None else Backoff(), then=DeadLetter()
+        )
+        self._deliveries = {topic.name: delivery for topic, delivery in (deliveries or {}).items()}
         self._table: dict[tuple[type[State] | None, type[Event]], Transition] = {}
         self._instance_of: dict[type[Event], Callable[[Any], str]] = {}
         self._states: dict[str, type[State]] = {}
@@ -312,15 +319,32 @@ class StateMachine:
         """Let a service run this machine, in the group `<service>-<machine>`; call it after the last transition.
 
         Raises:
-            ConfigurationError: There is no transition, or no event starts a process.
+            ConfigurationError: There is no transition, no event starts a process, or a delivery of `deliveries` has
+                another inbox or a topic of which no event has a transition.
         """
         if not any(source is None for source, _ in self._table):
             message = f"{self.name}: no event starts a process; declare one by @{self.name}.starts(Event)"
             raise ConfigurationError(message)
         service.relays(self.outbox)
         service.needs(self)
-        delivery = EffectivelyOnce(inbox=self._inbox, retry=self._retry, then=DeadLetter())
-        service.on(tuple(self._instance_of), delivery=delivery, group=f"{service.name}-{self.name}")(self._handle)
+        group = f"{service.name}-{self.name}"
+        by_topic: dict[str | None, list[type[Event]]] = {}
+        for event in self._instance_of:
+            topic = event_info(event).topic.name
+            by_topic.setdefault(topic if topic in self._deliveries else None, []).append(event)
+        for topic_name, delivery in self._deliveries.items():
+            if topic_name not in by_topic:
+                message = f"{self.name}: deliveries= names topic {topic_name!r}, of which no event has a transition"
+                raise ConfigurationError(message)
+            if delivery.inbox is not self._inbox:
+                message = (
+                    f"{self.name}: the delivery of topic {topic_name!r} has another inbox; give it the machine's, "
+                    "whose database holds the states"
+                )
+                raise ConfigurationError(message)
+        for found, events in by_topic.items():
+            delivery = self._deliveries[found] if found is not None else self._delivery
+            service.on(tuple(events), delivery=delivery, group=group)(self._handle)
 
     async def create_tables(self) -> None:
         """Create the table where it is missing."""
@@ -336,7 +360,8 @@ class StateMachine:
     async def _handle(self, event: Event, ctx: Context) -> Verdict | None:
         assert ctx.tx is not None
         instance = self._instance_of[type(event)](event)
-        row = (await ctx.tx.execute(self._select(instance))).one_or_none()
+        # Locked: another event of the process waits here instead of failing when it writes.
+        row = (await ctx.tx.execute(self._select(instance).with_for_update())).one_or_none()
         state = self._state_of(row) if row is not None else None
         transition = self._table.get((type(state) if state is not None else None, type(event)))
         if transition is None:

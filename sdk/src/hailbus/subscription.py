@@ -62,6 +62,11 @@ class Subscription:
         if self.sequence is not None:
             self._check_sequence(self.sequence)
         if self.batch_handler is None:
+            if isinstance(self.delivery, EffectivelyOnce) and self.delivery.own_transaction:
+                message = (
+                    f"{self.name} takes single events, own_transaction=True is for handlers of batches: on_batch(...)"
+                )
+                raise ConfigurationError(message)
             return
         checked_count(f"{self.name}: max_items", self.max_items)
         checked_count(f"{self.name}: max_bytes", self.max_bytes)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from hailbus import (
     Backoff,
@@ -47,6 +47,7 @@ class Noted(TripEvent, type="trip.noted"):
 
 
 Arrival = tuple[str, int]
+Taking = Literal["single", "batch", "own"]
 
 
 @st.composite
@@ -62,20 +63,20 @@ def arrivals(draw: st.DrawFn) -> tuple[dict[str, list[bool]], list[list[Arrival]
 
 
 @settings(max_examples=60)
-@given(arrivals(), st.booleans(), st.sets(st.integers(0, 12), max_size=3))
+@given(arrivals(), st.sampled_from(["single", "batch", "own"]), st.sets(st.integers(0, 12), max_size=3))
 def test_any_arrival_ends_in_the_effects_of_the_order(
-    plan: tuple[dict[str, list[bool]], list[list[Arrival]]], batch: bool, failing: set[int]
+    plan: tuple[dict[str, list[bool]], list[list[Arrival]]], taking: Taking, failing: set[int]
 ) -> None:
     handled, parts = plan
     with contextlib.closing(VirtualLoop()) as loop, tempfile.TemporaryDirectory() as folder:
-        effects, waiting = loop.run_until_complete(run(folder, handled, parts, batch=batch, failing=failing))
+        effects, waiting = loop.run_until_complete(run(folder, handled, parts, taking=taking, failing=failing))
     assert waiting == 0
     for key, kinds in handled.items():
         assert effects[key] == [number for number, is_handled in enumerate(kinds, 1) if is_handled]
 
 
 async def run(
-    folder: str, handled: dict[str, list[bool]], parts: Sequence[list[Arrival]], *, batch: bool, failing: set[int]
+    folder: str, handled: dict[str, list[bool]], parts: Sequence[list[Arrival]], *, taking: Taking, failing: set[int]
 ) -> tuple[dict[str, list[int]], int]:
     """Handle each part by a process of its own; the calls that are numbered in `failing` raise and are repeated."""
     engine = create_engine(f"sqlite:///{folder}/trips.db")
@@ -97,8 +98,20 @@ async def run(
             retry=Backoff(first=timedelta(milliseconds=1), attempts=10),
             then=ParkKey(lot=lot, look_every=timedelta(milliseconds=5)),
             sequence="seq",
+            own_transaction=taking == "own",
         )
-        if batch:
+        if taking == "own":
+
+            @svc.on_batch(Moved, delivery=delivery, max_items=3, max_wait=timedelta(milliseconds=1))
+            async def move_and_commit(items: Batch[Moved]) -> None:
+                async with engine.begin() as tx:
+                    claim = await items.claim(tx)
+                    for item in items:
+                        if item in claim:
+                            await apply(item.event, tx)
+                    await claim.store()
+
+        elif taking == "batch":
 
             @svc.on_batch(Moved, delivery=delivery, max_items=3, max_wait=timedelta(milliseconds=1))
             async def move_all(items: Batch[Moved]) -> None:

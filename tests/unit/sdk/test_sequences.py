@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hailbus import (
@@ -38,6 +38,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.unit.sdk.test_failure_policies import until
 
+Taking = Literal["single", "batch", "own"]
+"""How a service takes events: one by one, in batches, or in batches with a transaction of its own."""
 HIRES = Topic("hires.v1", partitions=2)
 SOON = timedelta(milliseconds=5)
 
@@ -66,14 +68,15 @@ class Unnumbered(Event, topic=Topic("bells.v1"), key="hire_id", type="bell.rung"
 class Shop:
     """A service that writes the events it applies into a table."""
 
-    def __init__(self, engine: AsyncEngine, *, batch: bool, **options: Any) -> None:
+    def __init__(self, engine: AsyncEngine, *, taking: Taking, **options: Any) -> None:
         self.engine = engine
         self.lot = ParkingLot(engine)
         self.inbox = Inbox(engine, "shop")
         self.calls: list[tuple[str, int]] = []
         self.broken: set[int] = set()
         self.hanging: set[int] = set()
-        self.batch = batch
+        self.refused: set[int] = set()
+        self.taking = taking
         self.options: dict[str, Any] = {"sequence": "seq", "retry": Backoff(attempts=1)} | options
         self.catalogue: Catalogue | None = Catalogue.of(Hired, Returned, Cleaned)
 
@@ -81,7 +84,12 @@ class Shop:
         """A process of it; another one is a restart."""
         settings = SubscriberSettings(commit_interval=SOON, drain_timeout=timedelta(0))
         svc = Service("shop", subscribing=settings, catalogue=self.catalogue)
-        delivery = EffectivelyOnce(inbox=self.inbox, then=ParkKey(lot=self.lot, look_every=SOON), **self.options)
+        delivery = EffectivelyOnce(
+            inbox=self.inbox,
+            then=ParkKey(lot=self.lot, look_every=SOON),
+            own_transaction=self.taking == "own",
+            **self.options,
+        )
 
         async def apply(event: HireEvent, tx: Any) -> None:
             self.calls.append((event.hire_id, event.seq))
@@ -91,7 +99,22 @@ class Shop:
             if event.seq in self.broken:
                 raise ValueError(f"{event.seq} is broken")
 
-        if self.batch:
+        if self.taking == "own":
+
+            @svc.on_batch(Hired | Returned, delivery=delivery, max_wait=timedelta(milliseconds=1))
+            async def take_and_commit(items: Batch[Hired | Returned]) -> None:
+                async with self.engine.begin() as tx:
+                    claim = await items.claim(tx)
+                    for item in items:
+                        if item not in claim:
+                            continue
+                        if item.event.seq in self.refused:
+                            claim.refuse(item, f"{item.event.seq} is refused")
+                        else:
+                            await apply(item.event, tx)
+                    await claim.store()
+
+        elif self.taking == "batch":
 
             @svc.on_batch(Hired | Returned, delivery=delivery, max_wait=timedelta(milliseconds=1))
             async def take_all(items: Batch[Hired | Returned]) -> None:
@@ -132,9 +155,9 @@ async def engine(tmp_path: Path) -> AsyncIterator[AsyncEngine]:
     await engine.dispose()
 
 
-@pytest.fixture(params=[False, True], ids=["single", "batch"])
-def batch(request: pytest.FixtureRequest) -> bool:
-    chosen: bool = request.param
+@pytest.fixture(params=["single", "batch", "own"])
+def taking(request: pytest.FixtureRequest) -> Taking:
+    chosen: Taking = request.param
     return chosen
 
 
@@ -176,9 +199,9 @@ def test_an_accepted_gap_is_passed_over_only_by_the_next_event_that_waits() -> N
 
 
 async def test_events_behind_a_gap_follow_when_the_missing_one_comes(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     service = shop.service()
     async with bus.run(service) as t:
         await t.given(*hired(1, 4, 3), *hired(1, 2, key="b"))
@@ -200,9 +223,9 @@ async def test_events_behind_a_gap_follow_when_the_missing_one_comes(
 
 
 async def test_a_number_that_was_applied_is_skipped_under_any_id(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     service = shop.service()
     async with bus.run(service) as t:
         await t.given(*hired(1, 2, 1, 2, 3))
@@ -212,8 +235,10 @@ async def test_a_number_that_was_applied_is_skipped_under_any_id(
     assert shop.calls == [("a", 1), ("a", 2), ("a", 3)]
 
 
-async def test_a_restart_remembers_what_waits_and_what_is_due(bus: MemoryBus, engine: AsyncEngine, batch: bool) -> None:
-    shop = Shop(engine, batch=batch)
+async def test_a_restart_remembers_what_waits_and_what_is_due(
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
+) -> None:
+    shop = Shop(engine, taking=taking)
     async with bus.run(shop.service()) as t:
         await t.given(*hired(1, 3))
         await t.settle()
@@ -227,9 +252,9 @@ async def test_a_restart_remembers_what_waits_and_what_is_due(bus: MemoryBus, en
 
 
 async def test_a_second_gap_behind_the_first_waits_on_with_its_own_reason(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     async with bus.run(shop.service()) as t:
         await t.given(*hired(1, 6, 3))
         await t.settle()
@@ -243,9 +268,9 @@ async def test_a_second_gap_behind_the_first_waits_on_with_its_own_reason(
 
 
 async def test_an_event_that_fails_parks_its_key_and_is_tried_again_when_released(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     shop.broken = {2}
     async with bus.run(shop.service()) as t:
         await t.given(*hired(1, 2, 3))
@@ -257,9 +282,9 @@ async def test_an_event_that_fails_parks_its_key_and_is_tried_again_when_release
 
 
 async def test_a_process_that_ends_while_events_follow_leaves_the_rest_to_the_next_one(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     shop.hanging = {4}
     async with bus.run(shop.service()) as t:
         await t.given(*hired(1, 3, 4, 5))
@@ -277,9 +302,9 @@ async def test_a_process_that_ends_while_events_follow_leaves_the_rest_to_the_ne
 
 
 async def test_a_group_without_a_first_number_begins_where_it_is(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch, first_number=None)
+    shop = Shop(engine, taking=taking, first_number=None)
     async with bus.run(shop.service()) as t:
         await t.given(*hired(7, 9, 8))
         await t.settle()
@@ -291,9 +316,9 @@ async def test_a_group_without_a_first_number_begins_where_it_is(
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
 async def test_events_that_have_no_handler_leave_no_gap(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool, is_known: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking, is_known: bool
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     if not is_known:
         shop.catalogue = None
     async with bus.run(shop.service()) as t:
@@ -306,9 +331,9 @@ async def test_events_that_have_no_handler_leave_no_gap(
 
 
 async def test_the_number_of_a_structured_record_counts_as_well(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     cleaned = Cleaned(hire_id="a", seq=2)
     key, value, headers = encode(cleaned, envelope_for(cleaned, source="/test"), "structured")
     async with bus.run(shop.service()) as t:
@@ -323,9 +348,9 @@ async def test_the_number_of_a_structured_record_counts_as_well(
 
 
 async def test_a_gap_that_somebody_accepts_is_passed_over_once(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     async with bus.run(shop.service()) as t:
         await t.given(*hired(1, 5, 4, 8))
         await t.settle()
@@ -345,8 +370,10 @@ async def test_a_gap_that_somebody_accepts_is_passed_over_once(
     assert not key.is_released
 
 
-async def test_a_gap_before_the_first_event_can_be_accepted(bus: MemoryBus, engine: AsyncEngine, batch: bool) -> None:
-    shop = Shop(engine, batch=batch)
+async def test_a_gap_before_the_first_event_can_be_accepted(
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
+) -> None:
+    shop = Shop(engine, taking=taking)
     async with bus.run(shop.service()) as t:
         await t.given(*hired(3))
         await t.settle()
@@ -375,8 +402,8 @@ async def dead_letter_of_2(t: Harness) -> DeadLetterQueue:
     return queue
 
 
-async def test_a_replayed_dead_letter_fills_its_gap(bus: MemoryBus, engine: AsyncEngine, batch: bool) -> None:
-    shop = Shop(engine, batch=batch)
+async def test_a_replayed_dead_letter_fills_its_gap(bus: MemoryBus, engine: AsyncEngine, taking: Taking) -> None:
+    shop = Shop(engine, taking=taking)
     async with bus.run(shop.service()) as t:
         await t.given(*hired(1))
         queue = await dead_letter_of_2(t)
@@ -387,9 +414,9 @@ async def test_a_replayed_dead_letter_fills_its_gap(bus: MemoryBus, engine: Asyn
 
 
 async def test_a_dead_letter_that_is_replayed_after_its_gap_was_accepted_is_skipped(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     async with bus.run(shop.service()) as t:
         await t.given(*hired(1))
         queue = await dead_letter_of_2(t)
@@ -402,9 +429,9 @@ async def test_a_dead_letter_that_is_replayed_after_its_gap_was_accepted_is_skip
 
 @pytest.mark.parametrize("number", [2**63, -(2**63) - 1])
 async def test_an_event_whose_number_cannot_be_kept_is_a_dead_letter(
-    bus: MemoryBus, engine: AsyncEngine, batch: bool, number: int
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking, number: int
 ) -> None:
-    shop = Shop(engine, batch=batch)
+    shop = Shop(engine, taking=taking)
     async with bus.run(shop.service()) as t:
         t.expect_dead_letters()
         await t.given(*hired(number))
@@ -414,8 +441,8 @@ async def test_an_event_whose_number_cannot_be_kept_is_a_dead_letter(
     assert await shop.effects() == []
 
 
-async def test_an_event_without_a_key_is_a_dead_letter(bus: MemoryBus, engine: AsyncEngine, batch: bool) -> None:
-    shop = Shop(engine, batch=batch)
+async def test_an_event_without_a_key_is_a_dead_letter(bus: MemoryBus, engine: AsyncEngine, taking: Taking) -> None:
+    shop = Shop(engine, taking=taking)
     (first,) = hired(1)
     _, value, headers = encode(first, envelope_for(first, source="/test"))
     async with bus.run(shop.service()) as t:
@@ -424,6 +451,107 @@ async def test_an_event_without_a_key_is_a_dead_letter(bus: MemoryBus, engine: A
         await t.settle()
         assert "has no key, so it has no place in a sequence" in str(t.dead_letters().one())
     assert await shop.effects() == []
+
+
+# ---------------------------------------------------------------------------- transactions of the handler's own
+
+
+async def test_what_a_handler_refuses_waits_with_what_is_behind_it(bus: MemoryBus, engine: AsyncEngine) -> None:
+    shop = Shop(engine, taking="own")
+    shop.refused = {2}
+    async with bus.run(shop.service()) as t:
+        await t.given(*hired(1, 2, 3), *hired(1, key="b"))
+        await t.settle()
+        assert await shop.effects() == [1]
+        assert await shop.effects("b") == [1]
+        ((key, count, reason),) = await shop.waiting()
+        assert (key, count) == ("a", 2)
+        assert reason in {"2 is refused", "seq 3 came where 2 was due"}
+        assert await shop.inbox.sequences.last("hires.v1", b"a") == 1
+        shop.refused = set()
+        await shop.release()
+        assert await shop.effects() == [1, 2, 3]
+        assert await shop.waiting() == []
+
+
+async def test_without_numbers_an_event_that_is_refused_is_a_dead_letter(bus: MemoryBus, engine: AsyncEngine) -> None:
+    inbox = Inbox(engine, "shop")
+    svc = Service("shop", catalogue=Catalogue.of(Hired))
+
+    @svc.on_batch(Hired, delivery=EffectivelyOnce(inbox=inbox, own_transaction=True))
+    async def take(items: Batch[Hired]) -> None:
+        async with engine.begin() as tx:
+            claim = await items.claim(tx, of=lambda ctx: ctx.key != b"c")
+            for item in items:
+                if item in claim and item.event.seq == 2:
+                    claim.refuse(item, "not now")
+                elif item in claim:
+                    await tx.execute(text("INSERT INTO effects VALUES ('a', :n)"), {"n": item.event.seq})
+            await claim.store()
+
+    async with bus.run(svc) as t:
+        t.expect_dead_letters()
+        await t.given(*hired(1, 2, 3), *hired(9, key="c"))
+        await t.redeliver_last()
+        await t.settle()
+        assert "not now" in str(t.dead_letters().one())
+        assert await inbox.counts() == (2, 2)  # the refused event can be replayed, the one of others is not claimed
+    async with engine.connect() as connection:
+        assert list((await connection.execute(text("SELECT seq FROM effects"))).scalars()) == [1, 3]
+
+
+async def test_a_claim_that_was_rolled_back_is_made_again(bus: MemoryBus, engine: AsyncEngine) -> None:
+    inbox, lot = Inbox(engine, "shop"), ParkingLot(engine)
+    svc = Service("shop", catalogue=Catalogue.of(Hired))
+    delivery = EffectivelyOnce(inbox=inbox, then=ParkKey(lot=lot), sequence="seq", own_transaction=True)
+
+    @svc.on_batch(Hired, delivery=delivery)
+    async def take(items: Batch[Hired]) -> None:
+        for is_kept in (False, True):
+            async with engine.connect() as tx, tx.begin() as transaction:
+                claim = await items.claim(tx)
+                due = [item for item in items if item in claim]
+                for item in due:
+                    await tx.execute(text("INSERT INTO effects VALUES ('a', :n)"), {"n": item.event.seq})
+                await claim.store()
+                await (transaction.commit() if is_kept else transaction.rollback())
+
+    async with bus.run(svc) as t:
+        await t.given(*hired(1, 2))
+        await t.settle()
+    async with engine.connect() as connection:
+        assert list((await connection.execute(text("SELECT seq FROM effects"))).scalars()) == [1, 2]
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_a_handler_that_stores_no_claim_settles_nothing(
+    bus: MemoryBus, engine: AsyncEngine, is_claimed: bool
+) -> None:
+    svc = Service("shop", catalogue=Catalogue.of(Hired))
+
+    @svc.on_batch(Hired, delivery=EffectivelyOnce(inbox=Inbox(engine, "shop"), own_transaction=True))
+    async def take(items: Batch[Hired]) -> None:
+        if is_claimed:
+            async with engine.begin() as tx:
+                await items.claim(tx)
+
+    async with bus.run(svc) as t:
+        t.expect_dead_letters()
+        await t.given(*hired(1))
+        await t.settle()
+        assert "stored no claim" in str(t.dead_letters().one())
+
+
+async def test_a_claim_needs_a_transaction_of_the_handlers_own(engine: AsyncEngine) -> None:
+    own = EffectivelyOnce(inbox=Inbox(engine, "shop"), own_transaction=True)
+    with pytest.raises(ConfigurationError, match="own_transaction=True is for handlers of batches"):
+
+        @Service("shop").on(Hired, delivery=own)
+        async def one(event: Hired) -> None: ...
+
+    async with engine.connect() as tx:
+        with pytest.raises(ConfigurationError, match=r"batch.claim\(tx\) is for EffectivelyOnce"):
+            await Batch([]).claim(tx)
 
 
 # ---------------------------------------------------------------------------------------------------- refusals

@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 from hailbus import (
     Backoff,
+    Catalogue,
     ConfigurationError,
+    EffectivelyOnce,
     Event,
     Inbox,
     Outbox,
+    ParkingLot,
+    ParkKey,
     Publisher,
     Service,
     SubscriberSettings,
     Topic,
+    event_info,
 )
 from hailbus.database import create_engine
 from hailbus.state_machine import State, StateMachine, Step, state_table
@@ -205,6 +210,86 @@ def test_an_event_that_met_another_one_is_handled_again_with_the_new_state(tmp_p
         await shop.engine.dispose()
 
     run_virtual(main())
+
+
+class Cased(Event, topic=Topic("cases.v1", partitions=2), key="case_id"):
+    case_id: str
+    seq: int
+
+
+class CaseOpened(Cased, type="case.opened"):
+    pass
+
+
+class CaseClosed(Cased, type="case.closed"):
+    pass
+
+
+class CaseNudged(Event, topic=ORDERS, key="case_id", type="case.nudged"):
+    """Has no number, and another topic."""
+
+    case_id: str
+
+
+def test_a_topic_may_have_a_delivery_of_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        engine = create_engine(f"sqlite:///{tmp_path}/cases.db")
+        inbox, lot = Inbox(engine, "office-cases"), ParkingLot(engine)
+        in_order = EffectivelyOnce(inbox=inbox, then=ParkKey(lot=lot), sequence="seq")
+        topic = event_info(CaseOpened).topic
+        machine = StateMachine("cases", inbox=inbox, outbox=Outbox(engine), deliveries={topic: in_order})
+        moves: list[str] = []
+
+        @machine.starts(CaseOpened)
+        async def opened(event: CaseOpened, step: Step) -> Counted:
+            moves.append("opened")
+            return Counted(count=0)
+
+        @machine.on(Counted, CaseNudged)
+        async def nudged(state: Counted, event: CaseNudged, step: Step) -> Counted:
+            moves.append("nudged")
+            return Counted(count=state.count + 1)
+
+        @machine.on(Counted, CaseClosed)
+        async def closed(state: Counted, event: CaseClosed, step: Step) -> Expired:
+            moves.append("closed")
+            return Expired()
+
+        svc = Service("office", subscribing=SLOW, catalogue=Catalogue.of(CaseOpened, CaseClosed, CaseNudged))
+        machine.attach(svc)
+        async with MemoryBus(clock=VirtualClock()).run(svc) as t:
+            await t.given(CaseClosed(case_id="c", seq=2))
+            await t.settle()
+            assert [key.reason for key in await lot.keys("office-cases")] == ["seq 2 came where 1 was due"]
+            await t.given(CaseOpened(case_id="d", seq=1))
+            await t.settle()
+            await t.given(CaseNudged(case_id="d"))
+            await t.settle()
+            await t.given(CaseOpened(case_id="c", seq=1))
+            await t.settle()
+        assert moves == ["opened", "nudged", "opened", "closed"]
+        assert await lot.keys("office-cases") == []
+        await engine.dispose()
+
+    run_virtual(main())
+
+
+async def test_a_delivery_that_the_machine_cannot_keep_is_refused(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/cases.db")
+    inbox, topic = Inbox(engine, "office-cases"), event_info(CaseOpened).topic
+    for deliveries, message in (
+        ({ORDERS: EffectivelyOnce(inbox=inbox)}, "names topic 'orders.v1', of which no event has a transition"),
+        ({topic: EffectivelyOnce(inbox=Inbox(engine, "other"))}, "the delivery of topic 'cases.v1' has another inbox"),
+    ):
+        machine = StateMachine("cases", inbox=inbox, outbox=Outbox(engine), deliveries=deliveries)
+
+        @machine.starts(CaseOpened)
+        async def opened(event: CaseOpened, step: Step) -> Counted:
+            return Counted(count=0)
+
+        with pytest.raises(ConfigurationError, match=message):
+            machine.attach(Service("office"))
+    await engine.dispose()
 
 
 def test_the_table_is_what_the_diagram_shows(tmp_path: Path) -> None:

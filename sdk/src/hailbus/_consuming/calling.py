@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hailbus._consuming.claiming import Claiming, handled
 from hailbus._consuming.deadlines import Deadlines
 from hailbus._consuming.failure import Stage, StageError
 from hailbus._consuming.outages import Outages
@@ -16,7 +17,7 @@ from hailbus._consuming.sequenced import Numbering, Unhandled
 from hailbus._consuming.work import Early, Route
 from hailbus._transport import Received, TopicPartition
 from hailbus.context import Batch, Context, Deliveries, Delivery
-from hailbus.delivery import Done, Reject, Retry, Skip, Verdict
+from hailbus.delivery import Done, EffectivelyOnce, Reject, Retry, Skip, Verdict
 from hailbus.errors import VerdictError
 from hailbus.event import Event
 from hailbus.subscription import SubscriberStats, Subscription
@@ -138,7 +139,10 @@ class Caller:
             BaseException: What the handler raised, `VerdictError` for values that are no verdicts.
         """
         if inbox is None:
-            return await self._handle_batch(subscription, Batch(deliveries))
+            return await self._handle_batch(subscription, Batch(deliveries), deliveries)
+        if isinstance(subscription.delivery, EffectivelyOnce) and subscription.delivery.own_transaction:
+            claiming = Claiming(inbox, numbered, deliveries, may_skip=may_skip)
+            return await self._own_batch(subscription, claiming, deliveries)
 
         async def claim(tx: AsyncConnection) -> tuple[list[Verdict | Early] | None, list[Delivery[Event]]]:
             if numbered is None:
@@ -150,7 +154,7 @@ class Caller:
         async def once() -> Sequence[Verdict | Early] | None:
             async with self._transaction(inbox, claim) as (tx, (admitted, new)):
                 if new:
-                    verdicts = await self._handle_batch(subscription, Batch(new, tx=tx))
+                    verdicts = await self._handle_batch(subscription, Batch(new, tx=tx), new)
                     if verdicts is not None and any(isinstance(v, (Retry, Reject)) for v in verdicts):
                         raise VerdictError(
                             handler=subscription.name,
@@ -160,14 +164,31 @@ class Caller:
 
         return await self._outages.reach(_resource(inbox), partitions, once)
 
-    async def _handle_batch(self, subscription: Subscription, batch: Batch[Event]) -> Sequence[Verdict] | None:
+    async def _own_batch(
+        self, subscription: Subscription, claiming: Claiming, deliveries: Sequence[Delivery[Event]]
+    ) -> Sequence[Verdict | Early]:
+        """Call a handler that claims in a transaction of its own."""
+        batch = Batch(handled(deliveries), claiming=claiming.claim)
+        verdicts = await self._handle_batch(subscription, batch, deliveries)
+        if verdicts is not None:
+            problem = "returned verdicts under own_transaction=True; refuse an event by claim.refuse(item, reason)"
+            raise VerdictError(handler=subscription.name, problem=problem)
+        if claiming.stored is None:
+            problem = "stored no claim under own_transaction=True; call batch.claim(tx), and claim.store() at the end"
+            raise VerdictError(handler=subscription.name, problem=problem)
+        return claiming.verdicts()
+
+    async def _handle_batch(
+        self, subscription: Subscription, batch: Batch[Event], read: Sequence[Delivery[Event]]
+    ) -> Sequence[Verdict] | None:
+        """Call a handler with a batch; `read` is what spans and durations are about."""
         handler, name, deadline = subscription.batch_handler, subscription.name, subscription.deadline
         assert handler is not None
         with (
-            self.tracing.processing_batch(*_records_of(batch.items), group=self._group)
+            self.tracing.processing_batch(*_records_of(read), group=self._group)
             if self.tracing is not None
             else contextlib.nullcontext(),
-            self._measured(batch.items[0].ctx.topic),
+            self._measured(read[0].ctx.topic),
         ):
             call = handler(batch)
             verdicts: Any = await (  # Any: whatever the handler returns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic_core import from_json
@@ -13,7 +13,7 @@ from hailbus._consuming.work import Early, Route
 from hailbus._transport import Received
 from hailbus.codec import STRUCTURED_PREFIX
 from hailbus.context import Context
-from hailbus.delivery import Done, EffectivelyOnce, ParkKey, Skip, Verdict
+from hailbus.delivery import Done, EffectivelyOnce, ParkKey, Reject, Skip, Verdict
 from hailbus.errors import ConfigurationError, SequenceNumberError
 from hailbus.event import Event, event_info
 from hailbus.schema_id import payload_of
@@ -22,9 +22,9 @@ from hailbus.subscription import Subscription
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from hailbus.sequence import Sequences
+    from hailbus.sequence import Position, Sequences
 
-__all__ = ["Numbering", "Unhandled", "numbered_topics"]
+__all__ = ["Name", "Numbering", "Place", "Unhandled", "name_of", "numbered_topics", "place_of"]
 
 NOT_HANDLED = Skip("no handler here; only its number counts")
 
@@ -120,26 +120,72 @@ class Numbering:
         Returns:
             One verdict for each: `Done` for an event that must be applied now.
         """
+        positions = await self.sequences.positions(tx, [name_of(ctx) for _, ctx in events])
+        verdicts, advanced = self.judge(positions, events, may_skip=may_skip)
+        await self.sequences.advance(tx, advanced)
+        return verdicts
+
+    def judge(
+        self,
+        positions: Mapping[Name, Position],
+        events: Sequence[tuple[Event, Context]],
+        *,
+        may_skip: bool = False,
+        refused: Mapping[Place, str] | None = None,
+    ) -> tuple[list[Verdict | Early], dict[Name, int]]:
+        """Say which events are due, by the positions of their keys.
+
+        Args:
+            positions: Of the keys of the events.
+            events: In the order in which they were read.
+            may_skip: Whether the first event may pass over a gap that somebody has accepted.
+            refused: Where the events are that are not applied, and why; those behind them are early.
+
+        Returns:
+            One verdict for each, `Done` for an event that must be applied now, and the numbers to note.
+        """
         from hailbus.sequence import Position, Turn
 
-        names = [(ctx.topic, ctx.key or b"") for _, ctx in events]
-        positions = await self.sequences.positions(tx, names)
+        now = dict(positions)
         verdicts: list[Verdict | Early] = []
-        advanced: dict[tuple[str, bytes], int] = {}
-        for name, (event, _) in zip(names, events, strict=True):
-            position = positions.get(name, Position())
-            number = self.number_of(event)
+        advanced: dict[Name, int] = {}
+        missing: dict[Name, int] = {}  # the numbers of refused events
+        for event, ctx in events:
+            name = name_of(ctx)
+            position, number = now.get(name, Position()), self.number_of(event)
+            reason = refused.get(place_of(ctx)) if refused else None
             match position.turn_of(number, first=self.first, may_skip=may_skip):
+                case Turn.DUE if reason is not None:
+                    missing[name] = number
+                    verdicts.append(Reject(reason))
+                case Turn.DUE if name in missing and number > missing[name]:
+                    verdicts.append(Early(self.reason(number, missing[name])))
                 case Turn.DUE:
-                    positions[name] = Position(number)
+                    missing.pop(name, None)
+                    now[name] = Position(number)
                     advanced[name] = number
                     verdicts.append(NOT_HANDLED if isinstance(event, Unhandled) else Done())
                 case Turn.STALE:
                     verdicts.append(Skip(f"{self.field} {number} was applied before"))
                 case Turn.EARLY:
                     verdicts.append(Early(self.reason(number, position.due(self.first))))
-        await self.sequences.advance(tx, advanced)
-        return verdicts
+        return verdicts, advanced
+
+
+Name = tuple[str, bytes]
+"""Topic and key."""
+Place = tuple[str, int, int]
+"""Topic, partition and offset."""
+
+
+def name_of(ctx: Context) -> Name:
+    """The sequence that an event belongs to."""
+    return ctx.topic, ctx.key or b""
+
+
+def place_of(ctx: Context) -> Place:
+    """Where an event was read."""
+    return ctx.topic, ctx.partition, ctx.offset
 
 
 def numbered_topics(group: str, subscriptions: Sequence[Subscription]) -> dict[str, Numbering]:

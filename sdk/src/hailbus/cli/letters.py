@@ -307,6 +307,9 @@ def parked_release(
     accept_gap: Annotated[
         bool, typer.Option("--accept-gap", help="Give up the numbered events that are missing before the next one.")
     ] = False,
+    inbox: Annotated[
+        str | None, typer.Option("--inbox", help="With --accept-gap: the consumer of the inbox, if not the group.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Let the running service handle the waiting records of a key, in order."""
@@ -319,7 +322,7 @@ def parked_release(
         engine = create_engine(database)
         lot = ParkingLot(engine)
         if accept_gap and await lot.records(group, topic, key.encode(), limit=1):
-            sequences = Sequences(engine, group)
+            sequences = Sequences(engine, inbox if inbox is not None else group)
             await sequences.create_tables()
             await sequences.accept_gap(topic, key.encode())
         count = await lot.release(group, topic, key.encode())

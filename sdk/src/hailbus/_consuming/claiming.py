@@ -1,0 +1,149 @@
+"""Claims of handlers that commit in a transaction of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hailbus._consuming.sequenced import Name, Numbering, Place, Unhandled, name_of, place_of
+from hailbus._consuming.work import Early
+from hailbus.context import Claim, Context, Delivery
+from hailbus.delivery import Done, Reject, Skip, Verdict
+from hailbus.event import Event
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+    from hailbus.inbox import Inbox
+    from hailbus.sequence import Position
+
+__all__ = ["Claiming", "handled"]
+
+NOT_OURS = Skip("not for this process")
+
+
+class Claiming:
+    """One call of a handler with a transaction of its own: gives it claims, and knows what it has stored.
+
+    Attributes:
+        stored: The claim that the handler has stored last; None before.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        numbered: Numbering | None,
+        deliveries: Sequence[Delivery[Event]],
+        *,
+        may_skip: bool,
+    ) -> None:
+        self._inbox = inbox
+        self._numbered = numbered
+        self._deliveries = deliveries
+        self._may_skip = may_skip
+        self.stored: StoredClaim | None = None
+
+    async def claim(self, tx: AsyncConnection | AsyncSession, of: Callable[[Context], bool] | None) -> Claim:
+        """Claim what is new and due; see `Batch.claim`."""
+        ours = [d for d in self._deliveries if of is None or of(d.ctx)]
+        positions: Mapping[Name, Position] = {}
+        if self._numbered is not None:
+            positions = await self._numbered.sequences.positions(tx, [name_of(d.ctx) for d in ours])
+        made = StoredClaim(
+            tx,
+            self._inbox,
+            self._numbered,
+            ours,
+            positions,
+            may_skip=self._may_skip,
+            note=self._note,
+        )
+        await made.begin()
+        return made
+
+    def _note(self, claim: StoredClaim) -> None:
+        self.stored = claim
+
+    def verdicts(self) -> list[Verdict | Early]:
+        """What follows for each delivery of the call."""
+        assert self.stored is not None
+        found = self.stored.verdicts
+        return [found.get(place_of(d.ctx), NOT_OURS) for d in self._deliveries]
+
+
+class StoredClaim:
+    """What a handler applies; see `hailbus.Claim`."""
+
+    def __init__(
+        self,
+        tx: AsyncConnection | AsyncSession,
+        inbox: Inbox,
+        numbered: Numbering | None,
+        ours: Sequence[Delivery[Event]],
+        positions: Mapping[Name, Position],
+        *,
+        may_skip: bool,
+        note: Callable[[StoredClaim], None],
+    ) -> None:
+        self._tx = tx
+        self._inbox = inbox
+        self._numbered = numbered
+        self._ours = ours
+        self._positions = positions
+        self._may_skip = may_skip
+        self._note = note
+        self._refused: dict[Place, str] = {}
+        self._claimed: list[Context] = []
+        """Events that have a row in the inbox by this claim."""
+        self._repeated: set[Place] = set()
+        self.verdicts: dict[Place, Verdict | Early] = {}
+        self._advanced: dict[Name, int] = {}
+
+    async def begin(self) -> None:
+        """Find out what is due, and claim that in the inbox."""
+        self._judge()
+        due = [d for d in self._ours if isinstance(self.verdicts[place_of(d.ctx)], Done)]
+        fresh = await self._inbox.claim(self._tx, due)
+        for delivery in due:
+            if delivery.ctx.envelope.id in fresh:
+                fresh.discard(delivery.ctx.envelope.id)  # an id that comes twice is applied once
+                self._claimed.append(delivery.ctx)
+            else:
+                self._repeated.add(place_of(delivery.ctx))
+
+    def _judge(self) -> None:
+        events = [(d.event, d.ctx) for d in self._ours]
+        judged: list[Verdict | Early]
+        if self._numbered is not None:
+            judged, self._advanced = self._numbered.judge(
+                self._positions, events, may_skip=self._may_skip, refused=self._refused
+            )
+        else:
+            judged = [
+                Reject(self._refused[place]) if (place := place_of(ctx)) in self._refused else Done()
+                for _, ctx in events
+            ]
+        self.verdicts = {place_of(d.ctx): verdict for d, verdict in zip(self._ours, judged, strict=True)}
+
+    def __contains__(self, delivery: Delivery[Any]) -> bool:
+        place = place_of(delivery.ctx)
+        return isinstance(self.verdicts.get(place), Done) and place not in self._repeated
+
+    def refuse(self, delivery: Delivery[Any], reason: str) -> None:
+        assert delivery in self, f"{delivery!r} is not in the claim, so there is nothing to refuse"
+        self._refused[place_of(delivery.ctx)] = reason
+        self._judge()
+
+    async def store(self) -> None:
+        applied = self.verdicts
+        await self._inbox.release(
+            self._tx, [ctx for ctx in self._claimed if not isinstance(applied[place_of(ctx)], Done)]
+        )
+        if self._numbered is not None:
+            await self._numbered.sequences.advance(self._tx, self._advanced)
+        self._note(self)
+
+
+def handled(deliveries: Sequence[Delivery[Event]]) -> Sequence[Delivery[Event]]:
+    """The deliveries without those that stand for events without a handler."""
+    return [d for d in deliveries if not isinstance(d.event, Unhandled)]
