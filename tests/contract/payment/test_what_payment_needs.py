@@ -16,6 +16,8 @@ from ride_events.rides import RideCancelled, RideCompleted, RidePooled, RideRepr
 
 from tests.contract.examples import example
 
+SEQUENCE = "seq"
+"""Where hailbus finds the number of an event."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -38,7 +40,9 @@ async def test_rides(bus: MemoryBus, needs: NeedsRecorder) -> None:
         event = example(kind)
         async with bus.run() as t:
             (record,) = await t.given(event)
-        after = await decide(*state, needs("payment-saga", event), SimpleNamespace(ctx=Context(record)))
+        watched = needs("payment-saga", event)
+        assert getattr(watched, SEQUENCE) == getattr(event, SEQUENCE)
+        after = await decide(*state, watched, SimpleNamespace(ctx=Context(record)))
         return after.payment
 
     requested = await decided(saga._requested, RideRequested)

@@ -1,6 +1,6 @@
 """Payment and its provider in this process, on a memory bus, with faults between them."""
 
-import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from ride_events import CATALOGUE, LatLng, Money
 from ride_events.rides import (
     RideCancelled,
     RideCompleted,
+    RideMatched,
     RideRepriced,
     RideRequested,
     RideUnmatched,
@@ -32,7 +33,7 @@ HERE = LatLng(lat=40.75, lng=-73.98)
 THERE = LatLng(lat=40.70, lng=-74.00)
 GROUPS = ("payment-saga", "payment-steps")
 CELL = "882a100d29fffff"
-RideFact = RideRequested | RideRepriced | RideCompleted | RideCancelled | RideUnmatched
+RideFact = RideRequested | RideMatched | RideRepriced | RideCompleted | RideCancelled | RideUnmatched
 
 
 def dollars(amount_minor: int) -> Money:
@@ -98,6 +99,16 @@ def unmatched(ride_id: str) -> RideUnmatched:
     return RideUnmatched(ride_id=ride_id, seq=2, rider_id="r1", pickup_cell=CELL, reason="timeout")
 
 
+def matched(ride_id: str) -> RideMatched:
+    """A step that payment has no use for: only its number counts."""
+    return RideMatched(ride_id=ride_id, seq=2, driver_id="d1", driver_position=HERE, pickup_cell=CELL, eta_s=120)
+
+
+def numbered(*events: RideFact, first: int = 1) -> list[RideFact]:
+    """The events of one ride with the numbers that booking would give them."""
+    return [event.model_copy(update={"seq": seq}) for seq, event in enumerate(events, first)]
+
+
 class Wire(httpx.AsyncBaseTransport):
     """The network to the provider. `faults` are used up, one by one, by the requests whose path ends like that."""
 
@@ -143,9 +154,16 @@ class City:
     payment: httpx.AsyncClient
     provider: httpx.AsyncClient
     rides: Publisher[RideFact]
-    seqs: "itertools.count[int]" = field(default_factory=itertools.count)
+    seqs: Counter[str] = field(default_factory=Counter)
 
     async def tell(self, *events: RideFact, after_s: int = 0) -> None:
+        """Publish events of rides, each numbered behind those of its ride that were told before."""
+        for event in events:
+            self.seqs[event.ride_id] += 1
+            await self.publish(*numbered(event, first=self.seqs[event.ride_id]), after_s=after_s)
+
+    async def publish(self, *events: RideFact, after_s: int = 0) -> None:
+        """Publish events of rides as they are, each with an id of its own."""
         for event in events:
             await self.rides.publish(event, time=NOON + timedelta(seconds=after_s))
 

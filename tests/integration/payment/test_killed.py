@@ -13,7 +13,16 @@ from hailbus import Catalogue, KafkaBus, Publisher, Service, bus_reader
 from ride_events import CATALOGUE, payments
 
 from tests.integration.conftest import Broker, Process, eventually
-from tests.integration.payment.conftest import NOON, RideFact, cancelled, completed, repriced, requested, unmatched
+from tests.integration.payment.conftest import (
+    NOON,
+    RideFact,
+    cancelled,
+    completed,
+    numbered,
+    repriced,
+    requested,
+    unmatched,
+)
 from tests.support import free_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -73,13 +82,13 @@ def story_of(number: int) -> list[RideFact]:
     begin = requested(ride_id, fare_minor=1_000 + number)
     match number % 4:
         case 0:
-            return [begin, completed(ride_id, fare_minor=1_000 + number)]
+            return numbered(begin, completed(ride_id, fare_minor=1_000 + number))
         case 1:
-            return [begin, repriced(ride_id, fare_minor=3_000), completed(ride_id, fare_minor=3_000)]
+            return numbered(begin, repriced(ride_id, fare_minor=3_000), completed(ride_id, fare_minor=3_000))
         case 2:
-            return [begin, cancelled(ride_id, matched_s=-600, stage="matched")]
+            return numbered(begin, cancelled(ride_id, matched_s=-600, stage="matched"))
         case _:
-            return [begin, unmatched(ride_id)]
+            return numbered(begin, unmatched(ride_id))
 
 
 async def told(broker: Broker) -> dict[str, dict[str, int]]:

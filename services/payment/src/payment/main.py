@@ -8,7 +8,7 @@ from typing import Final
 import hailbus.fastapi
 import httpx
 from fastapi import FastAPI
-from hailbus import Bus, Inbox, KafkaBus, Outbox
+from hailbus import Bus, Inbox, KafkaBus, Outbox, ParkingLot
 from hailbus.database import create_engine
 from hailbus.idempotency import AnswerBook
 from hailbus.process import run_process
@@ -38,6 +38,7 @@ def create_app(
         bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers),
         inbox=inbox,
         outbox=outbox,
+        lot=ParkingLot(engine),
         provider=provider,
         policy=settings.policy(),
     )

@@ -7,7 +7,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Final, assert_never
 
-from hailbus import Backoff, Event, Inbox, Outbox, Publisher, Service
+from hailbus import Backoff, EffectivelyOnce, Event, Inbox, Outbox, ParkingLot, ParkKey, Publisher, Service
 from hailbus.state_machine import State, StateChangedError, StateMachine
 from hailbus.state_machine import Step as Turn
 from ride_events import Money
@@ -18,7 +18,15 @@ from ride_events.payments import (
     PaymentRefunded,
     PaymentReleased,
 )
-from ride_events.rides import RideCancelled, RideCompleted, RidePooled, RideRepriced, RideRequested, RideUnmatched
+from ride_events.rides import (
+    RIDES,
+    RideCancelled,
+    RideCompleted,
+    RidePooled,
+    RideRepriced,
+    RideRequested,
+    RideUnmatched,
+)
 from sqlalchemy.exc import DBAPIError
 
 from payment.adapters.streams.steps import PaymentRefundDue, PaymentRetryDue, PaymentStepDone, PaymentStepDue
@@ -146,17 +154,19 @@ class Saga:
     Args:
         service: Runs it.
         inbox, outbox: In the database of the states.
+        lot: Holds events of a ride that come before their turn: a fare that was passed over would be wrong for ever.
         policy: The numbers to decide by.
     """
 
-    def __init__(self, service: Service, *, inbox: Inbox, outbox: Outbox, policy: Policy) -> None:
+    def __init__(self, service: Service, *, inbox: Inbox, outbox: Outbox, lot: ParkingLot, policy: Policy) -> None:
         self._policy = policy
         self._facts: Publisher[PaymentFact] = service.publishes(PaymentFact)
         self._steps: Publisher[PaymentStepDue] = service.publishes(PaymentStepDue)
         self._retries: Publisher[PaymentRetryDue] = service.publishes(PaymentRetryDue)
         # An event and an outcome of the same ride may meet, and the database may be busy: both are worth waiting for.
         patiently = Backoff(max=timedelta(seconds=5), attempts=1_000, on=(StateChangedError, DBAPIError, OSError))
-        self.machine = StateMachine("saga", inbox=inbox, outbox=outbox, retry=patiently)
+        by_number = EffectivelyOnce(inbox=inbox, retry=patiently, then=ParkKey(lot=lot), sequence="seq")
+        self.machine = StateMachine("saga", inbox=inbox, outbox=outbox, retry=patiently, deliveries={RIDES: by_number})
         self._declare()
         self.machine.attach(service)
 

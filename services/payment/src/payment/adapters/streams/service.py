@@ -3,7 +3,19 @@
 from datetime import timedelta
 from typing import Final
 
-from hailbus import AtLeastOnce, Backoff, Bus, Catalogue, Context, DeliveryError, Inbox, Outbox, Publisher, Service
+from hailbus import (
+    AtLeastOnce,
+    Backoff,
+    Bus,
+    Catalogue,
+    Context,
+    DeliveryError,
+    Inbox,
+    Outbox,
+    ParkingLot,
+    Publisher,
+    Service,
+)
 from ride_events import CATALOGUE
 
 from payment.adapters.streams import steps
@@ -29,7 +41,7 @@ UNTIL_ANSWERED: Final = AtLeastOnce(
 
 
 def build_service(
-    bus: Bus, *, inbox: Inbox, outbox: Outbox, provider: Provider, policy: Policy
+    bus: Bus, *, inbox: Inbox, outbox: Outbox, lot: ParkingLot, provider: Provider, policy: Policy
 ) -> tuple[Service, Saga, Publisher[PaymentRetryDue | PaymentRefundDue]]:
     """Return the service, its saga, and the publisher of what people ask for."""
     service = Service(NAME, bus=bus, catalogue=Catalogue.of(*CATALOGUE, steps))
@@ -61,5 +73,5 @@ def build_service(
             cause=ctx,
         )
 
-    saga = Saga(service, inbox=inbox, outbox=outbox, policy=policy)
+    saga = Saga(service, inbox=inbox, outbox=outbox, lot=lot, policy=policy)
     return service, saga, asked
