@@ -4,10 +4,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from hailbus import Catalogue, Publisher, Service
+from booking.adapters.streams.service import GROUP
+from hailbus import Catalogue, ParkingLot, Publisher, Service
+from hailbus.database import create_engine
+from hailbus.sequence import Sequences
 from hailbus.testing import MemoryBus
 from ride_events import Money, payments
-from ride_events.payments import PaymentAuthorised, PaymentCaptured, PaymentEvent, PaymentFailed, PaymentReleased
+from ride_events.payments import (
+    PaymentAuthorised,
+    PaymentCaptured,
+    PaymentEvent,
+    PaymentFailed,
+    PaymentRefunded,
+    PaymentReleased,
+)
 
 from tests.integration.booking.conftest import PICKUP, Client, StartBooking
 from tests.integration.conftest import eventually
@@ -51,11 +61,35 @@ async def complete(booking: Client, ride: dict[str, Any]) -> None:
     await booking.post(f"{steps}/complete", {"driver_id": "d1", "distance_m": 10_000})
 
 
-async def set_aside(bus: MemoryBus) -> list[str]:
-    return [
-        next(str(value, "utf-8") for name, value in record.headers if name == "kafka_dlt-exception-message")
-        for record in bus.records("payments.v1.booking-dlt")
-    ]
+class Desk:
+    """What `hailbus parked` sees and does."""
+
+    def __init__(self, database_url: str) -> None:
+        self.engine = create_engine(database_url)
+        self.lot = ParkingLot(self.engine)
+
+    async def waiting(self) -> dict[str, str]:
+        """Parked keys, each with its reason."""
+        return {key.key.decode(): key.reason for key in await self.lot.keys(GROUP)}
+
+    async def shows(self, expected: dict[str, str]) -> None:
+        async def so() -> bool:
+            return await self.waiting() == expected
+
+        await eventually(so)
+
+    async def give_up(self, ride: dict[str, Any]) -> None:
+        """Do what `hailbus parked release --accept-gap` does."""
+        key = ride["ride_id"].encode()
+        await Sequences(self.engine, GROUP).accept_gap("payments.v1", key)
+        await self.lot.release(GROUP, "payments.v1", key)
+
+
+@pytest.fixture
+async def desk(database_url: str) -> AsyncIterator[Desk]:
+    desk = Desk(database_url)
+    yield desk
+    await desk.engine.dispose()
 
 
 async def test_a_ride_shows_what_its_rider_paid_and_booking_publishes_no_payment(
@@ -117,27 +151,80 @@ async def test_who_owes_money_is_refused_until_it_is_paid_and_after_a_restart(
         assert (await booking.raw("/rides", {"quote_id": quote["quote_id"]}, key="again")).status_code == 402
 
 
-async def test_a_gap_and_nonsense_are_set_aside_and_hold_up_nobody(
-    start_booking: StartBooking, bus: MemoryBus, say: Say
+async def test_nonsense_parks_its_key_and_holds_up_nobody(
+    start_booking: StartBooking, bus: MemoryBus, say: Say, desk: Desk
 ) -> None:
     async with start_booking() as booking:
         ride, other = await booking.ride(), await booking.ride()
-        await say(fact(PaymentReleased, ride, 3, reason="late"))
-        await say(fact(PaymentAuthorised, other, 1, amount=Money(amount_minor=1, currency="EUR")))
+        await say(fact(PaymentAuthorised, ride, 1, amount=Money(amount_minor=1, currency="EUR")))
         await say(fact(PaymentAuthorised, {"ride_id": "nobody's", "rider_id": "r"}, 1))
         await say(fact(PaymentAuthorised, {"ride_id": "unknown", "rider_id": "r"}, 1))
         await say(fact(PaymentAuthorised, other, 1))
         await shows(booking, other, payment="authorised")
-
-        async def all_are_aside() -> bool:
-            return len(await set_aside(bus)) == 4
-
-        await eventually(all_are_aside)
-        reasons = sorted(await set_aside(bus))
-        assert [reason.partition(":")[0] for reason in reasons] == [
-            "1 EUR is no amount of USD",
-            f"event 3 of the payment of ride {ride['ride_id']} follows event 0",
-            "ride_id \"nobody's\" is no ride's id",
-            "there is no ride 'unknown'",
-        ]
+        unknown = {
+            "nobody's": "ride_id \"nobody's\" is no ride's id",
+            "unknown": "there is no ride 'unknown'",
+        }
+        await desk.shows({ride["ride_id"]: "1 EUR is no amount of USD", **unknown})
         await shows(booking, ride, payment="pending")
+        await say(fact(PaymentAuthorised, ride, 1))  # what is right comes under the same number
+        await shows(booking, ride, payment="authorised")
+        await desk.shows(unknown)
+        assert not bus.records("payments.v1.booking-dlt")
+
+
+async def test_an_event_that_is_missing_parks_its_payment_alone_until_it_comes(
+    start_booking: StartBooking, say: Say, desk: Desk
+) -> None:
+    async with start_booking() as booking:
+        await booking.post("/drivers/d1/online", {"position": PICKUP})
+        ride = await booking.ride()
+        await complete(booking, ride)
+        other = await booking.ride()
+        await say(fact(PaymentAuthorised, ride, 1))
+        await say(fact(PaymentReleased, ride, 3, reason="fare_was_lower"))
+        await say(fact(PaymentAuthorised, other, 1))
+        await shows(booking, other, payment="authorised")
+        await desk.shows({ride["ride_id"]: "seq 3 came where 2 was due"})
+        await shows(booking, ride, payment="authorised")
+        assert "group booking has 1 parked keys" in (await booking.http.get("/readyz")).text
+    async with start_booking() as booking:
+        assert await booking.get(f"/rides/{ride['ride_id']}") == await shows(booking, ride, payment="authorised")
+        await say(fact(PaymentCaptured, ride, 2, kind="fare"))
+        await shows(booking, ride, payment="captured", paid=FARE.model_dump())
+        await desk.shows({})
+
+
+async def test_an_amount_under_a_number_that_was_applied_counts_once(
+    start_booking: StartBooking, say: Say, desk: Desk
+) -> None:
+    async with start_booking() as booking:
+        await booking.post("/drivers/d1/online", {"position": PICKUP})
+        ride = await booking.ride()
+        await complete(booking, ride)
+        captured = fact(PaymentCaptured, ride, 2, kind="fare")
+        await say(captured)  # before its turn
+        await say(fact(PaymentAuthorised, ride, 1))
+        for _ in range(2):
+            await say(captured)  # each under an id of its own
+        await say(fact(PaymentReleased, ride, 3, reason="fare_was_lower"))
+        await say(fact(PaymentRefunded, ride, 4, reason="complaint", amount=Money(amount_minor=97)))
+        await shows(booking, ride, payment="refunded", paid=Money(amount_minor=2_300).model_dump())
+        await desk.shows({})
+
+
+async def test_an_event_that_never_comes_is_given_up_by_hand(start_booking: StartBooking, say: Say, desk: Desk) -> None:
+    async with start_booking() as booking:
+        await booking.post("/drivers/d1/online", {"position": PICKUP})
+        ride = await booking.ride()
+        await complete(booking, ride)
+        await say(fact(PaymentCaptured, ride, 2, kind="fare"))
+        await desk.shows({ride["ride_id"]: "seq 2 came where 1 was due"})
+        await desk.give_up(ride)
+        await shows(booking, ride, payment="captured", paid=FARE.model_dump())
+        await desk.shows({})
+        await say(fact(PaymentFailed, ride, 1, reason="card_expired", stage="authorise", owed=FARE))
+        other = await booking.ride()
+        await say(fact(PaymentAuthorised, other, 1))
+        await shows(booking, other, payment="authorised")
+        await shows(booking, ride, payment="captured", owed={"amount_minor": 0, "currency": "USD"})

@@ -17,7 +17,6 @@ from booking.domain.errors import (
     NotFound,
     NotYourRide,
     PaymentDue,
-    PaymentGap,
     QuoteExpired,
     QuoteTaken,
     Refusal,
@@ -41,8 +40,6 @@ def test_a_refusal_says_what_happened() -> None:
         QuoteTaken("q1", "r1"): "quote q1 was accepted before, as ride r1; ask for a new one",
         RideOpen("r1", "a"): "rider r1 has ride a, which has not ended; complete or cancel it first",
         PaymentDue("r1", "a", 1_250): "rider r1 owes 12.50 USD for ride a; pay that first, then request a ride",
-        PaymentGap("a", known_seq=1, seq=3): "event 3 of the payment of ride a follows event 1: the events between are "
-        "missing; replay this one when they have come",
         WrongState("r1", "completed", "be_matched"): "ride r1 is completed: it cannot be matched now",
         NotYourRide("r1", "d1"): "ride r1 is not with driver d1",
         RidePooled("r1", "r2"): "ride r1 is pooled with ride r2: it can change neither destination nor partner; cancel "

@@ -22,9 +22,10 @@ from booking.domain.place import Place
 from booking.domain.region import Realm, Region, Regions, RegionsError
 from booking.regions_file import read_regions, realm_of
 from hailbus import ConfigurationError
-from ride_events import Money, cell
-from ride_events.payments import PaymentAuthorised
-from ride_events.timers import RideOverdue
+from ride_events import cell
+from ride_events.payments import PAYMENTS
+from ride_events.pricing import SURGE
+from ride_events.timers import BOOKING_TIMERS
 
 from tests.unit.booking.test_silence import START
 
@@ -155,10 +156,14 @@ def test_a_rider_with_an_open_ride_or_a_debt_elsewhere_gets_no_ride() -> None:
 
 
 def test_a_region_applies_the_events_of_its_own_rides() -> None:
-    paid = PaymentAuthorised(ride_id="manhattan.1", payment_id="p", rider_id="r", seq=1, amount=Money(amount_minor=1))
-    overdue = RideOverdue(ride_id="outer.1", state="matched", seq=1, due_at=START)
-    assert (is_of(HERE, paid), is_of(THERE, paid)) == (True, False)
-    assert (is_of(HERE, overdue), is_of(THERE, overdue)) == (False, True)
+    for topic in (PAYMENTS, BOOKING_TIMERS):
+        assert [is_of(realm, topic.name, b"manhattan.1") for realm in (HERE, THERE)] == [True, False]
+        assert [is_of(realm, topic.name, b"outer.1") for realm in (HERE, THERE)] == [False, True]
+        assert [is_of(realm, topic.name, key) for key in (None, b"\xff") for realm in (HERE, THERE)] == [
+            False,
+            True,
+        ] * 2
+    assert [is_of(realm, SURGE.name, MIDTOWN.cell.encode()) for realm in (HERE, THERE)] == [True, False]
     assert (group_of(None), group_of(HERE), group_of(THERE)) == ("booking", "booking-manhattan", "booking-outer")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import hailbus.fastapi
 import structlog
 from fastapi import FastAPI
-from hailbus import Bus, ConfigurationError, Inbox, KafkaBus, Outbox
+from hailbus import Bus, ConfigurationError, Inbox, KafkaBus, Outbox, ParkingLot
 from hailbus.clock import ServiceClock
 from hailbus.database import create_engine
 from hailbus.idempotency import AnswerBook
@@ -57,14 +57,14 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     outbox = Outbox(engine, clock.now)
     inbox = Inbox(engine, GROUP)
     cluster = bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers)
-    service, positions = build_service(cluster, clock, lambda: writer, realm)
+    lot = ParkingLot(engine)
+    service, positions = build_service(cluster, clock, lambda: writer, inbox=inbox, lot=lot, realm=realm)
     reports = LocationReports(positions)
     writer = Writer(
         engine,
         policy=settings.policy(),
         clock=clock,
         outbox=outbox,
-        inbox=inbox,
         source=SOURCE,
         answers=AnswerBook(engine, keep=timedelta(hours=settings.idempotency_keep_h)),
         report=reports.report,
@@ -86,6 +86,7 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
                 await set_up(url, realm.own.name)
             await outbox.create_tables()
             await inbox.create_tables()
+            await lot.create_tables()
             await writer.start()
             if realm is not None:
                 await show_whole_city(url, realm)

@@ -23,17 +23,13 @@ class ApplyPayment:
         """The ride."""
         return Needs(rides=(self.ride_id,))
 
-    def decide(self, work: Work) -> bool:
-        """Keep it, and return whether it was new; may raise `NotFound` or `PaymentGap`.
+    def decide(self, work: Work) -> None:
+        """Keep it; may raise `NotFound`.
 
         A rider on board is taken to the destination whatever the card says, and owes the fare afterwards.
         """
         ride = work.ride(self.ride_id)
-        payment = ride.payment.heard(self.ride_id, self.news)
-        if payment is ride.payment:
-            return False
-        ride = replace(ride, payment=payment)
+        ride = replace(ride, payment=ride.payment.heard(self.news))
         work.put_ride(ride)
         if self.news.is_declined_authorisation and (ride.state, Step.CANCEL) in TRANSITIONS:
             end(work, ride, by="system", reason=PAYMENT_FAILED)
-        return True

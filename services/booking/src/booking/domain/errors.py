@@ -79,19 +79,6 @@ class PaymentDue(Refusal):
         )
 
 
-class PaymentGap(Refusal):
-    """An event of a payment is missing: the one that came does not follow the last one that is known."""
-
-    def __init__(self, ride_id: str, *, known_seq: int, seq: int) -> None:
-        self.ride_id = ride_id
-        self.known_seq = known_seq
-        self.seq = seq
-        super().__init__(
-            f"event {seq} of the payment of ride {ride_id} follows event {known_seq}: the events between are missing; "
-            "replay this one when they have come"
-        )
-
-
 class WrongState(Refusal):
     """The ride's state does not allow the step."""
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal, assert_never
 
-from booking.domain.errors import PaymentGap
-
 
 class PaymentState(StrEnum):
     """Where the money of a ride is.
@@ -65,16 +63,8 @@ class RidePayment:
     paid_minor: int = 0
     owed_minor: int = 0
 
-    def heard(self, ride_id: str, news: PaymentNews) -> "RidePayment":
-        """Return the payment after an event; the payment itself if the event is known.
-
-        Raises:
-            PaymentGap: An event before this one is missing.
-        """
-        if news.seq <= self.seq:
-            return self
-        if news.seq != self.seq + 1:
-            raise PaymentGap(ride_id, known_seq=self.seq, seq=news.seq)
+    def heard(self, news: PaymentNews) -> "RidePayment":
+        """Return the payment after its next event: they come in the order of their numbers, each once."""
         paid_minor, owed_minor = self.paid_minor, self.owed_minor
         state = self.state
         match news.kind:

@@ -131,6 +131,7 @@ _UNION: Final = (
     "booking_multipliers",
     "hailbus_outbox",
     "hailbus_inbox",
+    "hailbus_parked",
 )
 _HAVE_TABLES = text("SELECT table_schema FROM information_schema.tables WHERE table_name = 'booking_rides' ORDER BY 1")
 

@@ -12,14 +12,14 @@ until the app reports again.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 import structlog
-from hailbus import ClockNotSetError, Event, Inbox, KeyReusedError, Outbox, OutboxEntry
+from hailbus import Claim, ClockNotSetError, Delivery, Event, KeyReusedError, Outbox, OutboxEntry
 from hailbus.clock import Clock, ServiceClock, utc_now
 from hailbus.codec import envelope_for
 from hailbus.idempotency import Answer, AnswerBook, StoredAnswer
@@ -75,11 +75,15 @@ class _Request:
     done: asyncio.Future[Answer]
 
 
+Consumed = tuple[Delivery[Any], Command[object] | str, datetime | None]  # Any: whatever event
+"""An event with its command, or why there is none, and its time, None for now."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Consumption:
-    contexts: Sequence[Any]  # Any: hailbus contexts, handed through to the inbox
-    commands: Sequence[tuple[str, Command[object], datetime | None]]
-    done: asyncio.Future[dict[str, str]]
+    claim: Callable[[AsyncConnection], Awaitable[Claim]]
+    events: Sequence[Consumed]
+    done: asyncio.Future[None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +123,6 @@ class Writer:
         policy: Policy,
         clock: ServiceClock,
         outbox: Outbox,
-        inbox: Inbox,
         source: str,
         answers: AnswerBook,
         report: Callable[[Event, datetime], None],
@@ -132,7 +135,6 @@ class Writer:
         self._policy = policy
         self._clock = clock
         self._outbox = outbox
-        self._inbox = inbox
         self._source = source
         self._answers = answers
         self._report = report
@@ -238,20 +240,19 @@ class Writer:
         )
         return await done
 
-    async def consume(
-        self, contexts: Sequence[Any], commands: Sequence[tuple[str, Command[object], datetime | None]]
-    ) -> dict[str, str]:
-        """Apply consumed events once: each command with the id of its event and its time, None for now.
+    async def consume(self, claim: Callable[[AsyncConnection], Awaitable[Claim]], events: Sequence[Consumed]) -> None:
+        """Apply consumed events once. What cannot be applied is refused and leaves no trace; the others are applied.
 
-        Returns:
-            The ids of events that cannot be applied, each with the reason. They leave no trace; the others are applied.
+        Args:
+            claim: Claims them in the transaction that it is given.
+            events: In the order in which they were read.
 
         Raises:
             UnavailableError: As `post`.
         """
-        done: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-        self._enqueue(_Consumption(contexts=contexts, commands=commands, done=done))
-        return await done
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._enqueue(_Consumption(claim=claim, events=events, done=done))
+        await done
 
     async def hear(self, positions: Sequence[tuple[HearPosition, datetime]]) -> None:
         """Take in positions that driver apps have published, each with its time.
@@ -359,12 +360,16 @@ class Writer:
         wall = self._wall()
         async with self._outbox.turn, _transaction(connection):
             known = dict(await self._answers.find(connection, [item.key for item in requests]))
-            fresh_by_item: dict[int, set[str]] = {}
+            claims: dict[int, Claim] = {}
             wanted: list[Needs] = []
             for item in batch:
                 if isinstance(item, _Consumption):
-                    fresh = fresh_by_item[id(item)] = await self._inbox.claim(connection, item.contexts)
-                    wanted.extend(command.needs() for event_id, command, _ in item.commands if event_id in fresh)
+                    claim = claims[id(item)] = await item.claim(connection)
+                    wanted.extend(
+                        command.needs()
+                        for delivery, command, _ in item.events
+                        if not isinstance(command, str) and delivery in claim
+                    )
                 elif isinstance(item, _Request) and item.key not in known:
                     wanted.append(item.command.needs())
             needs = _union(wanted)
@@ -374,12 +379,10 @@ class Writer:
             latest: datetime | None = None
             for item in batch:
                 if isinstance(item, _Consumption):
-                    broken = self._apply(item, fresh_by_item[id(item)], wall)
-                    if broken:
-                        await self._inbox.release(
-                            connection, [ctx for ctx in item.contexts if ctx.envelope.id in broken]
-                        )
-                    resolved.append((item.done, broken))
+                    claim = claims[id(item)]
+                    self._apply(item, claim, wall)
+                    await claim.store()
+                    resolved.append((item.done, None))
                     continue
                 if isinstance(item, _Hearing):
                     self._hear(item)
@@ -436,25 +439,25 @@ class Writer:
         for event, at in changes.reports:
             self._report(event, at)
 
-    def _apply(self, item: _Consumption, fresh: set[str], wall: datetime) -> dict[str, str]:
-        broken: dict[str, str] = {}
-        left = set(fresh)
-        for event_id, command, at in item.commands:
-            if event_id not in left:
+    def _apply(self, item: _Consumption, claim: Claim, wall: datetime) -> None:
+        for delivery, command, at in item.events:
+            if delivery not in claim:
                 continue
-            left.discard(event_id)  # an event that comes twice in a batch is applied once
+            if isinstance(command, str):
+                claim.refuse(delivery, command)
+                continue
             self._world.begin(at or (self._clock.now() if self._clock.is_set else wall))
             try:
                 command.decide(self._world)
             except Refusal as refusal:
                 self._world.undo()
+                event_id = delivery.ctx.envelope.id
                 log.warning("event_refused", event_id=event_id, command=type(command).__name__, reason=str(refusal))
-                broken[event_id] = str(refusal)
+                claim.refuse(delivery, str(refusal))
             except Exception as error:
                 self._world.undo()
-                log.exception("event_broke", event_id=event_id, command=type(command).__name__)
-                broken[event_id] = repr(error)
-        return broken
+                log.exception("event_broke", event_id=delivery.ctx.envelope.id, command=type(command).__name__)
+                claim.refuse(delivery, repr(error))
 
     def _hear(self, item: _Hearing) -> None:
         for command, at in item.positions:

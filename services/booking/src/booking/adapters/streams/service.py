@@ -7,14 +7,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, assert_never
 
 from hailbus import (
-    AtLeastOnce,
     Backoff,
     Batch,
     Bus,
     Catalogue,
+    Context,
     Delivery,
     Done,
+    EffectivelyOnce,
     Inbox,
+    ParkingLot,
+    ParkKey,
     Publisher,
     Reject,
     Service,
@@ -30,7 +33,7 @@ from ride_events.payments import (
     PaymentRefunded,
     PaymentReleased,
 )
-from ride_events.pricing import SurgeUpdated
+from ride_events.pricing import SURGE, SurgeUpdated
 from ride_events.timers import RideOverdue, TimerElapsed
 
 from booking.adapters.storage.writer import UnavailableError, Writer
@@ -51,9 +54,11 @@ GROUP = "booking"
 SOURCE = "/booking"
 """Of all regions: ids of quotes and rides differ, and the number of a driver's events continues between regions."""
 # While the database is away, wait for it: nothing is wrong with the event.
-PATIENTLY = AtLeastOnce(
-    retry=Backoff(first=timedelta(milliseconds=200), max=timedelta(seconds=10), attempts=1_000, on=(UnavailableError,))
+PATIENTLY = Backoff(
+    first=timedelta(milliseconds=200), max=timedelta(seconds=10), attempts=1_000, on=(UnavailableError,)
 )
+SOON: Final = timedelta(milliseconds=20)
+"""How long the first event of a batch waits for more."""
 FIRST_MOMENT = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MOMENT = datetime(2100, 1, 1, tzinfo=UTC)
 CURRENCY: Final = "USD"
@@ -63,7 +68,13 @@ _SUBJECT = re.compile(r"[A-Za-z0-9._:-]{1,64}\Z", re.ASCII)
 
 
 def build_service(
-    bus: Bus, clock: ServiceClock, writer: Callable[[], Writer], realm: Realm | None = None
+    bus: Bus,
+    clock: ServiceClock,
+    writer: Callable[[], Writer],
+    *,
+    inbox: Inbox,
+    lot: ParkingLot,
+    realm: Realm | None = None,
 ) -> tuple[Service, Publisher[DriverLocationReported]]:
     """Return the service and the publisher of positions; the facts go out through the outbox.
 
@@ -71,37 +82,40 @@ def build_service(
         bus: Where events come from and go to.
         clock: The time of the service.
         writer: Returns what applies events; it is called when the first event comes.
+        inbox: In the writer's database.
+        lot: There, too; holds events of a payment that come before their turn.
         realm: The region of this process; events about another region's rides, quotes and cells are passed over.
     """
     service = Service(group_of(realm), source=SOURCE, bus=bus, catalogue=CATALOGUE, clock=clock.now)
     service.publishes(Catalogue.of(quotes, rides, drivers, timers))
     positions: Publisher[DriverLocationReported] = service.publishes(DriverLocationReported)
 
-    @service.on_batch(Consumed, delivery=PATIENTLY, max_items=500, max_wait=timedelta(milliseconds=20))
-    async def apply(batch: Batch[Consumed]) -> list[Verdict]:
-        verdicts: list[Verdict] = []
-        good: list[Delivery[Consumed]] = []
-        for item in batch.items:
-            if realm is not None and not is_of(realm, item.event):
-                verdicts.append(Done())
-                writer().figures.foreign += 1
-                continue
-            fault = str(Inbox.refusal_of(item) or fault_of(item) or "")
-            verdicts.append(Reject(fault) if fault else Done())
-            if not fault:
-                good.append(item)
-        broken = await writer().consume(
-            [item.ctx for item in good],
-            [(item.ctx.envelope.id, _command(item.event), _moment(item)) for item in good],
-        )
-        if broken:
-            ids = [item.ctx.envelope.id for item in batch.items]
-            verdicts = [
-                Reject(broken[id_]) if id_ in broken else verdict for id_, verdict in zip(ids, verdicts, strict=True)
-            ]
-        return verdicts
+    # The writer commits events together with requests: it claims them in its own transaction.
+    once = EffectivelyOnce(inbox=inbox, retry=PATIENTLY, own_transaction=True)
+    in_order = EffectivelyOnce(
+        inbox=inbox, retry=PATIENTLY, then=ParkKey(lot=lot), sequence="seq", own_transaction=True
+    )
 
-    @service.on_batch(DriverLocationReported, max_items=500, max_wait=timedelta(milliseconds=20))
+    @service.on_batch(SurgeUpdated | TimerElapsed | RideOverdue, delivery=once, max_items=500, max_wait=SOON)
+    async def apply(batch: Batch[SurgeUpdated | TimerElapsed | RideOverdue]) -> None:
+        await consume(batch)
+
+    @service.on_batch(PaymentFact, delivery=in_order, max_items=500, max_wait=SOON)
+    async def apply_payments(batch: Batch[PaymentFact]) -> None:
+        await consume(batch)
+
+    async def consume(batch: Batch[SurgeUpdated | TimerElapsed | RideOverdue] | Batch[PaymentFact]) -> None:
+        def is_ours(ctx: Context) -> bool:
+            return realm is None or is_of(realm, ctx.topic, ctx.key)
+
+        items: list[Delivery[Consumed]] = [item for item in batch if is_ours(item.ctx)]
+        writer().figures.foreign += len(batch) - len(items)
+        await writer().consume(
+            lambda tx: batch.claim(tx, of=is_ours),
+            [(item, fault_of(item) or _command(item.event), _moment(item)) for item in items],
+        )
+
+    @service.on_batch(DriverLocationReported, max_items=500, max_wait=SOON)
     async def hear(batch: Batch[DriverLocationReported]) -> list[Verdict]:
         # What a driver reports over HTTP is known already; booking has published it.
         heard = [item for item in batch.items if item.ctx.envelope.source != SOURCE]
@@ -122,15 +136,10 @@ def group_of(realm: Realm | None) -> str:
     return GROUP if realm is None else f"{GROUP}-{realm.own.name}"
 
 
-def is_of(realm: Realm, event: Consumed) -> bool:
-    """Return whether an event is about a ride, quote or cell of this region. Nonsense is the rest's."""
-    match event:
-        case SurgeUpdated(cell=cell):
-            return realm.owns_cell(cell)
-        case TimerElapsed(subject_id=key):
-            return realm.owns_id(key)
-        case _:
-            return realm.owns_id(event.ride_id)
+def is_of(realm: Realm, topic: str, key: bytes | None) -> bool:
+    """Return whether the events of a key are about a ride, quote or cell of this region. Nonsense is the rest's."""
+    name = (key or b"").decode("utf-8", "replace")
+    return realm.owns_cell(name) if topic == SURGE.name else realm.owns_id(name)
 
 
 def fault_of_position(item: Delivery[DriverLocationReported]) -> str | None:
