@@ -19,7 +19,7 @@ from recommender.config import Settings
 from recommender.main import create_app
 from ride_events import CATALOGUE, LatLng, Money
 from ride_events.bikes import BikeReturned
-from ride_events.rides import RideCancelled, RideCompleted, RideRequested
+from ride_events.rides import RideCancelled, RideCompleted, RideMatched, RideRequested
 
 MORNING = datetime(2023, 3, 1, 8, 0, tzinfo=UTC)
 HARLEM = LatLng(lat=40.8045, lng=-73.9391)
@@ -80,6 +80,15 @@ class Running:
         deadline = monotonic() + 10
         while (found := await self.model()) != {**found, **expected}:
             assert monotonic() < deadline, f"still {found}, wanted {expected}"
+            await asyncio.sleep(0.01)
+
+    async def warns(self, said: str) -> None:
+        """Wait until the probe says this of parked keys, or nothing."""
+        deadline = monotonic() + 10
+        while (text := (await self.client.get("/readyz")).text) and (
+            said not in text or (not said and "parked" in text)
+        ):
+            assert monotonic() < deadline, f"still {text}, wanted {said!r}"
             await asyncio.sleep(0.01)
 
     async def ask(self, **question: Any) -> dict[str, Any]:
@@ -163,6 +172,38 @@ async def test_open_rides_are_offered_until_they_end(tmp_path: Path) -> None:
         )
         await service.until(open_rides=1)
         assert (await service.ask(destination=MIDTOWN.model_dump()))["pooled_rides"] == []
+
+
+def matched(ride_id: str, *, seq: int) -> RideMatched:
+    return RideMatched(
+        ride_id=ride_id, seq=seq, driver_id="d", driver_position=HARLEM, pickup_cell=HARLEM.cell(), eta_s=60
+    )
+
+
+async def test_a_request_that_comes_after_the_end_of_its_ride_is_not_offered(tmp_path: Path) -> None:
+    async with running(tmp_path) as service:
+        await service.publish(completed(1))
+        await service.until(journeys=1)
+        await service.publish(requested("ride-1", "rider-1"), time=MORNING)
+        await service.publish(requested("ride-2", "rider-2"), time=MORNING)
+        await service.until(journeys=1, open_rides=1)
+        (offer,) = (await service.ask(destination=MIDTOWN.model_dump()))["pooled_rides"]
+        assert offer["ride_id"] == "ride-2"
+
+
+async def test_an_event_behind_a_gap_waits_for_the_missing_one_and_for_no_other_ride(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    async with running(tmp_path, bus) as service:
+        await service.publish(requested("ride-1", "rider-1"), time=MORNING)
+        await service.publish(completed(1).model_copy(update={"seq": 3}))
+        await service.publish(completed(2))
+        await service.until(journeys=1, open_rides=1)
+        await service.warns("group recommender has 1 parked keys")
+    async with running(tmp_path, bus) as service:
+        await service.publish(matched("ride-1", seq=2))
+        await service.publish(completed(1).model_copy(update={"seq": 3}))  # again, under an id of its own
+        await service.until(journeys=2, open_rides=0)
+        await service.warns("")
 
 
 async def test_what_is_served_and_chosen_is_published_once_under_stable_ids(tmp_path: Path) -> None:

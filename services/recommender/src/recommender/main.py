@@ -8,7 +8,7 @@ from typing import Final
 import hailbus.fastapi
 import structlog
 from fastapi import FastAPI
-from hailbus import Batch, Bus, Event, Inbox, KafkaBus
+from hailbus import Batch, Bus, Event, Inbox, KafkaBus, ParkingLot
 from hailbus.clock import utc_now
 from hailbus.database import create_engine
 from hailbus.process import run_process
@@ -38,16 +38,21 @@ def create_app(settings: Settings, *, bus: Bus | None = None) -> FastAPI:
     """
     events = handled_events(source_events(settings.source_types()))
     engine = create_engine(settings.database_url.get_secret_value(), busy_timeout_ms=30_000)
-    store = Store(engine, Inbox(engine, GROUP))
+    inbox = Inbox(engine, GROUP)
+    store = Store(engine, inbox)
     city = City()
 
     async def learn(batch: Batch[Event]) -> None:
         # Memory follows the commit without a pause between: the next request sees what is stored.
-        for fact in await store.apply(batch.items, facts_of):
+        for fact in await store.apply(batch, facts_of):
             city.apply(fact)
 
     service, announcements = build_service(
-        bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers), events, learn
+        bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers),
+        events,
+        learn,
+        inbox=inbox,
+        lot=ParkingLot(engine),
     )
     serving = Serving(city, store, announcements)
 

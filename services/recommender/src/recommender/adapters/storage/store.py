@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any, Final
 
-from hailbus import Delivery, Event, Inbox
+from hailbus import Batch, Delivery, Event, Inbox
 from hailbus.database import READ_ONLY
 from pydantic_core import to_json
 from sqlalchemy import (
@@ -130,19 +130,13 @@ class Store:
                     requested_s=row.requested_s,
                 )
 
-    async def apply(
-        self, deliveries: Sequence[Delivery[Event]], facts_of: Callable[[Delivery[Event]], tuple[Fact, ...]]
-    ) -> list[Fact]:
+    async def apply(self, batch: Batch[Event], facts_of: Callable[[Delivery[Event]], tuple[Fact, ...]]) -> list[Fact]:
         """Claim events and store their facts in one transaction; return the facts that are new, in order."""
         async with self._turn, self._engine.begin() as tx:
-            fresh = await self._inbox.claim(tx, deliveries)
-            found: list[Fact] = []
-            for delivery in deliveries:
-                event_id = delivery.ctx.envelope.id
-                if event_id in fresh:
-                    fresh.discard(event_id)
-                    found.extend(facts_of(delivery))
+            claim = await batch.claim(tx)
+            found = [fact for delivery in batch if delivery in claim for fact in facts_of(delivery)]
             await _write(tx, found)
+            await claim.store()
         return found
 
     async def keep(self, served: Sequence[Served]) -> list[Served]:
