@@ -48,6 +48,7 @@ SAID = {
     "log-repeats": "no event is in the log twice",
     "groups-log": "5 groups committed the end of every partition",
     "dead-letters": "0 dead-letter topics are empty",
+    "parked-keys": "no key is parked",
     "still": "nothing was published, committed or applied while the accounts were read",
     "inbox-booking": "115 events, each applied once",
     "inbox-payment-saga": "49 events, each applied once",

@@ -298,6 +298,24 @@ class LettersAccount:
     letters: Sequence[tuple[str, int, int, str]] = ()
 
 
+class ParkedEvent(NamedTuple):
+    """A row of `hailbus_parked`: an event that waits for an earlier one of its key, or could not be applied."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedAccount:
+    """The parking lots of the services that apply events in the order of their numbers."""
+
+    events: Sequence[ParkedEvent]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeAccount:
     """What `lake verify --json` printed."""
@@ -331,6 +349,7 @@ class Accounts:
     recommender: RecommenderAccount | Unread | None = None
     journal: JournalAccount | Unread | None = None
     letters: LettersAccount | Unread | None = None
+    parked: ParkedAccount | Unread | None = None
     lake: LakeAccount | Unread | None = None
     surge_group: str = "surge"
     ended: bool | None = None

@@ -30,6 +30,8 @@ from hailbus_demo.ledger.accounts import (
     Movement,
     OutboxRow,
     OutboxState,
+    ParkedAccount,
+    ParkedEvent,
     Payment,
     PaymentAccount,
     ProviderAccount,
@@ -243,6 +245,27 @@ async def read_inbox(url: str, consumer: str) -> InboxAccount:
     finally:
         await reader.close()
     return account
+
+
+async def read_parked(urls: Sequence[str]) -> ParkedAccount:
+    """Read which events wait in the parking lots of some databases.
+
+    Raises:
+        RunFailedError: A database cannot be read.
+    """
+    events: list[ParkedEvent] = []
+    for url in urls:
+        reader = _Database(url)
+        try:
+            async for group, topic, partition, offset, key, reason in reader.rows(_PARKED):
+                shown = bytes(key).decode("utf-8", "backslashreplace")
+                events.append(ParkedEvent(group, topic, partition, offset, shown, reason))
+        finally:
+            await reader.close()
+    return ParkedAccount(events=events)
+
+
+_PARKED = 'SELECT consumer, topic, "partition", offset_, key, reason FROM hailbus_parked ORDER BY position'
 
 
 async def read_recommender(url: str) -> RecommenderAccount:

@@ -22,11 +22,13 @@ from hailbus_demo.ledger.accounts import (
     InboxAccount,
     LakeAccount,
     LettersAccount,
+    ParkedAccount,
 )
 from hailbus_demo.ledger.databases import (
     read_booking,
     read_inbox,
     read_journal,
+    read_parked,
     read_payment,
     read_provider,
     read_recommender,
@@ -40,6 +42,8 @@ from hailbus_demo.supervise.processes import command
 T = TypeVar("T")
 DEAD_LETTER_SUFFIX: Final = "-dlt"
 SURGE_GROUP: Final = "surge"
+PARKING: Final = ("booking", "payment")
+"""Databases with a parking lot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,8 @@ class Gatherer:
         for consumer in sources.consumers:
             url = databases.get(consumer.database)
             inboxes[consumer.group] = None if url is None else await _or_unread(read_inbox(url, consumer.group))
+        parking = [databases[name] for name in PARKING if name in databases]
+        parked: ParkedAccount | Unread | None = await _or_unread(read_parked(parking)) if parking else None
         path = sources.journal
         journal = None if path is None else await _or_unread(asyncio.to_thread(read_journal, path))
         # The driver apps note a position before they send it, the riders an answer after they got it.
@@ -131,6 +137,7 @@ class Gatherer:
             recommender=recommender,
             journal=journal,
             letters=letters,
+            parked=parked,
             lake=lake,
             surge_group=SURGE_GROUP,
             ended=None if sources.ended is None else sources.ended(),

@@ -106,6 +106,31 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what="a record was set aside", topic=topic, partition=0, offset=0)
 
 
+def _declare_parked() -> None:
+    for group, database, kind in (
+        ("booking", "booking", "payment.captured"),
+        ("payment-saga", "payment", "ride.started"),
+    ):
+
+        def parked(run: RecordedRun, group: str = group, database: str = database, kind: str = kind) -> Finding:
+            event = run.find(kind)
+            assert event.key is not None
+            key, reason = event.key.decode(), "seq 3 came where 2 was due"
+            run.sql(
+                database,
+                'INSERT INTO hailbus_parked (consumer, topic, "partition", offset_, record_timestamp, key, value, '
+                "headers, reason, attempts, parked_at) VALUES (?, ?, ?, ?, 1, ?, ?, '[]', ?, 0, 1)",
+                *(group, event.topic, event.partition, event.offset, event.key, event.value, reason),
+            )
+            what = f"an event of {key} waits in {group}: {reason}"
+            return Finding(what=what, topic=event.topic, partition=event.partition, offset=event.offset, id=key)
+
+        FAULTS.declare(f"{database}'s parking lot", "an event waits for one that never came", "parked-keys")(parked)
+
+
+_declare_parked()
+
+
 @FAULTS.declare("the event logger's file", "a line is lost", "journal-log")
 def _(run: RecordedRun) -> Finding:
     ride = run.find("ride.matched")

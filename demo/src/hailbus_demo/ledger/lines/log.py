@@ -15,6 +15,7 @@ from hailbus_demo.ledger.accounts import (
     JournalAccount,
     LettersAccount,
     OutboxRow,
+    ParkedAccount,
     PaymentAccount,
 )
 from hailbus_demo.ledger.lines.registry import LineSpec
@@ -297,6 +298,16 @@ def _letters(accounts: Accounts) -> Judgement:
     return found.judge(f"{len(letters.counts)} dead-letter topics are empty")
 
 
+def _parked(accounts: Accounts) -> Judgement:
+    parked = accounts.parked
+    assert isinstance(parked, ParkedAccount)
+    found = Findings()
+    for event in parked.events:
+        what = f"an event of {event.key} waits in {event.group}: {event.reason}"
+        found.add(what, topic=event.topic, partition=event.partition, offset=event.offset, id=event.key)
+    return found.judge("no key is parked")
+
+
 def _still(accounts: Accounts) -> Judgement:
     if accounts.so_far:
         return Judgement(agreement="the run has not ended", shown=True)
@@ -347,6 +358,13 @@ LINES: Final = (
         between=("the dead-letter topics", LOG),
         needs=("letters", "log"),
         judge=_letters,
+    ),
+    LineSpec(
+        id="parked-keys",
+        name="no event waits for an earlier one of its key",
+        between=("the parked keys of booking and payment", LOG),
+        needs=("parked", "log"),
+        judge=_parked,
     ),
     LineSpec(
         id="still",
