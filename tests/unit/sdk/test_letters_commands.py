@@ -167,8 +167,9 @@ def test_parked_keys_are_edited_dropped_and_released_as_json(tmp_path: Path) -> 
     assert json.loads(released) == {"topic": ORDERS.name, "key": "a", "released_count": 2}
 
 
+@pytest.mark.parametrize("inbox", ["till", "shared"])
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_gap_of_numbered_events_is_accepted_by_a_release(tmp_path: Path, is_known: bool) -> None:
+def test_a_gap_of_numbered_events_is_accepted_by_a_release(tmp_path: Path, is_known: bool, inbox: str) -> None:
     url = f"sqlite:///{tmp_path / 'till.db'}"
     record: Any = SimpleNamespace(
         topic=ORDERS.name, partition=0, offset=7, timestamp=0, key=b"a", value=b"{}", headers=[]
@@ -176,7 +177,7 @@ def test_a_gap_of_numbered_events_is_accepted_by_a_release(tmp_path: Path, is_kn
 
     async def park() -> None:
         engine = create_engine(url)
-        lot, sequences = ParkingLot(engine), Sequences(engine, "till")
+        lot, sequences = ParkingLot(engine), Sequences(engine, inbox)
         await lot.create_tables()
         await lot.add("till", record, reason="number 4 came where 2 was due", attempts=0)
         if is_known:
@@ -188,12 +189,13 @@ def test_a_gap_of_numbered_events_is_accepted_by_a_release(tmp_path: Path, is_kn
     async def found(key: bytes) -> Position | None:
         engine = create_engine(url)
         async with engine.begin() as tx:
-            positions = await Sequences(engine, "till").positions(tx, [(ORDERS.name, key)])
+            positions = await Sequences(engine, inbox).positions(tx, [(ORDERS.name, key)])
         await engine.dispose()
         return positions.get((ORDERS.name, key))
 
     asyncio.run(park())
-    release = ("parked", "release", "--database", url, "--group", "till", ORDERS.name)
+    named = () if inbox == "till" else ("--inbox", inbox)
+    release = ("parked", "release", "--database", url, "--group", "till", *named, ORDERS.name)
     assert json.loads(command(*release, "a", "--accept-gap", "--json"))["released_count"] == 1
     assert asyncio.run(found(b"a")) == Position(1 if is_known else None, accepts_gap=True)
     assert "nothing is parked for key 'b'" in command(*release, "b", "--accept-gap", code=2)
