@@ -112,6 +112,7 @@ class Sequences:
         self._clock = clock
         dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
         adding = dialect.insert(sequence_table)
+        self._begin = adding.on_conflict_do_nothing(index_elements=list(sequence_table.primary_key.columns))
         c, new = sequence_table.c, adding.excluded
         self._advance = adding.on_conflict_do_update(
             index_elements=list(sequence_table.primary_key.columns),
@@ -162,6 +163,21 @@ class Sequences:
                     }
                     for (topic, key), number in sorted(numbers.items())
                 ],
+            )
+
+    async def begin(self, topic: str, key: bytes, number: int) -> None:
+        """Note that a key begins with a number, unless the consumer is in its events already."""
+        async with self.engine.begin() as connection:
+            await connection.execute(
+                self._begin,
+                {
+                    "consumer": self.consumer,
+                    "topic": topic,
+                    "key": key,
+                    "last_number": number - 1,
+                    "accepts_gap": False,
+                    "changed_at": micros(self._clock()),
+                },
             )
 
     async def accept_gap(self, topic: str, key: bytes) -> None:

@@ -10,7 +10,8 @@ import pytest
 from booking.regions_file import read_regions
 from hailbus.testing import MemoryBus
 from hailbus_demo import postgresql
-from hailbus_demo.city.table import city_table
+from hailbus_demo.city.demand import Demand
+from hailbus_demo.city.table import City, city_table
 from hailbus_demo.errors import UsageError
 from hailbus_demo.postgresql import find_postgresql
 from hailbus_demo.regions import is_booking, region_at, split_city, write_regions
@@ -100,11 +101,13 @@ async def test_each_region_and_the_router_can_be_killed_by_a_click() -> None:
         Nobody(),  # type: ignore[arg-type]  # a fake
         say=lambda _: None,
         provider_url="http://provider",
+        bus=MemoryBus(),
+        demand=Demand(City()),
         regions=["south", "north"],
     )
     ids = [fault["id"] for fault in tray.desk.as_json(now_s=0)["faults"]]
     kills = ["kill-booking-south", "kill-booking-north", "kill-booking-router"]
-    assert ids == ["kill-recommender", "kill-surge", *kills, "provider-outage"]
+    assert ids == ["kill-recommender", "kill-surge", *kills, "provider-outage", "duplicate-storm", "demand-shock"]
 
 
 def test_where_postgresql_is_not_installed_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -311,6 +311,42 @@ async def test_a_group_without_a_first_number_begins_where_it_is(
     assert await shop.effects() == [7, 8, 9]
 
 
+@pytest.mark.parametrize("come_together", [True, False], ids=["together", "apart"])
+async def test_a_key_that_begins_with_an_event_that_fails_is_not_begun_anew(
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking, come_together: bool
+) -> None:
+    shop = Shop(engine, taking=taking, first_number=None)
+    shop.broken = {7}
+    await begin_with_seven(bus, shop, come_together=come_together)
+
+
+@pytest.mark.parametrize("taking", ["own"])
+@pytest.mark.parametrize("come_together", [True, False], ids=["together", "apart"])
+async def test_a_key_that_begins_with_an_event_that_is_refused_is_not_begun_anew(
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking, come_together: bool
+) -> None:
+    shop = Shop(engine, taking=taking, first_number=None)
+    shop.refused = {7}
+    await begin_with_seven(bus, shop, come_together=come_together)
+
+
+async def begin_with_seven(bus: MemoryBus, shop: Shop, *, come_together: bool) -> None:
+    """Have the key begin with 7, which cannot be applied, and then can; 8 must not overtake it."""
+    async with bus.run(shop.service()) as t:
+        if come_together:
+            await t.given(*hired(7, 8))
+        else:
+            await t.given(*hired(7))
+            await t.settle()
+            await t.given(*hired(8))
+        await t.settle()
+        assert await shop.effects() == []
+        assert [(key, count) for key, count, _ in await shop.waiting()] == [("a", 2)]
+        shop.refused, shop.broken = set(), set()
+        await shop.release()
+    assert (await shop.effects(), await shop.waiting()) == ([7, 8], [])
+
+
 # ---------------------------------------------------------------------------------------------------- other types
 
 

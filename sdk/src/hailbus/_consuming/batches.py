@@ -19,7 +19,7 @@ from hailbus._consuming.sequenced import Numbering
 from hailbus._consuming.work import Early, Ending, Item, Part
 from hailbus._transport import Received, TopicPartition
 from hailbus.context import Context, Deliveries
-from hailbus.delivery import AtMostOnce, EffectivelyOnce, Verdict
+from hailbus.delivery import AtMostOnce, EffectivelyOnce, Reject, Verdict
 from hailbus.event import Event
 from hailbus.schema_id import payload_of
 from hailbus.subscription import SubscriberStats, Subscription
@@ -272,7 +272,7 @@ class BatchRunner:
             if verdicts is None:
                 self._partitions.end_all(live, Ending.SETTLED)
             else:
-                await self._apply(live, verdicts)
+                await self._apply(live, deliveries, verdicts)
             return
 
     async def _call(self, live: Sequence[Part], deliveries: Deliveries[Event]) -> Sequence[Verdict | Early] | None:
@@ -303,7 +303,7 @@ class BatchRunner:
                 for record in part.records:
                     await self._handle_alone(part.only([record]))
             return None
-        item = live[0].item_of(live[0].records[0])
+        item = self._item_of(live, deliveries)
         item.defects = attempt - 1
         outcome = await self._path.failed(item, error)
         if isinstance(outcome, Ending):
@@ -325,6 +325,13 @@ class BatchRunner:
                 reason_of(error),
             )
 
+    def _item_of(self, live: Sequence[Part], deliveries: Deliveries[Event]) -> Item:
+        """The only record of a batch."""
+        item = live[0].item_of(live[0].records[0])
+        if self._numbered is not None:
+            item.number = self._numbered.number_of(deliveries[0].event)
+        return item
+
     async def _handle_alone(self, part: Part) -> None:
         """Call the handler once more with one event of a batch that failed."""
         live, deliveries = await self._decoded([part])
@@ -335,28 +342,30 @@ class BatchRunner:
         except BaseException as error:
             if _is_cancelled(error):
                 raise
-            item = live[0].item_of(live[0].records[0])
-            await self._end(item, error)
+            await self._end(self._item_of(live, deliveries), error)
             return
         if verdicts is None:
             self._partitions.end_all(live, Ending.SETTLED)
         else:
-            await self._apply(live, verdicts)
+            await self._apply(live, deliveries, verdicts)
 
-    async def _apply(self, live: Sequence[Part], verdicts: Sequence[Verdict | Early]) -> None:
+    async def _apply(
+        self, live: Sequence[Part], deliveries: Deliveries[Event], verdicts: Sequence[Verdict | Early]
+    ) -> None:
         """Carry out one verdict per record."""
         records = [(part, record) for part in live for record in part.records]
         judged = list(zip(records, verdicts, strict=True))
         if self._numbered is not None and self._parked is not None:
             # First those that must wait, then those that follow what was applied, and last the records end: after a
             # crash they are read again, and the others follow then.
-            for (part, record), verdict in judged:
-                if isinstance(verdict, Early):
+            for ((part, record), verdict), delivery in zip(judged, deliveries, strict=True):
+                if isinstance(verdict, (Early, Reject)):
                     item = part.item_of(record)
+                    item.number = self._numbered.number_of(delivery.event)
                     outcome = await self._path.judged(item, verdict)
                     assert isinstance(outcome, Ending)
                     self._partitions.end(item, outcome)
-            judged = [one for one in judged if not isinstance(one[1], Early)]
+            judged = [one for one in judged if not isinstance(one[1], (Early, Reject))]
             for partition, key in dict.fromkeys((part.partition, record.key) for (part, record), _ in judged):
                 await self._parked.follow(partition, key)
         for (part, record), verdict in judged:

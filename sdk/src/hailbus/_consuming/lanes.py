@@ -454,6 +454,8 @@ class LaneRunner:
             return await self._path.failed(item, failure)
         if event is None:
             return Ending.SKIPPED
+        if route.numbered is not None:
+            item.number = route.numbered.number_of(event)
         item.attempt += 1
         ctx = Context(record, attempt=item.attempt + item.before, group=self._group)
         try:

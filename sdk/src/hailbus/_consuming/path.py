@@ -272,7 +272,8 @@ class FailurePath:
         then = delivery.then if isinstance(delivery, (AtLeastOnce, EffectivelyOnce)) else None
         record = item.record
         if isinstance(then, ParkKey) and record.key is not None:
-            return await self.park(item, then.lot, reason=reason, attempts=item.attempt + item.before)
+            attempts = item.attempt + item.before
+            return await self.park(item, then.lot, reason=reason, attempts=attempts, was_due=True)
         if isinstance(then, RetryTopics) and may_retry:
             step = self._retries[record.topic][1] + 1 if record.topic in self._retries else 0
             if step < len(then.delays):
@@ -293,14 +294,16 @@ class FailurePath:
                     return Ending.RETRIED_LATER
         return await self._dead_letter(item, error, reason, by=by)
 
-    async def park(self, item: Item, lot: ParkingLot, *, reason: str, attempts: int) -> Outcome:
-        """Park a record behind those of its key."""
-        record = item.record
+    async def park(self, item: Item, lot: ParkingLot, *, reason: str, attempts: int, was_due: bool = False) -> Outcome:
+        """Park a record behind those of its key; one whose number was due is the next that may be applied."""
+        record, numbered, number = item.record, item.route.numbered, item.number
         assert record.key is not None
 
         async def add() -> None:
             try:
                 async with asyncio.timeout(STORE_TIMEOUT_S):
+                    if was_due and numbered is not None and number is not None:
+                        await numbered.begin(record, number)
                     await lot.add(self._group, record, reason=reason, attempts=attempts)
             except Exception as error:
                 raise StageError(Stage.PARK, error) from error

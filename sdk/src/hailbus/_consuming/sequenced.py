@@ -112,6 +112,11 @@ class Numbering:
             found = (await self.sequences.positions(tx, [(topic, key)])).get((topic, key), Position())
         return found.due(self.first), found.accepts_gap
 
+    async def begin(self, record: Received, number: int) -> None:
+        """Have a key begin with an event that waits, where any event may begin it: later ones must not overtake it."""
+        if self.first is None and record.key is not None:
+            await self.sequences.begin(record.topic, record.key, number)
+
     async def admit(
         self, tx: AsyncConnection, events: Sequence[tuple[Event, Context]], *, may_skip: bool = False
     ) -> list[Verdict | Early]:

@@ -67,7 +67,18 @@ class Usual(NamedTuple):
 class Item:
     """A record between reading and settling, where it must wait or be retried."""
 
-    __slots__ = ("attempt", "before", "defects", "is_release", "partition", "prefix", "record", "route", "was_resolved")
+    __slots__ = (
+        "attempt",
+        "before",
+        "defects",
+        "is_release",
+        "number",
+        "partition",
+        "prefix",
+        "record",
+        "route",
+        "was_resolved",
+    )
 
     def __init__(self, partition: TopicPartition, prefix: SettledPrefix, record: Received, route: Route) -> None:
         self.partition = partition
@@ -77,6 +88,8 @@ class Item:
         self.attempt = 0
         self.before = 0
         """Attempts before the record came to a retry topic."""
+        self.number: int | None = None
+        """That of its event in a numbered topic, once it is known."""
         self.defects = 0
         """How often a defect of hailbus was met while it was handled."""
         self.was_resolved = False
