@@ -140,6 +140,14 @@ from fastapi import FastAPI
 
 app, bus = FastAPI(), MemoryBus()
 """,
+    "outbox-inbox": """
+class OrderChanged(Event, topic=Topic("changes.v1"), key="order_id", type="order.changed"):
+    order_id: str
+    seq: int
+
+engine = create_engine("sqlite:///till.db")
+inbox, lot = Inbox(engine, consumer="till"), ParkingLot(engine)
+""",
     "testing": """
 @svc.on(OrderPlaced)
 async def take_money(event: OrderPlaced, ctx: Context) -> None:
