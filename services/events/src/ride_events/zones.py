@@ -1,7 +1,10 @@
-"""The city's taxi zones: which zone a cell is in, what it is called, and which cells are land.
+"""The city's taxi zones: which zone a place or a cell is in, what it is called, and which cells are land.
 
 The table is `data/zones.json`, derived from the public TLC zone files by `hailbus_devtools.derive_zones`. It is read
-once, at the first call (about 10 ms). Cells are H3, in hexadecimal digits.
+once, at the first call (about 25 ms of CPU). Cells are H3, in hexadecimal digits.
+
+Use `zone_at` wherever the coordinates of a place are known. A cell lies in several zones where they meet, and
+`zone_of_cell` names only one of them.
 """
 
 import json
@@ -16,20 +19,27 @@ from typing import Final
 import h3
 
 from ride_events.geo import LatLng
+from ride_events.outlines import Outlines, Place, decode_ring
 
 ZONE_RESOLUTION: Final = 9
 """H3 resolution of the table: 0.105 km² on average."""
+SHORE_M: Final = 30.0
+"""A place outside all outlines belongs to the nearest zone within this distance. Outlines are simplified by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zone:
-    """One taxi zone. `centre` lies inside it; `cells` are its res-9 cells, sorted, and may be empty for an islet."""
+    """One taxi zone. `centre` lies inside it; `cells` are its res-9 cells, sorted, and may be empty for an islet.
+
+    `rings` are its outline: parts and holes alike, each a sequence of corners.
+    """
 
     zone_id: int
     name: str
     borough: str
     centre: LatLng
     cells: tuple[str, ...]
+    rings: tuple[tuple[Place, ...], ...]
 
 
 @cache
@@ -44,6 +54,7 @@ def zones() -> Mapping[int, Zone]:
                 borough=row["borough"],
                 centre=LatLng(lat=row["lat"], lng=row["lng"]),
                 cells=tuple(sorted(h3.uncompact_cells(row["cells"], ZONE_RESOLUTION))),
+                rings=tuple(tuple(decode_ring(ring)) for ring in row["rings"]),
             )
             for row in table["zones"]
         }
@@ -53,6 +64,11 @@ def zones() -> Mapping[int, Zone]:
 @cache
 def _zone_by_cell() -> Mapping[str, int]:
     return {cell: zone.zone_id for zone in zones().values() for cell in zone.cells}
+
+
+@cache
+def _outlines() -> Outlines:
+    return Outlines({zone.zone_id: zone.rings for zone in zones().values()}, reach_m=SHORE_M)
 
 
 @cache
@@ -78,8 +94,14 @@ def zone_of_cell(cell: str) -> Zone | None:
 
 
 def zone_at(lat: float, lng: float) -> Zone | None:
-    """Return the zone at a place in WGS-84 degrees, `None` outside the city."""
-    found = _zone_by_cell().get(h3.latlng_to_cell(lat, lng, ZONE_RESOLUTION))
+    """Return the zone at a place in WGS-84 degrees, `None` outside the city.
+
+    The outline that holds the place decides, else the nearest one within `SHORE_M`, else its res-9 cell: that names
+    piers and shores which the outlines cut off.
+    """
+    found = _outlines().find(lat, lng)
+    if found is None:
+        found = _zone_by_cell().get(h3.latlng_to_cell(lat, lng, ZONE_RESOLUTION))
     return None if found is None else zones()[found]
 
 
@@ -97,4 +119,4 @@ def land_cells(resolution: int = 8) -> tuple[str, ...]:
     return tuple(sorted(_zone_by_large_cell(resolution)))
 
 
-__all__ = ["ZONE_RESOLUTION", "Zone", "land_cells", "zone_at", "zone_of_cell", "zones"]
+__all__ = ["SHORE_M", "ZONE_RESOLUTION", "Zone", "land_cells", "zone_at", "zone_of_cell", "zones"]
