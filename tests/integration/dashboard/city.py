@@ -164,7 +164,7 @@ class Story:
             reason="usual at this hour from Times Sq/Theatre District: 31% of rides",
             cell=BROOKLYN.cell(9),
         )
-        await self.say(RecommendationServed(**who, origin_cell=HOT, model="back-off-2", options=(option,)))
+        await self.say(RecommendationServed(**who, origin_cell=HOT, model="back-off-3", options=(option,)))
         if chosen:
             await self.say(RecommendationChosen(**who, option_id="destination-1", rank=1))
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import h3
-from ride_events.zones import zone_of_cell, zones
+from ride_events.zones import zone_at, zones
 
 from recommender.domain.areas import Area, Areas
 
@@ -15,11 +15,17 @@ def city_areas() -> Areas:
     return Areas(Area(key=zone.zone_id, lat=zone.centre.lat, lng=zone.centre.lng) for zone in zones().values())
 
 
-def area_of_cell(areas: Areas, cell: str) -> int:
-    """Return the area that a cell of any resolution lies in."""
-    zone = zone_of_cell(cell)
-    if zone is not None:
-        return areas.index_of(Area(key=zone.zone_id, lat=zone.centre.lat, lng=zone.centre.lng))
+def zone_id_at(lat: float, lng: float) -> int | None:
+    """Return the number of the zone at a place, `None` outside the city."""
+    zone = zone_at(lat, lng)
+    return None if zone is None else zone.zone_id
+
+
+def area_of(areas: Areas, zone_id: int | None, cell: str) -> int:
+    """Return the area of a place: its zone, or the res-7 cell around `cell` for a place that is in no zone."""
+    known = areas.find(zone_id) if zone_id is not None else None
+    if known is not None:
+        return known
     key = h3.cell_to_parent(cell, OUTSIDE_RESOLUTION) if h3.get_resolution(cell) > OUTSIDE_RESOLUTION else cell
     known = areas.find(key)
     if known is not None:
@@ -57,4 +63,4 @@ def _zone_id(areas: Areas, index: int) -> int:
     return key
 
 
-__all__ = ["OUTSIDE_RESOLUTION", "Place", "area_of_cell", "city_areas", "place_of"]
+__all__ = ["OUTSIDE_RESOLUTION", "Place", "area_of", "city_areas", "place_of", "zone_id_at"]

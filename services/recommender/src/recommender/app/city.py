@@ -12,9 +12,9 @@ from recommender.domain.destinations import DestinationModel, RankedDestination,
 from recommender.domain.pooling import OpenRide, OpenRides, PooledMatch
 from recommender.domain.spots import BLOCK_RESOLUTION, SPOT_RESOLUTION, PickupSpots, RankedSpot
 from recommender.domain.trips import Trip, wall_seconds
-from recommender.zoning import Place, area_of_cell, city_areas, place_of
+from recommender.zoning import Place, area_of, city_areas, place_of, zone_id_at
 
-MODEL: Final = "back-off-2"
+MODEL: Final = "back-off-3"
 """Name of the model in answers and events; grows when its answers change."""
 
 Kind = Literal["destination", "pooled_ride", "pickup_spot"]
@@ -70,9 +70,9 @@ class City:
         self._destinations = DestinationModel(self._areas)
         self._spots = PickupSpots()
         self._open_rides = OpenRides()
-        self._area_of: dict[str, int] = {}
         self._stops: dict[int, Counter[str]] = {}  # drop-offs per area and res-9 cell; bounded by the city's cells
         self._favourite: dict[int, str] = {}
+        self._area_of_stop: dict[str, int] = {}  # of the centres of the cells in `_stops`
         self._places: dict[int, Place] = {}
 
     @property
@@ -95,8 +95,8 @@ class City:
                     OpenRide(
                         ride_id=fact.ride_id,
                         rider_id=fact.rider_id,
-                        origin=self._area(fact.pickup_cell),
-                        destination=self._area(fact.dropoff_cell),
+                        origin=area_of(self._areas, fact.pickup_zone, fact.pickup_cell),
+                        destination=area_of(self._areas, fact.dropoff_zone, fact.dropoff_cell),
                         requested_s=fact.requested_s,
                     )
                 )
@@ -106,38 +106,40 @@ class City:
                 assert_never(fact)
 
     def _learn(self, journey: Journey) -> None:
-        block = h3.cell_to_parent(journey.pickup_cell, BLOCK_RESOLUTION)
-        destination = self._area(journey.dropoff_cell)
+        destination = area_of(self._areas, journey.dropoff_zone, journey.dropoff_cell)
         trip = Trip(
-            origin=self._area(block),
+            origin=area_of(self._areas, journey.pickup_zone, journey.pickup_cell),
             destination=destination,
             started_s=journey.started_s,
             rider_id=journey.rider_id,
         )
         self._destinations.observe(trip)
         self._spots.observe(journey.pickup_cell, journey.started_s)
+        stop = journey.dropoff_cell
+        if stop not in self._area_of_stop:
+            self._area_of_stop[stop] = self._area_at(*h3.cell_to_latlng(stop))
+        if self._area_of_stop[stop] != destination:
+            return  # a rider who is sent to the centre of this cell would arrive in another zone
         stops = self._stops.setdefault(destination, Counter())
-        stops[journey.dropoff_cell] += 1
+        stops[stop] += 1
         best = self._favourite.get(destination)
-        if best is None or stops[journey.dropoff_cell] > stops[best]:
-            self._favourite[destination] = journey.dropoff_cell
+        if best is None or stops[stop] > stops[best]:
+            self._favourite[destination] = stop
 
     def recommend(self, request: Request) -> tuple[Option, ...]:
         """Return the options for a request: destinations, rides to share, and spots to be picked up at, best first."""
         at_s = wall_seconds(request.at)
         here = h3.latlng_to_cell(request.lat, request.lng, SPOT_RESOLUTION)
         block = h3.cell_to_parent(here, BLOCK_RESOLUTION)
-        origin = self._area(block)
+        origin = self._area_at(request.lat, request.lng)
         ranked = self._destinations.rank(origin, at_s, rider_id=request.rider_id, limit=max(request.destinations, 3))
         if request.to_lat is not None and request.to_lng is not None:
-            wanted = [self._area(h3.latlng_to_cell(request.to_lat, request.to_lng, BLOCK_RESOLUTION))]
+            wanted = [self._area_at(request.to_lat, request.to_lng)]
         else:
             wanted = [choice.area for choice in ranked[:_POOL_DESTINATIONS]]
-        # As the open rides' ends: the parent of a finer cell is a neighbour now and then, and so perhaps another zone.
-        start = self._area(h3.latlng_to_cell(request.lat, request.lng, BLOCK_RESOLUTION))
         matches: dict[str, PooledMatch] = {}
         for destination in wanted if self._open_rides else ():
-            for match in self._open_rides.matches(start, destination, at_s, rider_id=request.rider_id):
+            for match in self._open_rides.matches(origin, destination, at_s, rider_id=request.rider_id):
                 matches.setdefault(match.ride.ride_id, match)
         options = [
             self._destination(rank, origin, choice)
@@ -149,13 +151,8 @@ class City:
         ]
         return tuple(options)
 
-    def _area(self, cell: str) -> int:
-        area = self._area_of.get(cell)
-        if area is None:
-            area = area_of_cell(self._areas, cell)
-            if len(self._area_of) < 100_000:
-                self._area_of[cell] = area
-        return area
+    def _area_at(self, lat: float, lng: float) -> int:
+        return area_of(self._areas, zone_id_at(lat, lng), h3.latlng_to_cell(lat, lng, BLOCK_RESOLUTION))
 
     def _place(self, area: int) -> Place:
         place = self._places.get(area)
@@ -165,8 +162,8 @@ class City:
 
     def _destination(self, rank: int, origin: int, choice: RankedDestination) -> Option:
         place = self._place(choice.area)
-        cell = self._favourite.get(choice.area, place.cell)
-        lat, lng = h3.cell_to_latlng(cell)
+        cell = self._favourite.get(choice.area)
+        lat, lng = (place.lat, place.lng) if cell is None else h3.cell_to_latlng(cell)
         return Option(
             option_id=f"destination-{rank}",
             kind="destination",
@@ -174,7 +171,7 @@ class City:
             score=round(choice.share, 5),
             code=choice.reason.value,
             reason=_SENTENCES[choice.reason].format(origin=self._place(origin).name, share=choice.share),
-            cell=cell,
+            cell=cell or place.cell,
             lat=lat,
             lng=lng,
             name=place.name,

@@ -44,7 +44,9 @@ journeys = Table(
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("rider_id", String(255), nullable=False),
     Column("pickup_cell", String(16), nullable=False),  # H3 res 11
+    Column("pickup_zone", Integer),  # null outside the city
     Column("dropoff_cell", String(16), nullable=False),  # H3 res 9
+    Column("dropoff_zone", Integer),
     Column("started_s", Float(53), nullable=False),
 )
 open_rides = Table(
@@ -53,7 +55,9 @@ open_rides = Table(
     Column("ride_id", String(255), primary_key=True),
     Column("rider_id", String(255), nullable=False),
     Column("pickup_cell", String(16), nullable=False),
+    Column("pickup_zone", Integer),
     Column("dropoff_cell", String(16), nullable=False),
+    Column("dropoff_zone", Integer),
     Column("requested_s", Float(53), nullable=False),
 )
 Index("recommender_open_ride_requested", open_rides.c.requested_s)
@@ -115,7 +119,9 @@ class Store:
                     yield Journey(
                         rider_id=row.rider_id,
                         pickup_cell=row.pickup_cell,
+                        pickup_zone=row.pickup_zone,
                         dropoff_cell=row.dropoff_cell,
+                        dropoff_zone=row.dropoff_zone,
                         started_s=row.started_s,
                     )
                 if len(rows) < _CHUNK:
@@ -126,7 +132,9 @@ class Store:
                     ride_id=row.ride_id,
                     rider_id=row.rider_id,
                     pickup_cell=row.pickup_cell,
+                    pickup_zone=row.pickup_zone,
                     dropoff_cell=row.dropoff_cell,
+                    dropoff_zone=row.dropoff_zone,
                     requested_s=row.requested_s,
                 )
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, Protocol, cast, runtime_checkable
 
-import h3
 from hailbus import ConfigurationError, Delivery, Event, event_info
 from ride_events import CATALOGUE, LatLng
 from ride_events.rides import RideCancelled, RidePooled, RideRequested, RideUnmatched
@@ -12,6 +11,7 @@ from ride_events.rides import RideCancelled, RidePooled, RideRequested, RideUnma
 from recommender.app.facts import Closed, Fact, Journey, Opened
 from recommender.domain.spots import BLOCK_RESOLUTION, SPOT_RESOLUTION
 from recommender.domain.trips import wall_seconds
+from recommender.zoning import zone_id_at
 
 _SOURCE_FIELDS: Final = ("rider_id", "pickup", "dropoff", "started_at")
 _POOL_EVENTS: Final[tuple[type[Event], ...]] = (RideRequested, RidePooled, RideCancelled, RideUnmatched)
@@ -64,7 +64,9 @@ def facts_of(delivery: Delivery[Event]) -> tuple[Fact, ...]:
                 ride_id=event.ride_id,
                 rider_id=event.rider_id,
                 pickup_cell=event.pickup.cell(BLOCK_RESOLUTION),
+                pickup_zone=zone_id_at(event.pickup.lat, event.pickup.lng),
                 dropoff_cell=event.dropoff.cell(BLOCK_RESOLUTION),
+                dropoff_zone=zone_id_at(event.dropoff.lat, event.dropoff.lng),
                 requested_s=wall_seconds(delivery.ctx.envelope.time),
             ),
         )
@@ -73,8 +75,10 @@ def facts_of(delivery: Delivery[Event]) -> tuple[Fact, ...]:
     journey = cast("CompletedJourney", event)  # `source_events` has looked at its fields
     learned = Journey(
         rider_id=journey.rider_id,
-        pickup_cell=h3.latlng_to_cell(journey.pickup.lat, journey.pickup.lng, SPOT_RESOLUTION),
+        pickup_cell=journey.pickup.cell(SPOT_RESOLUTION),
+        pickup_zone=zone_id_at(journey.pickup.lat, journey.pickup.lng),
         dropoff_cell=journey.dropoff.cell(BLOCK_RESOLUTION),
+        dropoff_zone=zone_id_at(journey.dropoff.lat, journey.dropoff.lng),
         started_s=wall_seconds(journey.started_at),
     )
     ride_id = getattr(event, "ride_id", None)
