@@ -11,6 +11,7 @@ from tests.integration.demo.faults.declared import NEW_ID, Faults, at, everywher
 from tests.integration.demo.recorded import RecordedRun, data, header, with_data, with_header
 
 FAULTS: Final = Faults()
+_OPEN: Final = "(ride_id, rider_id, pickup_cell, dropoff_cell, requested_s)"
 
 
 @FAULTS.declare("the recommender's database", "a completed ride was claimed and not learned", "recommender-journeys")
@@ -37,7 +38,7 @@ def _(run: RecordedRun) -> Finding:
 @FAULTS.declare("the recommender's database", "a ride that has ended is open for sharing", "recommender-journeys")
 def _(run: RecordedRun) -> Finding:
     ride_id, _ = ride_in(run, "completed")
-    run.sql("recommender", "INSERT INTO recommender_open_ride VALUES (?, 'r', 'a', 'b', 0)", ride_id)
+    run.sql("recommender", f"INSERT INTO recommender_open_ride {_OPEN} VALUES (?, 'r', 'a', 'b', 0)", ride_id)
     return Finding(what=f"ride {ride_id} has ended and is open for sharing by the recommender", topic="rides.v1")
 
 
@@ -116,7 +117,7 @@ def _(run: RecordedRun) -> Finding:
 
 @FAULTS.declare("the recommender's database", "a ride that never was is open for sharing", "recommender-journeys")
 def _(run: RecordedRun) -> Finding:
-    run.sql("recommender", "INSERT INTO recommender_open_ride VALUES ('new', 'r', 'a', 'b', 0)")
+    run.sql("recommender", f"INSERT INTO recommender_open_ride {_OPEN} VALUES ('new', 'r', 'a', 'b', 0)")
     return Finding(what="the recommender holds ride new, which is not in the log", id="new")
 
 
