@@ -111,6 +111,7 @@ async def shows(tab: Page, selector: str, text: str) -> None:
 # The colour that the canvas shows at a place, and the one that the legend has for a multiplier.
 PIXEL = """([lat, lng]) => {
   const { map } = globalThis.hailbus;
+  if (!map.view) return null; // being measured anew
   const [x, y] = map.toScreen(map.constructor.world(lat, lng));
   const [column, row] = [x, y].map((at) => Math.round(at * map.ratio));
   return [...map.layerContext.getImageData(column, row, 1, 1).data.slice(0, 3)];
