@@ -38,8 +38,8 @@ async def booking(start_booking: StartBooking) -> AsyncIterator[Client]:
 
 
 def table() -> dict[str, set[str]]:
-    """The README's table: each route with its roles."""
-    rows = re.findall(r"^\| `((?:GET|POST) [^`]+)` \| ([a-z, ]+) \|", README.read_text(), re.MULTILINE)
+    """The README's table of three columns: each route with its roles."""
+    rows = re.findall(r"^\| `((?:GET|POST) [^`]+)` \| ([a-z, ]+) \|.*\|$", README.read_text(), re.MULTILINE)
     return {route: set(roles.split(", ")) for route, roles in rows}
 
 
