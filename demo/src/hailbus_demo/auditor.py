@@ -33,8 +33,11 @@ from hailbus_demo.ledger.model import FINDINGS_SHOWN, Finding, Unread
 
 log = logging.getLogger("hailbus_demo.auditor")
 
-GRACE_S: Final = 5.0
-"""A disagreement counts once it has stayed the same for so many calm seconds."""
+GRACE_S: Final = 8.0
+"""A disagreement counts once it has stayed the same for so many calm seconds.
+
+A second is calm while no group is 5 s behind, so what is merely late must be allowed for longer than that.
+"""
 NICENESS: Final = 5
 """Where the processes of ordinary priority keep two processors busy, Linux gives this one a seventh of one of them
 while it works, which it does at most half of the time: 3 to 4 % of what the run has."""
