@@ -25,6 +25,10 @@ HANG_S: Final = 8.0
 """Longer than payment waits for an answer."""
 
 
+class ProviderAwayError(RunFailedError):
+    """The provider does not answer; it may be starting again."""
+
+
 class OutageOfProvider:
     """Switches the outage on and off by the provider's own API.
 
@@ -75,7 +79,7 @@ class OutageOfProvider:
         while True:
             try:
                 return await set_outage(self.url, outage)
-            except RunFailedError:  # the provider may be starting again
+            except ProviderAwayError:
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -85,14 +89,15 @@ async def set_outage(url: str, outage: str) -> None:
     """Tell the provider how to be away, or with "none" to be back.
 
     Raises:
-        RunFailedError: It does not answer, or refuses.
+        ProviderAwayError: It does not answer.
+        RunFailedError: It refuses.
     """
     client = HttpClient(url, connections=1)
     body = json.dumps({"outage": outage, "hang_s": HANG_S}).encode()
     try:
         answer = await client.request("POST", "/admin/faults", body=body, within_s=30.0)
     except UnreachableError as error:
-        raise RunFailedError(f"the payment provider at {url} does not answer: {error}") from error
+        raise ProviderAwayError(f"the payment provider at {url} does not answer: {error}") from error
     finally:
         await client.close()
     if answer.status != 200:

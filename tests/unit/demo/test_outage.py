@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hailbus_demo import outage
 from hailbus_demo.errors import RunFailedError
 from hailbus_demo.options import Outage
 from hailbus_demo.outage import BEGINS, ENDS, OutageOfProvider
-from hailbus_demo.replay.http import Answer
+from hailbus_demo.replay.http import Answer, UnreachableError
 
 
 class Provider:
@@ -65,3 +66,21 @@ async def test_a_provider_that_refuses_ends_the_run(provider: Provider) -> None:
     provider.status = 422
     with pytest.raises(RunFailedError, match="refused the outage with 422"):
         await disturber(provider, []).run()
+    assert len(provider.set) == 1, "what it refuses it would refuse again"
+
+
+async def test_a_provider_that_starts_again_is_asked_until_it_answers(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, asked = provider.request, 0
+
+    async def request(*arguments: str, **more: Any) -> Answer:  # Any: body and patience
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise UnreachableError("refused")
+        return await answer(*arguments, **more)
+
+    monkeypatch.setattr(provider, "request", request)
+    await disturber(provider, []).run()
+    assert [fault for fault, _ in provider.set] == ["hang", "none"]
