@@ -98,22 +98,22 @@ def build_app(
         status, found = await faults.show()
         return JSONResponse(found, status_code=status)
 
-    @app.post("/api/faults/{fault_id}", status_code=202, summary="Begin a fault; only the page itself may")
-    async def begin_fault(fault_id: str, request: Request) -> Response:
+    def clicked(request: Request) -> FaultsApi:
+        """Return whom a click is for, if it is one on this page."""
         if faults is None:
             raise ProblemError("not-found", NO_FAULTS)
         if not is_from_own_page(request.headers):
             raise ProblemError("not-own-page", NOT_OWN_PAGE)
-        status, found = await faults.begin(fault_id)
+        return faults
+
+    @app.post("/api/faults/{fault_id}", status_code=202, summary="Begin a fault; only the page itself may")
+    async def begin_fault(fault_id: str, request: Request) -> Response:
+        status, found = await clicked(request).begin(fault_id)
         return JSONResponse(found, status_code=status)
 
     @app.post("/api/load/{factor}", status_code=202, summary="Riders for each of the plan; only the page itself may")
     async def set_load(factor: float, request: Request) -> Response:
-        if faults is None:
-            raise ProblemError("not-found", NO_FAULTS)
-        if not is_from_own_page(request.headers):
-            raise ProblemError("not-own-page", NOT_OWN_PAGE)
-        status, found = await faults.load(factor)
+        status, found = await clicked(request).load(factor)
         return JSONResponse(found, status_code=status)
 
     @app.get("/livez", include_in_schema=False)
