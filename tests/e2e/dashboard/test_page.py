@@ -251,7 +251,7 @@ async def test_prices_colour_the_hexagons_as_the_legend_says() -> None:
     centre = {"lat": 40.7606, "lng": -73.9853}
     async with story(bus) as tell, page(bus) as url, browser() as chromium, visit(chromium, url) as tab:
         await shows(tab, "#f-surge", "0")
-        await tab.wait_for_function("globalThis.hailbus.map.paths.size > 1200")
+        await tab.wait_for_function("() => globalThis.hailbus.map.paths.size > 1200")
         place = await tab.evaluate("(cell) => globalThis.hailbus.state.shapes.get(cell).centre", HOT)
         land = "(hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16))"
         colour_of_land = await tab.evaluate(f"({land})(globalThis.hailbus.map.colours.land)")
@@ -278,7 +278,8 @@ async def test_the_coast_cuts_the_cells_off_and_without_it_they_are_the_land(is_
         if not is_served:
             await tab.route("**/city.svg", lambda route: route.abort())
         await tab.goto(url)
-        drawn = "globalThis.hailbus?.map.drawn && globalThis.hailbus.map.paths.size > 1200"
+        # A function: the page's policy forbids a text, once it must be evaluated again.
+        drawn = "() => globalThis.hailbus?.map.drawn && globalThis.hailbus.map.paths.size > 1200"
         await tab.wait_for_function(f"{drawn} && {'' if is_served else '!'}globalThis.hailbus.map.coast")
         colours = await tab.evaluate(
             """() => ["land", "water"].map((name) => globalThis.hailbus.map.colours[name])
@@ -1037,7 +1038,7 @@ async def test_the_first_load_is_small() -> None:
 
         tab.on("response", note)
         await tab.goto(url)
-        await tab.wait_for_function("globalThis.hailbus?.map.paths.size > 1200")
+        await tab.wait_for_function("() => globalThis.hailbus?.map.paths.size > 1200")
         await expect(tab.locator("#status")).to_have_text("up to date", timeout=PATIENCE_MS)
         await tab.close()
         static = {name: size for name, size in sizes.items() if "/api/" not in name}
