@@ -149,36 +149,13 @@ class Sequences:
     async def advance(self, tx: AsyncConnection | AsyncSession, numbers: Mapping[Name, int]) -> None:
         """Note the numbers of the last events that were applied, in the caller's transaction; none goes back."""
         if numbers:
-            now = micros(self._clock())
-            await tx.execute(
-                self._advance,
-                [
-                    {
-                        "consumer": self.consumer,
-                        "topic": topic,
-                        "key": key,
-                        "last_number": number,
-                        "accepts_gap": False,
-                        "changed_at": now,
-                    }
-                    for (topic, key), number in sorted(numbers.items())
-                ],
-            )
+            rows = [self._row(topic, key, last=number) for (topic, key), number in sorted(numbers.items())]
+            await tx.execute(self._advance, rows)
 
     async def begin(self, topic: str, key: bytes, number: int) -> None:
         """Note that a key begins with a number, unless the consumer is in its events already."""
         async with self.engine.begin() as connection:
-            await connection.execute(
-                self._begin,
-                {
-                    "consumer": self.consumer,
-                    "topic": topic,
-                    "key": key,
-                    "last_number": number - 1,
-                    "accepts_gap": False,
-                    "changed_at": micros(self._clock()),
-                },
-            )
+            await connection.execute(self._begin, self._row(topic, key, last=number - 1))
 
     async def accept_gap(self, topic: str, key: bytes) -> None:
         """Decide that the events before the next parked one of a key will not come: its release passes over them."""
@@ -193,19 +170,21 @@ class Sequences:
                 return
         try:
             async with self.engine.begin() as connection:
-                await connection.execute(
-                    insert(sequence_table).values(
-                        consumer=self.consumer,
-                        topic=topic,
-                        key=key,
-                        last_number=None,
-                        accepts_gap=true(),
-                        changed_at=micros(self._clock()),
-                    )
-                )
+                row = self._row(topic, key, last=None, accepts_gap=True)
+                await connection.execute(insert(sequence_table), row)
         except IntegrityError:  # the consumer has just applied the first event of the key
             async with self.engine.begin() as connection:
                 await connection.execute(changed)
+
+    def _row(self, topic: str, key: bytes, *, last: int | None, accepts_gap: bool = False) -> dict[str, object]:
+        return {
+            "consumer": self.consumer,
+            "topic": topic,
+            "key": key,
+            "last_number": last,
+            "accepts_gap": accepts_gap,
+            "changed_at": micros(self._clock()),
+        }
 
     async def last(self, topic: str, key: bytes) -> int | None:
         """The number of the last event of a key that was applied; None when there is none."""
