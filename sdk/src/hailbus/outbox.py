@@ -127,7 +127,7 @@ PRUNED_AT_ONCE = 1_000
 
 WAKE_LINGER_S = 0.005
 LAST_ROUND_S = 5.0
-"""How long a relay that is told to stop waits for the acknowledgements of what it has sent."""
+"""How long a relay waits, when it stops, until its last records are acknowledged."""
 ROUND_EVERY_S = 0.03
 """Rounds that commits ask for are at least so far apart: each costs two transactions and a request per partition."""
 CHANNEL = "hailbus_outbox"

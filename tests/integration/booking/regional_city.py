@@ -24,7 +24,7 @@ PENDING = {"booking.timer_elapsed", "booking.ride_overdue"}
 
 
 class City:
-    """Two processes, one a region, and a client that sends where it is told and does not give up."""
+    """Two processes, one for each region, and a client that follows a 421 and repeats requests."""
 
     def __init__(self, broker: Broker, database_url: str, folder: Path) -> None:
         self.callers = Callers(folder / "callers")

@@ -1,4 +1,4 @@
-"""The router sends each request to the region that owns it, as it came, and keeps nothing."""
+"""The router sends each request unchanged to the region that owns it, and has no state."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

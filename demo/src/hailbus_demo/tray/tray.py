@@ -246,7 +246,7 @@ class FaultTray:
 
     async def _gather(self) -> None:
         self._demand.gather(CROWD)
-        while self._demand.gathering and not self._hurry.is_set():  # noqa: ASYNC110  # whoever draws plans sets no event
+        while self._demand.gathering and not self._hurry.is_set():  # noqa: ASYNC110  # the generator of plans sets no event
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _run(self, offer: Offer) -> None:

@@ -253,7 +253,7 @@ class Ride:
         )
 
     def leave_pool(self, *, at: datetime) -> "Ride":
-        """The ride goes on alone, at the fare that it had before the pool."""
+        """Leave the pool: the fare is again the one from before it."""
         assert self.single_fare_minor is not None, f"ride {self.ride_id} is not pooled"
         return self._take(Step.REPRICE, at, pooled_with=None, single_fare_minor=None, fare_minor=self.single_fare_minor)
 
