@@ -129,7 +129,9 @@ class RideRepriced(RideEvent, type="ride.repriced", version=1):
 
 
 class RidePooled(RideEvent, type="ride.pooled", version=1):
-    """Both riders agreed to share a car: one driver serves this ride and `partner_ride_id`, which is told of alike.
+    """Both riders agreed to share a car: one driver serves this ride and `partner_ride_id`.
+
+    The partner ride has an event of this type, too.
 
     `fare` is what the rider pays from now on, `single_fare` what the ride cost before and costs again if the pool ends
     before the rider is on board. `pickup_order` is 1 for the rider who is picked up first, 2 for the other.
