@@ -246,6 +246,30 @@ def test_a_fenced_broker_is_not_elected() -> None:
     assert failure == "rides-0, epoch 1: the fenced broker 2 became the leader"
 
 
+@pytest.mark.parametrize("values", [{"fenced": FENCE}, {"in_controlled_shutdown": 1}])
+def test_a_broker_that_is_fenced_or_about_to_stop_joins_no_isr(values: dict[str, int]) -> None:
+    judged = Judged()
+    brokers = [registered(broker_id, fenced=False) for broker_id in (1, 2, 3)]
+    assert judged.take(*brokers, change(isr=[1, 2]), change(isr=[1, 2, 3]), change(isr=[1, 2])) == []
+    judged.take(BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=3, **values))
+    (failure,) = judged.take(change(isr=[1, 2, 3]))
+    assert failure == "rides-0, epoch 0: 3 joins the ISR, though it is fenced or about to stop"
+
+
+def test_a_leader_of_the_quorum_commits_records_of_its_own_epoch() -> None:
+    judged = Judged()
+    judged.invariants._candidates["node1", 2] = 1
+    log = log_of(b"a", b"b", b"c")
+    log.append(build_batch([RecordToWrite(key=None, value=b"d", timestamp=1)]), now_ms=1, leader_epoch=2)
+    for high_watermark in (1, 4):
+        judged.invariants.judge_commit("node1", 2, log, high_watermark)
+    assert judged.recorder.failures == []
+    judged.invariants.judge_commit("node1", 2, log, 3)
+    assert judged.recorder.failures == [
+        "node1 leads epoch 2 and commits up to 3, which ends with epoch 0; 1 was committed before"
+    ]
+
+
 @pytest.mark.parametrize(("topic", "failure_count"), [("rides", 1), ("loose", 0)])
 def test_nothing_committed_is_truncated_but_in_the_loose_topic(topic: str, failure_count: int) -> None:
     judged = Judged()

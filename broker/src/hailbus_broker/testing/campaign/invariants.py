@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
     from hailbus_broker.cluster.metadata.image import PartitionState, TopicState
     from hailbus_broker.cluster.raft.quorum import Quorum
-    from hailbus_broker.records import Offset
+    from hailbus_broker.log import PartitionLog
+    from hailbus_broker.records import LeaderEpoch, Offset
     from hailbus_broker.runtime.metadata_quorum import MetadataQuorum
     from hailbus_broker.testing.campaign.recorder import Recorder
     from hailbus_broker.testing.simulation.cluster import ClusterWorld, SimulatedNode
@@ -84,6 +85,8 @@ class ClusterInvariants:
         self._epoch_leaders: Final[dict[int, int]] = {}
         self._votes: Final[dict[tuple[str, int], int]] = {}
         self._epochs: Final[dict[str, int]] = {}
+        self._candidates: Final[dict[tuple[str, int], Offset]] = {}
+        """What nodes knew as committed when they had voted for themselves in an epoch."""
         self._ends: Final[dict[str, MetadataEnd]] = {}
         self._high_watermarks: Final[dict[str, int]] = {}
         self._logs: Final[dict[tuple[str, int], CommittedLog]] = {}
@@ -132,6 +135,9 @@ class ClusterInvariants:
         known = self._votes.setdefault((name, epoch), voted_id)
         if known != voted_id:
             self._recorder.fail(f"{name} voted for {known} and for {voted_id} in epoch {epoch}")
+        node = self._cluster.nodes.get(voted_id)
+        if node is not None and node.name == name and node.is_up:
+            self._candidates[name, epoch] = node.core.metadata.quorum.high_watermark
 
     def judge_vote(self, name: str, quorum: Quorum) -> None:
         """Judge whether a node knows which vote it has given in its epoch, above all after a restart."""
@@ -139,6 +145,21 @@ class ClusterInvariants:
         if known is not None and (voted is None or voted.node_id != known):
             self._recorder.fail(
                 f"{name} voted for {known} in epoch {quorum.epoch}, and now it believes that its vote is {voted}"
+            )
+
+    def judge_commit(self, name: str, epoch: LeaderEpoch, log: PartitionLog, high_watermark: Offset) -> None:
+        """Judge whether a leader commits records of its own epoch, and older ones together with them (Raft, 5.4.2).
+
+        A majority that has a record of an older epoch is not enough: a later leader may replace it.
+        """
+        known = self._candidates.get((name, epoch))
+        if known is None or high_watermark <= max(known, log.log_start_offset):
+            return
+        last = log.leader_epochs.epoch_at(high_watermark - 1)
+        if last != epoch:
+            self._recorder.fail(
+                f"{name} leads epoch {epoch} and commits up to {high_watermark}, which ends with epoch {last}; "
+                f"{known} was committed before"
             )
 
     def disk_lost(self, node: SimulatedNode) -> None:
@@ -190,6 +211,9 @@ class ClusterInvariants:
                 if self._controllers:
                     self._recorder.note("controller failover")
                 self._controllers.add(epoch)
+            self.judge_commit(node.name, epoch, quorum.log, quorum.high_watermark)
+        elif node.core.metadata.is_active:
+            self._recorder.fail(f"{node.name} decides as the controller in epoch {quorum.epoch}, but does not lead it")
         self.judge_vote(node.name, quorum.raft.quorum)
         who, high = node.process.name, quorum.high_watermark
         last_high = self._high_watermarks.get(who, 0)
@@ -333,6 +357,9 @@ class ClusterInvariants:
             note("eligible leaders kept")
         self._judge_reassignment(before, after, where)
         for node_id in set(after.isr) - set(before.isr):
+            broker = self.image.brokers.get(node_id)
+            if broker is not None and (broker.fenced or broker.in_controlled_shutdown):
+                fail(f"{where}: {node_id} joins the ISR, though it is fenced or about to stop")
             if (node_id, topic.topic_id, after.index) in self._refilled:
                 self._refilled.discard((node_id, topic.topic_id, after.index))
                 note("replica of a lost disk in sync again")
