@@ -12,7 +12,16 @@ import pytest
 from hailbus_broker.testing.campaign import PlannedClient, PlannedFault, Scenario, draw, draw_cluster
 from hailbus_broker.testing.campaign.scenario import SERVICES_AT
 from hailbus_devtools.simulate.guests.pinned import problems_of
-from hailbus_devtools.simulate.main import FIRST_SCENARIO, reports, source_of_test, write_table
+from hailbus_devtools.simulate.main import (
+    FIRST_SCENARIO,
+    REQUIRED_IN_A_CLUSTER,
+    Campaign,
+    main,
+    reports,
+    source_of_test,
+    write_report,
+    write_table,
+)
 from hailbus_devtools.simulate.mutants import Mutant, MutantError, apply, package_of_the_broker, read_mutants
 from hailbus_devtools.tools import ROOT
 
@@ -67,6 +76,34 @@ def test_the_table_says_how_many_seeds_each_mutant_needed(tmp_path: Path) -> Non
     first, _, *rows = (tmp_path / "table.md").read_text().splitlines()
     assert first.endswith("first seed 10.")
     assert rows[2:] == ["| early |  | 3 | unseen, failures |", "| late | yes | 1000 | **not found** |"]
+
+
+def test_the_report_says_what_a_campaign_reached_and_found(tmp_path: Path) -> None:
+    clean = Campaign(seed_count=2_000, simulated_s=12_345.6, node_count=3)
+    clean.notes.update(dict.fromkeys(REQUIRED_IN_A_CLUSTER, 1_000))
+    write_report(tmp_path / "clean.md", clean, first=0, took_s=60)
+    report = (tmp_path / "clean.md").read_text()
+    assert "# Seeds 0 to 1999 of 3 simulated nodes" in report
+    assert "`uv run just simulate --nodes 3 --seed 0 --seeds 2000`" in report
+    assert "2,000 seeds in 60 s, of which 0 failed.\nThey simulated 12,346 seconds." in report
+    assert "Nothing was found, and everything required was reached." in report
+    assert "| truncation | 1,000 | yes |" in report
+    failed = Campaign(
+        seed_count=200, node_count=3, failures=[{"seed": 7, "problems": {"unseen": ["1"]}}], differing=[9]
+    )
+    failed.notes.update(["metadata truncated"])
+    write_report(tmp_path / "failed.md", failed, first=1, took_s=60)
+    report = (tmp_path / "failed.md").read_text()
+    assert "200 seeds in 60 s, of which 1 failed" in report
+    assert "- seed 7 found: unseen\n- seed 9 left two different traces\n- never reached: " in report
+    assert "Nothing was found" not in report
+
+
+@pytest.mark.parametrize("arguments", [["--table", "x"], ["--report", "x", "--mutants"], ["--report", "x", "--speed"]])
+def test_files_go_with_what_they_are_written_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert f"error: {arguments[0]} " in capsys.readouterr().err
 
 
 def test_a_worker_that_dies_names_the_seed_that_it_was_running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

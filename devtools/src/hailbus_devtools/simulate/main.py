@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -339,6 +340,38 @@ def source_of_test(scenario: Scenario, seed: int, problems: Iterable[str]) -> st
     )
 
 
+def write_report(path: Path, campaign: Campaign, *, first: int, took_s: float) -> None:
+    """Write what a campaign reached and found, as Markdown."""
+    last = first + campaign.seed_count - 1
+    command = f"uv run just simulate --nodes {campaign.node_count} --seed {first} --seeds {campaign.seed_count}"
+    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+    required = REQUIRED if campaign.node_count == 1 else REQUIRED_IN_A_CLUSTER
+    found = [
+        *(f"- seed {report['seed']} found: {', '.join(report['problems'])}" for report in campaign.failures),
+        *(f"- seed {seed} left two different traces" for seed in campaign.differing),
+        *(f"- never reached: {name}" for name in campaign.missing),
+    ]
+    lines = [
+        f"# Seeds {first} to {last} of {campaign.node_count} simulated node{'s' * (campaign.node_count > 1)}",
+        "",
+        f"`{command}` at commit {commit()}, {time.strftime('%d %B %Y')}, on {machine}.",
+        "",
+        f"{campaign.seed_count:,} seeds in {took_s:,.0f} s, of which {len(campaign.failures)} failed.",
+        f"They simulated {campaign.simulated_s:,.0f} seconds.",
+        f"Every {TWICE_EVERY}th ran twice, with different hash seeds; {len(campaign.differing)} of these differed.",
+        "",
+        *(found or ["Nothing was found, and everything required was reached."]),
+        "",
+        "| What happened | Times | Required |",
+        "|---|---|---|",
+        *(
+            f"| {name} | {number:,} | {'yes' if name in required else ''} |"
+            for name, number in sorted(campaign.notes.items())
+        ),
+    ]
+    path.write_text("\n".join([*lines, ""]))
+
+
 def _shrink(seed: int, nodes: int, problems: dict[str, list[str]]) -> None:
     """Shrink a failing scenario, and write it as a test."""
     from hailbus_broker.testing.campaign import draw_scenario, has_guests, run_scenario, shrink
@@ -405,8 +438,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "-n", "--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
     )
+    parser.add_argument("--report", type=Path, help="write what the campaign reached and found to this file")
     parser.add_argument("--speed", action="store_true", help="measure simulated seconds per second of CPU time")
     options = parser.parse_args(arguments)
+    if options.table is not None and not options.mutants:
+        parser.error("--table goes with --mutants; the report of a campaign is --report FILE")
+    if options.report is not None and (options.mutants or options.speed):
+        parser.error("--report is of a campaign: it goes with neither --mutants nor --speed")
     first = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     print(f"simulate: commit {commit()}, first seed {first}", flush=True)
     if options.speed:
@@ -431,6 +469,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{campaign.seed_count} seeds, {len(campaign.failures)} failed, {campaign.simulated_s:,.0f} simulated seconds "
         f"in {took_s:.0f} s"
     )
+    if options.report is not None:
+        write_report(options.report, campaign, first=first, took_s=took_s)
     for name in campaign.missing:
         print(f"never reached: {name}")
     for seed in campaign.differing:

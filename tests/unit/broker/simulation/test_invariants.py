@@ -251,7 +251,7 @@ def test_a_broker_that_is_fenced_or_about_to_stop_joins_no_isr(values: dict[str,
     judged = Judged()
     brokers = [registered(broker_id, fenced=False) for broker_id in (1, 2, 3)]
     assert judged.take(*brokers, change(isr=[1, 2]), change(isr=[1, 2, 3]), change(isr=[1, 2])) == []
-    judged.take(BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=3, **values))
+    judged.take(BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=3, **values))  # type: ignore[arg-type]  # as given
     (failure,) = judged.take(change(isr=[1, 2, 3]))
     assert failure == "rides-0, epoch 0: 3 joins the ISR, though it is fenced or about to stop"
 
