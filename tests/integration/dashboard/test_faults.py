@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,11 +34,18 @@ class Processes:
             name: SimpleNamespace(state="ready", became_ready=asyncio.Event()) for name in names
         }
         self.killed: list[str] = []
+        self.slow: list[str] = []
         self.come_back()
 
     def come_back(self) -> None:
         for child in self.children.values():
             child.became_ready.set()
+
+    @contextmanager
+    def suspended(self, name: str) -> Iterator[None]:
+        self.slow.append(name)
+        yield
+        self.slow.remove(name)
 
     async def kill(self, name: str) -> None:
         self.killed.append(name)
@@ -61,7 +68,14 @@ class Cluster:
 @asynccontextmanager
 async def launcher() -> AsyncIterator[tuple[Processes, dict[str, Any]]]:
     """Yield the processes behind the demo's real desk, and the dashboard's settings for it."""
-    processes = Processes("recommender", "surge", "booking", "broker", "payment", "payment-provider")
+    async with desk() as (processes, settings, _):
+        yield processes, settings
+
+
+@asynccontextmanager
+async def desk() -> AsyncIterator[tuple[Processes, dict[str, Any], FaultTray]]:
+    """Yield the same with the tray itself."""
+    processes = Processes("recommender", "surge", "booking", "event-logger", "broker", "payment", "payment-provider")
     tray = FaultTray(
         processes,  # type: ignore[arg-type]  # a fake
         say=lambda _: None,
@@ -72,7 +86,7 @@ async def launcher() -> AsyncIterator[tuple[Processes, dict[str, Any]]]:
     access = await tray.serve()
     tray.open(Cluster())  # type: ignore[arg-type]  # a fake
     try:
-        yield processes, {"faults_url": access.url, "faults_token": SecretStr(access.token)}
+        yield processes, {"faults_url": access.url, "faults_token": SecretStr(access.token)}, tray
     finally:
         await tray.stop()
 
@@ -111,6 +125,20 @@ async def test_a_click_is_passed_on_and_its_outcome_comes_back() -> None:
         assert (ended["state"], ended["words"]) == ("recovered", "")
         unknown = await client.post("/api/faults/a%20b", headers=OWN_PAGE)
         assert unknown.status_code == 404
+
+
+async def test_a_slow_handler_goes_on_when_the_rides_are_over() -> None:
+    async with desk() as (processes, settings, tray), city(**settings) as client:
+        begun = await client.post("/api/faults/slow-handler", headers=OWN_PAGE)
+        assert (begun.status_code, processes.slow) == (202, ["event-logger"])
+
+        async def slow() -> dict[str, Any]:
+            return fault_of(await client.get("/api/faults"), "slow-handler")
+
+        assert (await slow())["state"] == "running"
+        tray.close()
+        assert (await until(slow, lambda fault: fault["state"] != "running"))["state"] == "recovered"
+        assert processes.slow == []
 
 
 @pytest.mark.parametrize(

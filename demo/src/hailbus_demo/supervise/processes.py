@@ -15,7 +15,7 @@ import pwd
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -168,6 +168,18 @@ class Supervisor:
         child.crashes_in_a_row = 0
         child.became_ready.clear()
         _kill_group(child.pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def suspended(self, name: str) -> Iterator[None]:
+        """Let a process and its children do nothing, as SIGSTOP does, as long as the context lasts."""
+        child = self.children[name]
+        if child.pid is not None:
+            _kill_group(child.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if child.pid is not None:
+                _kill_group(child.pid, signal.SIGCONT)
 
     async def stop(self, *names: str) -> None:
         """End processes: their signal, their grace, then SIGKILL of what is left of their group."""

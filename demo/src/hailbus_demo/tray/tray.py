@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -26,6 +27,8 @@ from hailbus_demo.watch import Watch
 
 LOOK_EVERY_S: Final = 0.25
 OUTAGE_S: Final = 10.0
+SLOW_S: Final = 8.0
+"""Longer than the bound of the health strip (5 s), shorter than a member's session (10 s)."""
 STORM_S: Final = 60.0
 CROWD: Final = 40
 Deed = Callable[[], Awaitable[None]]
@@ -74,8 +77,12 @@ OUTAGE: Final = Offer(
     expected="rides go on; charges wait, and each is made once",
     processes=("payment", "payment-provider"),
 )
-
-
+SLOW: Final = Offer(
+    id="slow-handler",
+    label=f"Slow handler, {SLOW_S:.0f} s",
+    expected="the logger falls behind while it stands still; nobody waits for it, and it catches up",
+    processes=("event-logger",),
+)
 STORM: Final = Offer(
     id="duplicate-storm",
     label="Duplicate storm",
@@ -166,7 +173,7 @@ class FaultTray:
         self.say(f"load: {factor:g} riders for each of the plan, by the slider on the page")
 
     def close(self) -> None:
-        """Let no further fault begin, and end an outage now: the rides are over."""
+        """Let no further fault begin, and end one that lasts now: the rides are over."""
         self.desk.close("the rides are over: faults are possible only while the city runs")
         self._hurry.set()
 
@@ -199,7 +206,12 @@ class FaultTray:
             offered.append((KILL_LEADER, self._kill_leader))
         elif "broker" in self.supervisor.children:
             offered.append((KILL_BROKER, self._killer("broker")))
-        offered += [(OUTAGE, self._take_provider_away), (STORM, self._repeat_rides), (SHOCK, self._gather)]
+        offered += [
+            (SLOW, self._slow_down),
+            (OUTAGE, self._take_provider_away),
+            (STORM, self._repeat_rides),
+            (SHOCK, self._gather),
+        ]
         return offered
 
     def _of_regions(self, offer: Offer) -> Sequence[Offer]:
@@ -232,12 +244,19 @@ class FaultTray:
     async def _take_provider_away(self) -> None:
         await set_outage(self._provider_url, Outage.REFUSE.value)
         try:
-            async with asyncio.timeout(OUTAGE_S):
-                await self._hurry.wait()
-        except TimeoutError:
-            pass
+            await self._last(OUTAGE_S)
         finally:
             await set_outage(self._provider_url, "none")
+
+    async def _slow_down(self) -> None:
+        with self.supervisor.suspended("event-logger"):
+            await self._last(SLOW_S)
+
+    async def _last(self, seconds: float) -> None:
+        """Let a fault last so long, or until the rides are over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
 
     async def _repeat_rides(self) -> None:
         self.has_repeated = True
