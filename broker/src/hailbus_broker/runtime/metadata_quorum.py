@@ -306,6 +306,11 @@ class MetadataQuorum:
             self._sync.mark(self)
             await done
 
+    @property
+    def has_effects_left(self) -> bool:
+        """Whether something that the state machine has decided is still to be done."""
+        return self._is_waiting or bool(self._effects)
+
     async def close(self) -> None:
         """Take no part any more."""
         self._is_closed = True

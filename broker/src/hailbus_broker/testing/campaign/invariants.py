@@ -212,7 +212,8 @@ class ClusterInvariants:
                     self._recorder.note("controller failover")
                 self._controllers.add(epoch)
             self.judge_commit(node.name, epoch, quorum.log, quorum.high_watermark)
-        elif node.core.metadata.is_active:
+        elif node.core.metadata.is_active and quorum.failure is None and not quorum.has_effects_left:
+            # The controller learns that its node has ceased to lead once that is on the disk.
             self._recorder.fail(f"{node.name} decides as the controller in epoch {quorum.epoch}, but does not lead it")
         self.judge_vote(node.name, quorum.raft.quorum)
         who, high = node.process.name, quorum.high_watermark
