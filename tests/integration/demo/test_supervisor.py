@@ -21,10 +21,10 @@ async def ready() -> bool:
 
 
 @asynccontextmanager
-async def sleeper(folder: Path) -> AsyncIterator[Supervisor]:
-    """Supervise a process that does nothing."""
+async def sleeper(folder: Path, first: str = "pass") -> AsyncIterator[Supervisor]:
+    """Supervise a process that runs a statement and does nothing more."""
     supervisor = Supervisor(say=lambda _: None)
-    argv = (sys.executable, "-c", "import time; time.sleep(600)")
+    argv = (sys.executable, "-c", f"import time; {first}; time.sleep(600)")
     await supervisor.start(ProcessSpec(name="sleeper", argv=argv, env={}, log=folder / "log", ready=ready))
     try:
         await supervisor.wait_ready("sleeper")
@@ -58,3 +58,11 @@ async def test_a_suspended_process_does_nothing_until_it_is_resumed(tmp_path: Pa
         with supervisor.suspended("sleeper"):
             await asyncio.to_thread(wait_for, "the process is stopped", is_stopped)
         await asyncio.to_thread(wait_for, "the process runs again", lambda: not is_stopped())
+
+
+async def test_a_process_keeps_what_python_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    async with sleeper(tmp_path, "import sys; print(sys.dont_write_bytecode, flush=True)"):
+        log = tmp_path / "log"
+        await asyncio.to_thread(wait_for, "its word", lambda: len(log.read_text().splitlines()) > 1)
+        assert log.read_text().splitlines()[1:] == ["False"]
