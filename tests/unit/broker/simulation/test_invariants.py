@@ -239,6 +239,19 @@ def test_a_broker_with_a_new_disk_is_not_in_sync(left: dict[str, list[int]], fai
     assert judged.notes["replica of a lost disk in sync again"] == 1
 
 
+def test_the_last_known_leader_is_not_elected_with_an_empty_disk() -> None:
+    judged = Judged()
+    node = judged.cluster.nodes[2]
+    node.disk.wipe()
+    node.format()
+    gone = change(leader=-1, isr=[], last_known_elr=[2])
+    judged.take(change(leader=2, isr=[2]), gone)
+    judged.invariants.disk_lost(node)
+    (failure,) = judged.take(change(leader=2, isr=[2]))
+    assert failure == "rides-0, epoch 3: the last known leader 2 was elected with an empty disk"
+    assert judged.take(change(isr=[1, 2]), gone, change(leader=2, isr=[2])) == [failure]  # it had been in sync
+
+
 def test_a_fenced_broker_is_not_elected() -> None:
     judged = Judged()
     brokers = [registered(broker_id, fenced=broker_id == 2) for broker_id in (1, 2, 3)]

@@ -317,7 +317,10 @@ class ClusterInvariants:
                     self._recorder.fail(f"{topic.name}-{partition.index} is led by the fenced broker {broker_id}")
 
     def _judge_new_directory(self, record: RegisterBrokerRecord) -> None:
-        """A broker that registers with a new disk is neither in sync nor eligible: the same decision has seen to it."""
+        """A broker that registers with a new disk is neither in sync nor eligible: the same decision has seen to it.
+
+        It may be the last known leader until it reports its directories. Until then it cannot lead.
+        """
         if self._new_directories.get(record.broker_id) not in [bytes(directory) for directory in record.log_dirs]:
             return
         del self._new_directories[record.broker_id]
@@ -327,7 +330,7 @@ class ClusterInvariants:
             if node_id != record.broker_id or topic is None:
                 continue
             state = topic.partitions[index]
-            if node_id in state.isr or node_id in state.elr or node_id in state.last_known_elr:
+            if node_id in state.isr or node_id in state.elr:
                 self._recorder.fail(f"{topic.name}-{index}: {node_id} counts with an empty disk: {state}")
 
     def _judge_placement(self, created: PartitionRecord) -> None:
@@ -357,6 +360,7 @@ class ClusterInvariants:
         if after.elr:
             note("eligible leaders kept")
         self._judge_reassignment(before, after, where)
+        is_refilled = (after.leader, topic.topic_id, after.index) in self._refilled
         for node_id in set(after.isr) - set(before.isr):
             broker = self.image.brokers.get(node_id)
             if broker is not None and (broker.fenced or broker.in_controlled_shutdown):
@@ -386,6 +390,8 @@ class ClusterInvariants:
             note("eligible leader elected")
         elif (after.leader,) == before.last_known_elr:
             note("last known leader elected")
+            if is_refilled:
+                fail(f"{where}: the last known leader {after.leader} was elected with an empty disk")
         elif topic.name == LOOSE:
             note("unclean election")
         else:
