@@ -86,8 +86,8 @@ def report_of(name: str) -> Path:
 
 
 def worker_count() -> int:
-    """Return how many processes run tests: two a core, since more than half of the time tests wait for others."""
-    return min(4, 2 * (os.cpu_count() or 1))
+    """Return how many processes run tests: one more than there are cores, since tests wait for other processes."""
+    return min(4, (os.cpu_count() or 1) + 1)
 
 
 def steps(

@@ -73,14 +73,14 @@ KILL_LEADER: Final = Offer(
 )
 OUTAGE: Final = Offer(
     id="provider-outage",
-    label=f"Provider off, {OUTAGE_S:.0f} s",
-    expected="rides go on; charges wait, and each is made once",
+    label="Provider off",
+    expected=f"for {OUTAGE_S:.0f} s charges wait, and each is made once; rides go on",
     processes=("payment", "payment-provider"),
 )
 SLOW: Final = Offer(
     id="slow-handler",
-    label=f"Slow handler, {SLOW_S:.0f} s",
-    expected="the logger falls behind while it stands still; nobody waits for it, and it catches up",
+    label="Slow handler",
+    expected=f"the logger stands still for {SLOW_S:.0f} s, then catches up; nobody waits for it",
     processes=("event-logger",),
 )
 STORM: Final = Offer(
