@@ -34,6 +34,20 @@ def elect(
 RIDES = TopicPartitions(topic="rides", partitions=[0])
 
 
+def assign(cluster: Brokers, where: bytes, *, index: int = 0, topic_id: bytes | None = None, by: int = 1) -> int:
+    """Let a broker say in which directory it has a replica, and return the error code of the answer."""
+    topic = TopicData(topic_id=topic_id or cluster.topic_id, partitions=[PartitionData(partition_index=index)])
+    request = AssignReplicasToDirsRequest(
+        broker_id=by,
+        broker_epoch=cluster.image.brokers[by].broker_epoch,
+        directories=[DirectoryData(id=where, topics=[topic])],
+    )
+    decision = cluster.controller.assign_replicas(request)
+    cluster.write(decision.records)
+    ((result,),) = [one.partitions for found in decision.response.directories for one in found.topics]
+    return result.error_code
+
+
 def test_the_next_replica_in_sync_leads() -> None:
     cluster = Brokers(1, 2, 3)
     cluster.create([1, 2, 3])
@@ -105,6 +119,21 @@ def test_the_last_known_leader_returns_when_everybody_crashed() -> None:
     state = cluster.partition()
     assert (state.leader, state.isr, state.recovery) == (1, (1,), LeaderRecovery.RECOVERING)
     assert state.last_known_elr == ()
+
+
+def test_the_last_known_leader_is_forgotten_when_it_comes_back_with_an_empty_disk() -> None:
+    cluster = Brokers(1, 2, has_elr=True)
+    cluster.create([1, 2], min_insync_replicas="2")
+    cluster.fence(2)
+    cluster.register(2, incarnation_id=incarnation(2, 1))
+    cluster.fence(1)
+    cluster.register(1, incarnation_id=incarnation(1, 1), log_dirs=[directory(1, 1)])
+    cluster.heartbeat(1)
+    state = cluster.partition()
+    assert (state.leader, state.last_known_elr) == (-1, (1,)), "its new directory is not known yet"
+    assert assign(cluster, directory(1, 1)) == ErrorCode.NONE
+    state = cluster.partition()
+    assert (state.leader, state.isr, state.last_known_elr) == (-1, (), ())
 
 
 def test_an_unclean_election_happens_where_the_topic_allows_it() -> None:
@@ -198,29 +227,17 @@ def test_a_broker_says_where_its_replicas_are() -> None:
     cluster.heartbeat(1)
     cluster.create([1, 2])
 
-    def assign(where: bytes, *, index: int = 0, topic_id: bytes | None = None, by: int = 1) -> int:
-        topic = TopicData(topic_id=topic_id or cluster.topic_id, partitions=[PartitionData(partition_index=index)])
-        request = AssignReplicasToDirsRequest(
-            broker_id=by,
-            broker_epoch=cluster.image.brokers[by].broker_epoch,
-            directories=[DirectoryData(id=where, topics=[topic])],
-        )
-        decision = cluster.controller.assign_replicas(request)
-        cluster.write(decision.records)
-        ((result,),) = [one.partitions for found in decision.response.directories for one in found.topics]
-        return result.error_code
-
-    assert assign(directory(1, 1)) == ErrorCode.NONE
+    assert assign(cluster, directory(1, 1)) == ErrorCode.NONE
     assert cluster.partition().directory(1) == directory(1, 1)
     assert cluster.partition().leader == 1
-    assert assign(directory(1), index=1) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert assign(directory(1), topic_id=b"?" * 16) == ErrorCode.UNKNOWN_TOPIC_ID
+    assert assign(cluster, directory(1), index=1) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert assign(cluster, directory(1), topic_id=b"?" * 16) == ErrorCode.UNKNOWN_TOPIC_ID
     cluster.register(3)
-    assert assign(directory(3), by=3) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert assign(cluster, directory(3), by=3) == ErrorCode.NOT_LEADER_OR_FOLLOWER
     cluster.heartbeat(1, offline_log_dirs=[directory(1, 1)])
     assert (cluster.partition().leader, cluster.partition().isr) == (2, (2,))
     cluster.alter_isr(2)
-    assert assign(directory(1)) == ErrorCode.NONE
+    assert assign(cluster, directory(1)) == ErrorCode.NONE
     assert cluster.alter_isr(2, 1).error_code == ErrorCode.NONE
-    assert assign(directory(1, 1)) == ErrorCode.NONE, "a directory that is offline"
+    assert assign(cluster, directory(1, 1)) == ErrorCode.NONE, "a directory that is offline"
     assert cluster.partition().isr == (2,)
