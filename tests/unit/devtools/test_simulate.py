@@ -97,6 +97,8 @@ def test_the_report_says_what_a_campaign_reached_and_found(tmp_path: Path) -> No
     assert "200 seeds in 60 s, of which 1 failed" in report
     assert "- seed 7 found: unseen\n- seed 9 left two different traces\n- never reached: " in report
     assert "Nothing was found" not in report
+    write_report(tmp_path / "few.md", Campaign(seed_count=3, node_count=3), first=1, took_s=1)
+    assert "\nNothing was found.\n" in (tmp_path / "few.md").read_text()  # three seeds need not reach anything
 
 
 @pytest.mark.parametrize("arguments", [["--table", "x"], ["--report", "x", "--mutants"], ["--report", "x", "--speed"]])
