@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from hailbus_demo import acknowledged
-from hailbus_demo.ledger.accounts import BookAccount
+from hailbus_demo.ledger.accounts import BookAccount, PoisonEvent
 from hailbus_demo.ledger.draw import Ledger, SoFar, draw_up
 from hailbus_demo.ledger.gather import Gatherer, Sources
 from hailbus_demo.ledger.model import FINDINGS_SHOWN, Finding, Unread
@@ -56,6 +56,7 @@ class Moment:
     Attributes:
         book: The riders' book, `None` where it was not asked for.
         restarted: Names of processes that were restarted.
+        poison: The damaged copies that clicks wrote.
         serves: Whether every process serves: what is being started again cannot be read.
         calm_s: The seconds so far in which every process served and no group was far behind: only these count for the
             grace period of a disagreement.
@@ -64,6 +65,7 @@ class Moment:
 
     book: BookAccount | None
     restarted: frozenset[str]
+    poison: tuple[PoisonEvent, ...]
     serves: bool
     calm_s: float
     broker_life: tuple[int | None, ...] | None
@@ -105,7 +107,8 @@ class Auditor:
         assert sources.book is not None, "the demo keeps a book"
         self._book = sources.book
         self._restarted = sources.restarted or frozenset
-        self._sources = replace(sources, book=None, restarted=None, ended=None)
+        self._poison = sources.poison
+        self._sources = replace(sources, book=None, restarted=None, poison=tuple, ended=None)
         self._serves = serves
         self._clock = CalmClock(lambda: serves() and keeps_up())
         self._broker_life = broker_life
@@ -184,6 +187,7 @@ class Auditor:
         return Moment(
             book=copied(self._book()) if with_book else None,
             restarted=self._restarted(),
+            poison=tuple(self._poison()),
             serves=self._serves(),
             calm_s=self._clock.calm_s,
             broker_life=self._broker_life(),
@@ -226,7 +230,7 @@ async def _keep_auditing(pipe: Connection, sources: Sources) -> None:
         assert last.book is not None
         return last.book
 
-    sources = replace(sources, book=book, restarted=lambda: last.restarted)
+    sources = replace(sources, book=book, restarted=lambda: last.restarted, poison=lambda: last.poison)
     so_far = SoFar(grace_s=GRACE_S)
     certain: frozenset[Finding] | None = None
     gives_way = False

@@ -365,6 +365,10 @@ def ledger(
         Path | None,
         typer.Option("--journal", help="The file that the event logger writes; without it, it is not compared."),
     ] = None,
+    poison: Annotated[
+        Path | None,
+        typer.Option("--poison", help="The file in which `demo` notes the damaged copies that clicks wrote."),
+    ] = None,
     book: BookOption = None,
     catch_up: CatchUpOption = 300.0,
     summary: SummaryOption = None,
@@ -391,6 +395,10 @@ def ledger(
             ) from None
     if journal is not None and not journal.is_file():
         raise UsageError(f"--journal {journal} does not exist: name the event logger's file, or leave it out")
+    if poison is not None and not poison.is_file():
+        raise UsageError(
+            f"--poison {poison} does not exist: name `poison.jsonl` of the data directory, or leave it out"
+        )
     databases = {}
     for entry in database or []:
         name, equals, url = entry.partition("=")
@@ -404,6 +412,7 @@ def ledger(
         lake_dir=lake_dir,
         lake_report=report,
         journal=journal,
+        poison_path=poison,
         book_path=book,
         deadline_s=catch_up,
         summary=summary,

@@ -33,6 +33,7 @@ from hailbus_demo.run import SERVICE_DEADLINE_S, Interrupts, refuse_silence
 from hailbus_demo.services import CONSUMERS, TOPIC_NAMES, consumers_of
 from hailbus_demo.show import Screen, figures_table, ledger_table, what_is_wrong
 from hailbus_demo.supervise.state import DataDir, write_whole
+from hailbus_demo.tray.poison import PoisonBook
 from hailbus_demo.watch import Watch
 
 FIRST_ANSWER_S = 10.0
@@ -165,6 +166,7 @@ async def audit(
     lake_dir: Path | None,
     lake_report: Mapping[str, Any] | None,
     journal: Path | None,
+    poison_path: Path | None = None,
     book_path: Path | None,
     deadline_s: float,
     summary: Path | None,
@@ -175,6 +177,7 @@ async def audit(
     Raises:
         UsageError: The system is not there, or a file is missing.
     """
+    copies = () if poison_path is None else tuple(PoisonBook(poison_path).copies)
     await refuse_silence(bootstrap)
     bus = KafkaBus(bootstrap_servers=bootstrap, client_id="demo-ledger")
     book = Book(book_path)
@@ -194,6 +197,7 @@ async def audit(
             journal=journal,
             lake_dir=lake_dir,
             lake_report=lake_report,
+            poison=lambda: copies,
         ),
         deadline_s=deadline_s,
     )

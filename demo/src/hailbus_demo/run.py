@@ -61,6 +61,7 @@ from hailbus_demo.show import Screen, figures_table, kills_table, ledger_table, 
 from hailbus_demo.supervise.ports import HOST, accepts, free_block, free_ports, require_free
 from hailbus_demo.supervise.processes import Supervisor, command
 from hailbus_demo.supervise.state import DataDir, RunState, write_whole
+from hailbus_demo.tray.poison import PoisonBook
 from hailbus_demo.tray.tray import FaultTray
 from hailbus_demo.watch import Watch
 
@@ -181,6 +182,7 @@ class _Run:
         self.continues = before is not None
         self.areas = split_city(options.regions)
         self.postgresql = find_postgresql(data_dir) if self.areas else None
+        self.poison = PoisonBook(data_dir.poison)
         self.played_to_the_end = False
         self.lake_start: asyncio.Task[None] | None = None
         self.tray: FaultTray | None = None
@@ -303,6 +305,7 @@ class _Run:
                 journal=self.data_dir.journal,
                 lake_dir=self.data_dir.lake if options.spark else None,
                 restarted=self._restarted,
+                poison=lambda: tuple(self.poison.copies),
                 ended=lambda: self.played_to_the_end,
             ),
             deadline_s=options.catch_up_s,
@@ -387,6 +390,7 @@ class _Run:
             say=self.screen.say,
             provider_url=self.ports.url("payment-provider"),
             bus=bus,
+            poison=self.poison,
             demand=self.demand,
             brokers=BrokersByRole(bootstrap, self.supervisor) if self.options.brokers > 1 else None,
             regions=[area.name for area in self.areas],

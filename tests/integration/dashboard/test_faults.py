@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from hailbus.settings import read_settings
 from hailbus.testing import MemoryBus
 from hailbus_demo.city.demand import Demand
 from hailbus_demo.city.table import City
+from hailbus_demo.tray.poison import PoisonBook
 from hailbus_demo.tray.tray import FaultTray
 from pydantic import SecretStr
 
@@ -81,6 +83,7 @@ async def desk() -> AsyncIterator[tuple[Processes, dict[str, Any], FaultTray]]:
         say=lambda _: None,
         provider_url="http://127.0.0.1:9",
         bus=MemoryBus(),
+        poison=PoisonBook(Path("no-folder/poison.jsonl")),
         demand=Demand(City()),
     )
     access = await tray.serve()

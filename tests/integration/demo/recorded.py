@@ -26,13 +26,15 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from hailbus.record_sum import MODULUS, record_hash
 from hailbus_broker.testing import ThreadedBroker
+from hailbus_demo.ledger.accounts import Letter, PoisonEvent
 from hailbus_demo.ledger.gather import SURGE_GROUP, Sources
-from hailbus_demo.ledger.kafka import LETTERS_SHOWN, KafkaLog, origin_of
+from hailbus_demo.ledger.kafka import LETTERS_READ, KafkaLog, letter_of
 from hailbus_demo.ledger.lines.pricing import changelogs
-from hailbus_demo.ledger.log import TOPIC_NAMES, LogReader, LogRecord
+from hailbus_demo.ledger.log import REPLAYED_FROM, TOPIC_NAMES, LogReader, LogRecord
 from hailbus_demo.replay.book import Book, positions_path
 from hailbus_demo.services import CONSUMERS, DATABASES
 from hailbus_demo.supervise.state import DataDir
+from hailbus_demo.tray.poison import damaged
 
 ARCHIVE = Path(__file__).parent / "recorded-run.tar.gz"
 Place = tuple[str, int]
@@ -49,6 +51,7 @@ class RecordedRun:
         letters: Records of dead-letter topics.
         starts: Topic and partition → first offset, where it is not 0.
         restarted: Names of processes that the launcher restarted.
+        poison: The damaged copies that a click wrote.
         lake: The report of `lake verify --json`, made of `records` as they were recorded.
     """
 
@@ -59,6 +62,7 @@ class RecordedRun:
     letters: dict[str, list[LogRecord]]
     starts: dict[Place, int] = field(default_factory=dict)
     restarted: frozenset[str] = frozenset()
+    poison: list[PoisonEvent] = field(default_factory=list)
 
     # ------------------------------------------------------------------------------------------ the log
 
@@ -92,6 +96,32 @@ class RecordedRun:
             if offsets.get((record.topic, record.partition)) == placed.offset:
                 offsets[record.topic, record.partition] = placed.offset + 1
         return placed
+
+    def damage(self, event: LogRecord) -> LogRecord:
+        """Write a damaged copy of a ride.requested, as a click does; no group sets it aside."""
+        copy = self.append(event._replace(value=damaged(event.value or b"")))
+        kind, event_id = header(event, "ce_type"), header(event, "ce_id")
+        value = (event.value or b"").decode()
+        self.poison.append(PoisonEvent(copy.topic, copy.partition, copy.offset, kind, event_id, value))
+        return copy
+
+    def set_aside(self, record: LogRecord, *, by: str) -> LogRecord:
+        """Add a group's dead letter of a record."""
+        topic = f"{record.topic}.{by}-dlt"
+        queue = self.letters.setdefault(topic, [])
+        place = {"topic": record.topic, "partition": str(record.partition), "offset": str(record.offset)}
+        origin = [(f"kafka_dlt-original-{name}", said.encode()) for name, said in place.items()]
+        letter = record._replace(topic=topic, partition=0, offset=len(queue), headers=[*record.headers, *origin])
+        queue.append(letter)
+        return letter
+
+    def replay(self, record: LogRecord, value: bytes) -> LogRecord:
+        """Publish a dead letter of a record with another value, in a transaction: its marker takes an offset, too."""
+        headers = [*record.headers, (REPLAYED_FROM, b"rides.v1.surge-dlt-0@0")]
+        replayed = self.append(record._replace(value=value, headers=headers))
+        place = (record.topic, record.partition)
+        self.records[place].append(None)
+        return replayed
 
     def drop_tail(self, place: Place, count: int = 1) -> LogRecord:
         """Lose the last records of a partition; return the first of them."""
@@ -186,6 +216,7 @@ class RecordedRun:
             journal=self.folder / "audit.jsonl",
             lake_report=self.lake,
             restarted=lambda: self.restarted,
+            poison=lambda: tuple(self.poison),
             ended=lambda: True,
         )
 
@@ -225,24 +256,30 @@ class RecordedRun:
                 altered.result(30)
 
     def _load_with_holes(self, bootstrap: str, place: Place) -> None:
-        """Write a partition in which an aborted record and its marker take the offsets of two that were taken out."""
+        """Write a partition with holes: a marker behind a replayed letter, else an aborted record and its marker."""
         settings = {"bootstrap.servers": bootstrap, "transactional.id": f"holes-{place[0]}-{place[1]}"}
         plain = Producer({"bootstrap.servers": bootstrap})
-        aborting = Producer(settings)
-        aborting.init_transactions(30)
+        transactional = Producer(settings)
+        transactional.init_transactions(30)
         records = self.records[place]
         offset = 0
         while offset < len(records):
             record = records[offset]
+            if record is not None and header(record, REPLAYED_FROM):
+                transactional.begin_transaction()
+                _produce(transactional, record)
+                transactional.commit_transaction(30)
+                offset += 2
+                continue
             if record is not None:
                 _produce(plain, record)
                 assert plain.flush(30) == 0
                 offset += 1
                 continue
-            aborting.begin_transaction()
-            aborting.produce(place[0], b"hidden", b"hidden", partition=place[1])
-            assert aborting.flush(30) == 0
-            aborting.abort_transaction(30)
+            transactional.begin_transaction()
+            transactional.produce(place[0], b"hidden", b"hidden", partition=place[1])
+            assert transactional.flush(30) == 0
+            transactional.abort_transaction(30)
             offset += 2
 
 
@@ -272,13 +309,11 @@ class RecordedLog:
                     reader.feed(record)
             reader.reach(place, end)
 
-    def letters(self, suffix: str) -> tuple[dict[str, int], list[tuple[str, int, int, str]]]:
-        """Return dead-letter topic → records, and of each its place and its origin."""
+    def letters(self, suffix: str) -> tuple[dict[str, int], list[Letter]]:
+        """Return dead-letter topic → records, and the first of all."""
         found = {topic: held for topic, held in self._run.letters.items() if topic.endswith(suffix)}
-        shown = [
-            (topic, 0, offset, origin_of(letter)) for topic, held in found.items() for offset, letter in enumerate(held)
-        ]
-        return {topic: len(held) for topic, held in found.items()}, shown[:LETTERS_SHOWN]
+        letters = [letter_of(letter) for held in found.values() for letter in held]
+        return {topic: len(held) for topic, held in found.items()}, letters[:LETTERS_READ]
 
 
 def _produce(producer: Producer, record: LogRecord) -> None:
@@ -383,6 +418,7 @@ def copy(run: RecordedRun, folder: Path) -> RecordedRun:
         committed={group: dict(offsets) for group, offsets in run.committed.items()},
         lake=json.loads(json.dumps(run.lake)),
         letters={},
+        poison=[],
         starts={},
     )
 

@@ -20,7 +20,7 @@ from hailbus_demo.ledger import draw, gather, kafka
 from hailbus_demo.ledger.accounts import LakeAccount
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.gather import Gatherer
-from hailbus_demo.ledger.kafka import LETTERS_SHOWN, KafkaLog
+from hailbus_demo.ledger.kafka import LETTERS_READ, KafkaLog
 from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.ledger.model import Finding, Line
 from hailbus_demo.replay.book import Book
@@ -224,19 +224,19 @@ async def test_a_log_that_cannot_be_read_is_not_balanced(run: RecordedRun, monke
     assert (summary["balanced"], ledger.exit_code) == (False, 1)
 
 
-async def test_the_ledger_shows_the_first_dead_letters_and_counts_all(
+async def test_the_ledger_reads_the_first_dead_letters_and_counts_all(
     run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ride = run.find("ride.matched")
     topic = "rides.v1.surge-dlt"
-    run.letters[topic] = [ride._replace(topic=topic, partition=0, offset=number) for number in range(25)]
+    run.letters[topic] = [ride._replace(topic=topic, partition=0, offset=number) for number in range(LETTERS_READ + 5)]
     with ThreadedBroker() as broker:
         run.load(broker.bootstrap)
         over_broker = KafkaLog(broker.bootstrap).letters("-dlt")
     assert over_broker == RecordedLog(run).letters("-dlt")
-    counts, shown = over_broker
-    assert counts == {topic: 25}
-    assert [offset for _, _, offset, _ in shown] == list(range(LETTERS_SHOWN))
+    counts, letters = over_broker
+    assert counts == {topic: LETTERS_READ + 5}
+    assert [letter.offset for letter in letters] == list(range(LETTERS_READ))
 
 
 @pytest.mark.usefixtures("no_broker")

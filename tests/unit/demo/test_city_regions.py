@@ -20,6 +20,7 @@ from hailbus_demo.replay.stage import Stage
 from hailbus_demo.replay.world import DriverState, World
 from hailbus_demo.services import Ports, consumers_of, service_specs
 from hailbus_demo.supervise.state import DataDir
+from hailbus_demo.tray.poison import PoisonBook
 from hailbus_demo.tray.tray import FaultTray
 
 BATTERY, HARLEM = (40.70, -74.01), (40.81, -73.95)
@@ -102,12 +103,13 @@ async def test_each_region_and_the_router_can_be_killed_by_a_click() -> None:
         say=lambda _: None,
         provider_url="http://provider",
         bus=MemoryBus(),
+        poison=PoisonBook(Path("no-folder/poison.jsonl")),
         demand=Demand(City()),
         regions=["south", "north"],
     )
     ids = [fault["id"] for fault in tray.desk.as_json(now_s=0)["faults"]]
     kills = ["kill-booking-south", "kill-booking-north", "kill-booking-router"]
-    others = ["slow-handler", "provider-outage", "duplicate-storm", "demand-shock"]
+    others = ["slow-handler", "provider-outage", "duplicate-storm", "poison-event", "demand-shock"]
     assert ids == ["kill-recommender", "kill-surge", *kills, *others]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -28,6 +29,7 @@ from hailbus_demo.tray.desk import (
     State,
     UnknownFaultError,
 )
+from hailbus_demo.tray.poison import PoisonBook
 from hailbus_demo.tray.server import FaultServer
 from hailbus_demo.tray.tray import CROWD, FaultTray
 from ride_events.rides import RIDES, RideUnmatched
@@ -226,6 +228,7 @@ def tray_of(processes: Processes, said: list[str], *, bus: MemoryBus | None = No
         say=said.append,
         provider_url="http://provider",
         bus=bus or MemoryBus(),
+        poison=PoisonBook(Path("no-folder/poison.jsonl")),
         demand=Demand(City()),
         brokers=brokers,
     )
@@ -361,7 +364,7 @@ async def test_on_another_cluster_no_broker_is_killed(said: list[str]) -> None:
     ids = [fault["id"] for fault in tray.desk.as_json(now_s=0)["faults"]]
     assert ids == [
         *("kill-recommender", "kill-surge", "kill-booking"),
-        *("slow-handler", "provider-outage", "duplicate-storm", "demand-shock"),
+        *("slow-handler", "provider-outage", "duplicate-storm", "poison-event", "demand-shock"),
     ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from hailbus_demo.ledger.log import LogAccount, PackedId, pack_id, unpack_id
+from hailbus_demo.ledger.log import LogAccount, PackedId, Place, pack_id, unpack_id
 from hailbus_demo.ledger.model import Consumer, Partition, Unread
 
 OutboxState = Literal["published", "due", "waiting", "cancelled", "failed"]
@@ -290,12 +290,38 @@ class GroupsAccount:
     committed: Mapping[str, Mapping[Partition, int]]
 
 
+class Letter(NamedTuple):
+    """A dead letter: where it is, what it says of its origin, and the place that it names, if it names one."""
+
+    topic: str
+    partition: int
+    offset: int
+    said: str
+    origin: Place | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LettersAccount:
-    """The dead-letter topics: topic → records, and for the first records what each says of its origin."""
+    """The dead-letter topics: topic → records, and the first of them."""
 
     counts: Mapping[str, int]
-    letters: Sequence[tuple[str, int, int, str]] = ()
+    letters: Sequence[Letter] = ()
+
+
+class PoisonEvent(NamedTuple):
+    """A damaged copy of an event that a click wrote: where it is, and the copied event's type, id and JSON."""
+
+    topic: str
+    partition: int
+    offset: int
+    type: str
+    id: str
+    value: str
+
+    @property
+    def place(self) -> Place:
+        """Where the copy is."""
+        return Place(self.topic, self.partition, self.offset)
 
 
 class ParkedEvent(NamedTuple):
@@ -333,6 +359,7 @@ class Accounts:
         ended: Whether every ride was played to its end, so that none may be in flight.
         restarted: Names of processes that were restarted, or whose events a click has repeated: an event of theirs may
             be in the log again. `None` when nobody counted.
+        poison: The damaged copies that a click wrote: each consumer must set them aside, and nothing else.
         moved: What changed while the accounts were read, as sentences; empty when everything stood still.
         read_at_ms: Unix milliseconds when the accounts were read: what is older than its topic's retention may be gone.
         so_far: Whether the run is unfinished: lines that only the end decides are shown.
@@ -354,6 +381,7 @@ class Accounts:
     surge_group: str = "surge"
     ended: bool | None = None
     restarted: frozenset[str] | None = None
+    poison: Sequence[PoisonEvent] = ()
     moved: tuple[str, ...] = ()
     read_at_ms: int = 0
     so_far: bool = False

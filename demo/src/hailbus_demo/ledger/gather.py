@@ -23,6 +23,7 @@ from hailbus_demo.ledger.accounts import (
     LakeAccount,
     LettersAccount,
     ParkedAccount,
+    PoisonEvent,
 )
 from hailbus_demo.ledger.databases import (
     read_booking,
@@ -60,6 +61,7 @@ class Sources:
         lake_dir: The lake's folder, `None` where there is none to look into.
         lake_report: What `lake verify --json` printed, where it was run already.
         restarted: Returns the names of processes that were restarted, `None` when nobody counted.
+        poison: Returns the damaged copies that clicks wrote.
         ended: Returns whether every ride was played to its end, `None` when nobody knows.
     """
 
@@ -71,6 +73,7 @@ class Sources:
     lake_dir: Path | None = None
     lake_report: Mapping[str, Any] | None = None
     restarted: Callable[[], frozenset[str]] | None = None
+    poison: Callable[[], Sequence[PoisonEvent]] = tuple
     ended: Callable[[], bool] | None = None
 
 
@@ -142,6 +145,7 @@ class Gatherer:
             surge_group=SURGE_GROUP,
             ended=None if sources.ended is None else sources.ended(),
             restarted=None if sources.restarted is None else sources.restarted(),
+            poison=sources.poison(),
             moved=() if so_far else _moved(before, after, log),
             read_at_ms=time.time_ns() // 1_000_000,
             so_far=so_far,

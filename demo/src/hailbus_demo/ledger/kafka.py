@@ -15,7 +15,8 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient
 
 from hailbus_demo.errors import RunFailedError
-from hailbus_demo.ledger.log import LogReader, LogRecord
+from hailbus_demo.ledger.accounts import Letter
+from hailbus_demo.ledger.log import LogReader, LogRecord, Place
 from hailbus_demo.ledger.model import Partition
 
 ANSWER_WITHIN_S: Final = 15.0
@@ -23,7 +24,7 @@ NO_PROGRESS_S: Final = 30.0
 RECORDS_AT_A_TIME: Final = 2_000
 WAITS_S: Final = 0.1
 """How long one call waits for as many records: it returns sooner only when it has them all."""
-LETTERS_SHOWN: Final = 20
+LETTERS_READ: Final = 1_000
 
 
 class KafkaLog:
@@ -96,20 +97,20 @@ class KafkaLog:
         for place, end in ends.items():
             reader.reach(place, end)
 
-    def letters(self, suffix: str) -> tuple[dict[str, int], list[tuple[str, int, int, str]]]:
-        """Return dead-letter topic → records, and of the first some place and reason."""
+    def letters(self, suffix: str) -> tuple[dict[str, int], list[Letter]]:
+        """Return dead-letter topic → records, and the first `LETTERS_READ` of all."""
         names = [name for name in self.topics() if name.endswith(suffix)]
         starts, ends = self.bounds(names)
         counts = dict.fromkeys(names, 0)
         for (topic, _), end in ends.items():
             counts[topic] += end  # what was deleted since was a dead letter, too
-        shown: list[tuple[str, int, int, str]] = []
+        letters: list[Letter] = []
         wanted = {place: end for place, end in ends.items() if end > starts[place]}
         for record in self._records(starts, wanted):
-            shown.append((record.topic, record.partition, record.offset, origin_of(record)))
-            if len(shown) >= LETTERS_SHOWN:
+            letters.append(letter_of(record))
+            if len(letters) >= LETTERS_READ:
                 break
-        return counts, shown
+        return counts, letters
 
     def _records(self, starts: Mapping[Partition, int], ends: Mapping[Partition, int]) -> Iterator[LogRecord]:
         """Yield the records from the starts to the ends, of each partition in order."""
@@ -155,10 +156,16 @@ class KafkaLog:
             raise RunFailedError(f"{self.bootstrap} does not tell {what}: {error}") from error
 
 
-def origin_of(letter: LogRecord) -> str:
-    """Return what a dead letter's headers say of the record that it stands for."""
-    said = {name: (value or b"").decode("utf-8", "replace") for name, value in letter.headers}
-    return ", ".join(f"{name}={value}" for name, value in said.items() if "original" in name or "ce_id" in name)
+def letter_of(record: LogRecord) -> Letter:
+    """Return a dead letter with what its headers say of the record that it stands for."""
+    said = {name: (value or b"").decode("utf-8", "replace") for name, value in record.headers}
+    shown = ", ".join(f"{name}={value}" for name, value in said.items() if "original" in name or "ce_id" in name)
+    try:
+        topic, partition, offset = (said[f"kafka_dlt-original-{part}"] for part in ("topic", "partition", "offset"))
+        origin = Place(topic, int(partition), int(offset))
+    except (KeyError, ValueError):
+        origin = None
+    return Letter(record.topic, record.partition, record.offset, shown, origin)
 
 
 def _record(message: Any) -> LogRecord:  # Any: the library's stubs call all of this optional

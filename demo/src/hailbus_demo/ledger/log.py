@@ -33,6 +33,8 @@ TOPIC_NAMES: Final = frozenset(topic.name for topic in TOPICS)
 PackedId = bytes | str
 """An event id as `pack_id` returns it."""
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+REPLAYED_FROM: Final = "hailbus-replayed-from"
+"""A header of a dead letter that was replayed, which is done in a transaction: its marker has an offset of its own."""
 POSITION_TYPE: Final = "driver.location_reported"
 
 
@@ -110,6 +112,8 @@ class LogReader:
         partitions: What was read of each partition.
         rows: Event id → row of the first record that carries it.
         repeats: Rows of records whose event id was there before.
+        changed: Row → value of the first of them that say something else than the record before.
+        replayed: For each partition the offsets of dead letters that somebody has replayed.
         broken: What is no event, or not what its topic or key says.
         rides: Ride id → its steps in the order of the log; `quotes`, `drivers` and `cells` map the same way.
         payments: By ride.
@@ -129,6 +133,8 @@ class LogReader:
         self.partitions: dict[Partition, PartitionLog] = {}
         self.rows: dict[PackedId, int] = {}
         self.repeats: list[int] = []
+        self.changed: dict[int, bytes] = {}
+        self.replayed: dict[Partition, list[int]] = {}
         self.broken: list[Finding] = []
         self.rides: dict[str, list[Step]] = {}
         self.quotes: dict[str, list[Step]] = {}
@@ -228,6 +234,8 @@ class LogReader:
                 schema = value.decode("utf-8", "replace")
             elif name == "ce_subject":
                 subject = value.decode("utf-8", "replace")
+            elif name == REPLAYED_FROM:
+                self.replayed.setdefault(place, []).append(record.offset)
         if record.key is not None and place[0] in COMPACTED:
             self._latest_of_key.setdefault(place, {})[record.key] = record.offset
         if event_id is None or kind is None or source is None or time is None:
@@ -242,8 +250,11 @@ class LogReader:
             return
         row = self._append(place, record, event_id, source, kind)
         packed = pack_id(event_id)
-        if packed in self.rows:
+        first = self.rows.get(packed)
+        if first is not None:
             self.repeats.append(row)
+            if self._content[row] != self._content[first] and len(self.changed) < BROKEN_KEPT:
+                self.changed[row] = record.value or b""
             return
         self.rows[packed] = row
         try:

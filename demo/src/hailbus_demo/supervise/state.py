@@ -89,6 +89,11 @@ class DataDir:
         return self.root / "rejects.csv"
 
     @property
+    def poison(self) -> Path:
+        """The damaged copies of events that clicks wrote."""
+        return self.root / "poison.jsonl"
+
+    @property
     def ledger(self) -> Path:
         """The ledger, live and final."""
         return self.root / "ledger.json"
@@ -142,6 +147,7 @@ class DataDir:
             "book.jsonl",
             "book.jsonl.positions",
             "rejects.csv",
+            "poison.jsonl",
             "ledger.json",
             "audit.jsonl",
         ):

@@ -21,6 +21,7 @@ from hailbus_demo.outage import set_outage
 from hailbus_demo.regions import ROUTER, process_of
 from hailbus_demo.supervise.processes import Supervisor
 from hailbus_demo.tray.desk import FaultDesk, FaultRefusedError, Look, Offer
+from hailbus_demo.tray.poison import PoisonBook, poison
 from hailbus_demo.tray.repeat import repeat_records
 from hailbus_demo.tray.server import Access, FaultServer
 from hailbus_demo.watch import Watch
@@ -30,6 +31,8 @@ OUTAGE_S: Final = 10.0
 SLOW_S: Final = 8.0
 """Longer than the bound of the health strip (5 s), shorter than a member's session (10 s)."""
 STORM_S: Final = 60.0
+LOOKS_BACK_S: Final = 300.0
+"""How old a request for a ride may be of which a damaged copy is made."""
 CROWD: Final = 40
 Deed = Callable[[], Awaitable[None]]
 
@@ -88,6 +91,11 @@ STORM: Final = Offer(
     label="Duplicate storm",
     expected=f"{STORM_S:.0f} s of ride events come twice; the ledger stays balanced",
 )
+POISON: Final = Offer(
+    id="poison-event",
+    label="Poison event",
+    expected="each reader sets a damaged copy aside and goes on; mend it under Letters",
+)
 SHOCK: Final = Offer(
     id="demand-shock",
     label="Demand shock",
@@ -102,7 +110,8 @@ class FaultTray:
         supervisor: Of the processes.
         say: Told when a fault begins, and how it ended.
         provider_url: The payment provider's address.
-        bus: Of the city, on which events are repeated.
+        bus: Of the city, on which events are repeated and damaged.
+        poison: Where damaged copies are noted.
         demand: What the slider and the crowd change.
         brokers: Finds the leader; None where there is one broker, or where the cluster is not ours.
         regions: Of booking; none where one process serves everywhere.
@@ -115,6 +124,7 @@ class FaultTray:
         say: Callable[[str], None],
         provider_url: str,
         bus: Bus,
+        poison: PoisonBook,
         demand: Demand,
         brokers: BrokersByRole | None = None,
         regions: Sequence[str] = (),
@@ -123,6 +133,7 @@ class FaultTray:
         self.say = say
         self._provider_url = provider_url
         self._bus = bus
+        self._poison = poison
         self._demand = demand
         self._brokers = brokers
         self._regions = regions
@@ -210,6 +221,7 @@ class FaultTray:
             (SLOW, self._slow_down),
             (OUTAGE, self._take_provider_away),
             (STORM, self._repeat_rides),
+            (POISON, self._damage),
             (SHOCK, self._gather),
         ]
         return offered
@@ -260,8 +272,20 @@ class FaultTray:
 
     async def _repeat_rides(self) -> None:
         self.has_repeated = True
-        count = await repeat_records(self._bus, RIDES.name, since=utc_now() - timedelta(seconds=STORM_S))
+        count = await repeat_records(
+            self._bus,
+            RIDES.name,
+            since=utc_now() - timedelta(seconds=STORM_S),
+            without={copy.place for copy in self._poison.copies},
+        )
         self.say(f"fault: {count:,} records of {RIDES.name} came a second time")
+
+    async def _damage(self) -> None:
+        copy = await poison(self._bus, since=utc_now() - timedelta(seconds=LOOKS_BACK_S))
+        self._poison.note(copy)
+        self.say(
+            f"fault: {copy.topic}-{copy.partition} offset {copy.offset} is a damaged copy of {copy.type} {copy.id}"
+        )
 
     async def _gather(self) -> None:
         self._demand.gather(CROWD)

@@ -106,6 +106,14 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what="a record was set aside", topic=topic, partition=0, offset=0)
 
 
+@FAULTS.declare("the dead-letter topics", "a group has not set a damaged event aside", "dead-letters")
+def _(run: RecordedRun) -> Finding:
+    copy = run.damage(run.find("ride.requested"))
+    for group in ("payment-saga", "recommender", "event-logger"):
+        run.set_aside(copy, by=group)
+    return at(copy, "surge has not set aside the damaged ride.requested")
+
+
 def _declare_parked() -> None:
     for group, database, kind in (
         ("booking", "booking", "payment.captured"),
@@ -179,8 +187,8 @@ def _(run: RecordedRun) -> Finding:
 def _(run: RecordedRun) -> Finding:
     ride = run.find("ride.matched")
     for topic in ("rides.v1.booking-dlt", "rides.v1.surge-dlt"):
-        run.letters[topic] = [ride._replace(topic=topic, partition=0, offset=offset) for offset in range(20)]
-    return Finding(what="20 records were set aside", topic="rides.v1.surge-dlt")
+        run.letters[topic] = [ride._replace(topic=topic, partition=0, offset=offset) for offset in range(1_000)]
+    return Finding(what="1,000 records were set aside", topic="rides.v1.surge-dlt")
 
 
 @FAULTS.declare("the event logger's file", "a line names no offset", "journal-log")

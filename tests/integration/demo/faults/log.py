@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from hailbus_demo.ledger.model import Finding
@@ -109,6 +110,15 @@ def _(run: RecordedRun) -> Finding:
     run.restarted = frozenset({"booking", "broker"})
     again = run.append(with_data(run.find("ride.matched"), eta_s=1))
     return at(again, "with other content")
+
+
+@FAULTS.declare("the log", "a dead letter was mended to something else", "log-repeats")
+def _(run: RecordedRun) -> Finding:
+    event = run.find("ride.requested")
+    run.damage(event)
+    wrong = {**data(event), "fare": {"amount_minor": 1, "currency": "USD"}}
+    replayed = run.replay(event, json.dumps(wrong).encode())
+    return at(replayed, "a dead letter was replayed, and says something else than the event")
 
 
 @FAULTS.declare("the log", "two events of a ride have changed places", "order")

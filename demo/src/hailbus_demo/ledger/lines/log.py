@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pydantic_core import from_json
 from ride_events import TOPICS
 
 from hailbus_demo.ledger.accounts import (
@@ -17,11 +18,12 @@ from hailbus_demo.ledger.accounts import (
     OutboxRow,
     ParkedAccount,
     PaymentAccount,
+    PoisonEvent,
 )
 from hailbus_demo.ledger.lines.registry import LineSpec
 from hailbus_demo.ledger.lines.rides import LOG
-from hailbus_demo.ledger.log import COMPACTED, POSITIONS, LogAccount, PackedId
-from hailbus_demo.ledger.model import Findings, Judgement, Partition
+from hailbus_demo.ledger.log import COMPACTED, POSITIONS, LogAccount, PackedId, Place
+from hailbus_demo.ledger.model import Consumer, Findings, Judgement, Partition
 
 OUTBOX: Final = "booking's outbox"
 PAYMENT_OUTBOX: Final = "payment's outbox"
@@ -162,8 +164,11 @@ def _offsets(accounts: Accounts) -> Judgement:
         part = log.partitions[place]
         records += part.records
         topic, partition = place
+        markers = list(log.reader.replayed.get(place, ()))
         for first, last in part.gaps:
-            if topic not in COMPACTED and topic not in log.reader.tables:
+            if last - first == 1 and markers and markers[0] < first:
+                markers.pop(0)  # the end of the transaction in which a dead letter was replayed
+            elif topic not in COMPACTED and topic not in log.reader.tables:
                 found.add(
                     f"offsets {first} to {last - 1} hold no record, and the topic is not compacted",
                     topic=topic,
@@ -214,11 +219,26 @@ def _repeats(accounts: Accounts) -> Judgement:
     log = accounts.log
     assert isinstance(log, LogAccount)
     reader, found = log.reader, Findings()
+    copies = {copy.place for copy in accounts.poison}
+    copied = {copy.id: copy for copy in accounts.poison}
     again: dict[str, int] = {}
+    replayed = 0
     for row in reader.repeats:
-        first = reader.row_of(reader.id_of(row))
+        if reader.place_of(row) in copies:
+            continue  # `dead-letters` asks who has set it aside
+        event_id = reader.id_of(row)
+        first = reader.row_of(event_id)
         assert first is not None
         place, source = reader.place_of(first), reader.source_of(row)
+        if event_id in copied and row in reader.changed:
+            replayed += 1
+            if not _says_the_same(reader.changed[row], copied[event_id].value):
+                what = (
+                    "a dead letter was replayed, and says something else than the event at "
+                    f"{place.topic}-{place.partition} offset {place.offset}"
+                )
+                found.extend([reader.finding(what, row)])
+            continue
         if reader.content_of(row) != reader.content_of(first):
             what = (
                 f"the event's id is at {place.topic}-{place.partition} offset {place.offset}, too, with other content"
@@ -234,12 +254,25 @@ def _repeats(accounts: Accounts) -> Judgement:
                 f"and neither {producer} nor the broker was restarted"
             )
             found.extend([reader.finding(what, row)])
+    mended = f"; {_counted(replayed, 'mended dead letter')} replayed" if replayed else ""
     if not again:
-        return found.judge("no event is in the log twice")
+        return found.judge(f"no event is in the log twice{mended}")
     shown = ", ".join(f"{count:,} by {producer}" for producer, count in sorted(again.items()))
     if found.count == 0 and accounts.restarted is None:
         return Judgement(agreement=f"{shown}: nobody counted restarts, after which that is right", shown=True)
-    return found.judge(f"{shown}, after a restart or by a click, each word for word")
+    return found.judge(f"{shown}, after a restart or by a click, each word for word{mended}")
+
+
+def _says_the_same(value: bytes, other: str) -> bool:
+    """Return whether two values are the same JSON, however it is written."""
+    try:
+        return bool(from_json(value) == from_json(other))
+    except ValueError:
+        return False
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _groups(accounts: Accounts) -> Judgement:
@@ -286,16 +319,39 @@ def _holds_records(log: LogAccount, place: Partition, offset: int) -> bool:
 
 
 def _letters(accounts: Accounts) -> Judgement:
-    letters = accounts.letters
+    letters, log = accounts.letters, accounts.log
     assert isinstance(letters, LettersAccount)
+    assert isinstance(log, LogAccount)
     found = Findings()
-    for topic, partition, offset, origin in letters.letters:
-        found.add(f"a record was set aside: {origin}", topic=topic, partition=partition, offset=offset)
-    shown = {topic for topic, *_ in letters.letters}
+    copies = {copy.place for copy in accounts.poison}
+    set_aside: set[tuple[str, Place]] = set()
+    read = {letter.topic for letter in letters.letters}
+    for letter in letters.letters:
+        if letter.origin is not None and letter.origin in copies:
+            set_aside.add((letter.topic, letter.origin))
+        else:
+            what = f"a record was set aside: {letter.said}"
+            found.add(what, topic=letter.topic, partition=letter.partition, offset=letter.offset)
     for topic, count in letters.counts.items():
-        if count and topic not in shown:
+        if count and topic not in read:
             found.add(f"{count:,} records were set aside", topic=topic)
-    return found.judge(f"{len(letters.counts)} dead-letter topics are empty")
+    if not accounts.so_far:
+        for copy in accounts.poison:
+            for consumer in accounts.consumers:
+                queue = f"{copy.topic}.{consumer.group}-dlt"
+                if _must_set_aside(consumer, copy) and (queue, copy.place) not in set_aside:
+                    what = f"{consumer.group} has not set aside the damaged {copy.type}"
+                    found.add(what, topic=copy.topic, partition=copy.partition, offset=copy.offset, id=copy.id)
+    if not accounts.poison:
+        return found.judge(f"{len(letters.counts)} dead-letter topics are empty")
+    return found.judge(
+        f"{_counted(len(accounts.poison), 'damaged event')} by a click, set aside {len(set_aside):,} times; "
+        "no other record was"
+    )
+
+
+def _must_set_aside(consumer: Consumer, copy: PoisonEvent) -> bool:
+    return copy.topic in consumer.topics and (consumer.types is None or copy.type in consumer.types)
 
 
 def _parked(accounts: Accounts) -> Judgement:
@@ -354,7 +410,7 @@ LINES: Final = (
     ),
     LineSpec(
         id="dead-letters",
-        name="no event was set aside",
+        name="no event was set aside, unless a click has damaged it",
         between=("the dead-letter topics", LOG),
         needs=("letters", "log"),
         judge=_letters,
