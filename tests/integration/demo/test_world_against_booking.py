@@ -49,6 +49,7 @@ def ride(number: int, **more: object) -> RidePlan:
         "duration_s": 900,
         "fleet": "",
         "asks_recommender": False,
+        "shares": False,
         "accepts": True,
         "accepts_after_ms": 1_000,
         "max_multiplier": 9.0,
