@@ -149,6 +149,9 @@ def test_killed_processes_come_back_and_the_accounts_balance_with_the_lake(tmp_p
         assert f"chaos: kill -9 {name}" in done.stdout
         assert next(p for p in state["processes"] if p["name"] == name)["restarts"] >= 1
     assert state["lake_rows"] == sum(topic["records"] for topic in state["topics"])
+    assert state["figures"]["rides_pooled"] > 0
+    (pooled,) = [line["detail"] for line in state["lines"] if line["id"] == "rides-pooled"]
+    assert not pooled.startswith("0 rides")
     verdicts = {line["id"]: line["verdict"] for line in state["lines"]}
     assert [verdicts[name] for name in ("lake-bronze", "lake-silver", "lake-gold")] == ["agrees"] * 3
     assert state["left_out"] == []

@@ -1,7 +1,9 @@
 """The demo's riders and drivers against booking with authentication on: alone, and two who share a car."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +12,7 @@ from booking.config import Settings
 from booking.issue import make_keys
 from booking.main import create_app
 from hailbus.testing import MemoryBus
-from hailbus_demo.city.plan import DriverStarts, DriverStops, Plan, RidePlan
+from hailbus_demo.city.plan import DriverStarts, DriverStops, Plan, RidePlan, to_ms
 from hailbus_demo.replay.book import Book
 from hailbus_demo.replay.http import Answer, HttpClient
 from hailbus_demo.replay.stage import Stage
@@ -67,12 +69,35 @@ def ride(number: int, **more: object) -> RidePlan:
 
 @dataclass
 class Played:
-    """What came of plans: booking's rides by the key of their plan, the riders' book, and statuses of answers."""
+    """What came of plans: booking's rides by the key of their plan, the riders' book, and statuses of answers.
+
+    `free_at` is when each driver reported to be free, in event time.
+    """
 
     rides: dict[str, dict[str, Any]]
     book: Book
     world: World
     statuses: set[int]
+    free_at: Mapping[str, list[int]]
+
+    def is_free(self, driver_id: str, first: str, end: str) -> bool:
+        """Whether a driver reported to be free between two times; actions overtake each other by less than 40 s."""
+        within = range(ms_of(first) + 40_000, ms_of(end))
+        return any(at_ms in within for at_ms in self.free_at[driver_id])
+
+
+class DriverApps:
+    """Notes who reports to be free when."""
+
+    def __init__(self) -> None:
+        self.free_at: defaultdict[str, list[int]] = defaultdict(list)
+
+    def report(
+        self, driver_id: str, place: tuple[float, float], *, free: bool, ride_id: str | None, at_ms: int
+    ) -> None:
+        assert free == (ride_id is None), place
+        if free:
+            self.free_at[driver_id].append(at_ms)
 
 
 class Matchmaker:
@@ -120,7 +145,8 @@ async def played(folder: Path, plans: Sequence[Plan], *, advice: Matchmaker | No
         tokens = Tokens.read(signing, option="the test's")
         booking = SureClient(cast("HttpClient", sent), name="booking", deadline_s=60, tokens=tokens)
         stage, book = Stage(), Book()
-        world = World(stage=stage, booking=booking, book=book, run="r", advice=advice)
+        apps = DriverApps()
+        world = World(stage=stage, booking=booking, book=book, run="r", advice=advice, locations=apps)
         if advice is not None:
             advice.world = world
         assert await world.adopt() == 0
@@ -129,7 +155,7 @@ async def played(folder: Path, plans: Sequence[Plan], *, advice: Matchmaker | No
         await world.recheck()
         key_of = {plan.rider_id: plan.key for plan in plans if isinstance(plan, RidePlan)}
         rides = {key_of[ride["rider_id"]]: ride for ride in (await booking.get("/rides?limit=100"))["rides"]}
-    return Played(rides=rides, book=book, world=world, statuses=sent.statuses)
+    return Played(rides=rides, book=book, world=world, statuses=sent.statuses, free_at=apps.free_at)
 
 
 async def test_everybody_has_the_token_that_is_needed(tmp_path: Path) -> None:
@@ -158,6 +184,10 @@ def pair(**second: object) -> list[Plan]:
     ]
 
 
+def ms_of(text: str) -> int:
+    return to_ms(datetime.fromisoformat(text))
+
+
 def agrees_with_booking(done: Played) -> bool:
     """Whether riders know how their rides ended, and no driver is left with one."""
     told = {ride_id: (one.state, one.seq, one.fare_minor) for ride_id, one in done.book.rides.items()}
@@ -168,7 +198,8 @@ def agrees_with_booking(done: Played) -> bool:
 
 async def test_two_riders_who_would_share_have_one_driver_and_pay_less(tmp_path: Path) -> None:
     advice = Matchmaker()
-    done = await played(tmp_path, [*pair()[:-2], ride(3), *pair()[-2:]], advice=advice)
+    plans = pair(duration_s=1_200)
+    done = await played(tmp_path, [*plans[:-2], ride(3), *plans[-2:]], advice=advice)
     first, second, alone = (done.rides[f"p{number}"] for number in (1, 2, 3))
     assert (first["pooled_with"], second["pooled_with"]) == (second["ride_id"], first["ride_id"])
     assert first["driver_id"] == second["driver_id"] != alone["driver_id"]
@@ -176,6 +207,8 @@ async def test_two_riders_who_would_share_have_one_driver_and_pay_less(tmp_path:
     assert first["fare"]["amount_minor"] == (alone["fare"]["amount_minor"] * 80 + 50) // 100
     steps = [first["started_at"], second["arrived_at"], second["started_at"], first["ended_at"]]
     assert steps == sorted(steps), "the second one is picked up on the first one's way"
+    assert not done.is_free(first["driver_id"], first["matched_at"], second["ended_at"])
+    assert done.world.drivers[first["driver_id"]].rides == 1, "the driver becomes free once"
     assert done.book.pooled == {first["ride_id"], second["ride_id"]}
     assert sorted(advice.taken) == sorted(done.book.pooled)
     assert done.book.recommendations_chosen == 2
@@ -207,6 +240,7 @@ async def test_the_other_rider_cancels_and_the_driver_goes_on(tmp_path: Path) ->
     assert (stays["state"], leaves["state"]) == ("completed", "cancelled")
     assert stays["driver_id"] == leaves["driver_id"]
     assert stays["pooled_with"] is None or stays["started_at"] < leaves["ended_at"]
+    assert not done.is_free(stays["driver_id"], stays["matched_at"], stays["ended_at"])
     assert len(done.book.pooled) == 2
     assert agrees_with_booking(done)
 

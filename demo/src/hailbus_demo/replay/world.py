@@ -380,7 +380,6 @@ class World:
         )
         if status != 200:  # it has a driver by now, or the rides do not fit: the rider goes alone
             self._refused("pool", status, body)
-            await self._look(ride, at_ms)
             return
         await self._on_ride(ride, body, at_ms)
         assert self.advice is not None
@@ -389,11 +388,8 @@ class World:
             self.book.recommendations_chosen += 1
             self.book.note_choice(served["recommendation_id"], option["option_id"])
         if ride.pooled_with is not None and (other := self.rides.get(ride.pooled_with)) is not None:
-            await self._look(other, at_ms)  # the other rider's app hears of it, too
-
-    async def _look(self, ride: RideState, at_ms: int) -> None:
-        """Ask how a ride stands."""
-        await self._on_ride(ride, await self.booking.get(f"/rides/{ride.ride_id}"), at_ms)
+            # The other rider's app hears of it, too.
+            await self._on_ride(other, await self.booking.get(f"/rides/{other.ride_id}"), at_ms)
 
     def _may_pool(self, ride: RideState) -> bool:
         return ride.state == "requested" and ride.pooled_with is None
