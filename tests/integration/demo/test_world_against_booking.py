@@ -101,9 +101,13 @@ class DriverApps:
 
 
 class Matchmaker:
-    """Recommends every other rider who would share, as the recommender does for riders who go the same way."""
+    """Recommends every other rider who would share, as the recommender does for riders who go the same way.
 
-    def __init__(self) -> None:
+    `strangers` are rides that come first and whose riders never agree.
+    """
+
+    def __init__(self, *strangers: str) -> None:
+        self.strangers = strangers
         self.world: World | None = None
         self.taken: list[str] = []
 
@@ -115,8 +119,9 @@ class Matchmaker:
 
     async def ask_for_partner(self, plan: RidePlan, at_ms: int, key: str) -> Any:
         assert self.world is not None
-        others = [ride for ride in self.world.rides.values() if ride.plan.shares and ride.plan.key != plan.key]
-        options = [{"option_id": f"pooled_ride-{n}", "ride_id": ride.ride_id} for n, ride in enumerate(others)]
+        others = [one.ride_id for one in self.world.rides.values() if one.plan.shares and one.plan.key != plan.key]
+        rides = [*self.strangers, *others]
+        options = [{"option_id": f"pooled_ride-{n}", "ride_id": ride_id} for n, ride_id in enumerate(rides, start=1)]
         return {"recommendation_id": key, "destinations": [], "pooled_rides": options, "pickup_spots": []}
 
     async def take(self, served: Any, option_id: str, ride_id: str, at_ms: int, key: str) -> bool:
@@ -214,6 +219,12 @@ async def test_two_riders_who_would_share_have_one_driver_and_pay_less(tmp_path:
     assert done.book.recommendations_chosen == 2
     assert agrees_with_booking(done)
     assert not done.book.refusals
+
+
+async def test_riders_find_each_other_behind_one_who_would_not_share(tmp_path: Path) -> None:
+    done = await played(tmp_path, pair(), advice=Matchmaker("a-stranger-s-ride"))
+    assert len(done.book.pooled) == 2
+    assert agrees_with_booking(done)
 
 
 async def test_riders_whose_rides_do_not_fit_go_alone(tmp_path: Path) -> None:

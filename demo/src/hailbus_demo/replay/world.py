@@ -363,7 +363,9 @@ class World:
         self.book.recommendations_asked += 1
         if served is not None:
             self.book.note_advice(plan.rider_id, served)
-            option = next(filter(partial(self._is_at_hand, ride), served["pooled_rides"]), None)
+            options = [option for option in served["pooled_rides"] if self._is_at_hand(ride, option)]
+            # Most riders on offer would not share: who has not agreed until now is followed by the next one.
+            option = options[(attempt - 1) % len(options)] if options else None
             if option is not None and option["ride_id"] != ride.wish and self._may_pool(ride):
                 await self._agree(ride, served, option, at_ms, key)
         if self._may_pool(ride) and attempt < SEEKS_PARTNER_TIMES:
