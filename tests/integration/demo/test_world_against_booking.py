@@ -82,7 +82,7 @@ class Played:
 
     def is_free(self, driver_id: str, first: str, end: str) -> bool:
         """Whether a driver reported to be free between two times; actions overtake each other by less than 40 s."""
-        within = range(ms_of(first) + 40_000, ms_of(end))
+        within = range(ms_of(first) + 40_000, ms_of(end) - 40_000)
         return any(at_ms in within for at_ms in self.free_at[driver_id])
 
 
