@@ -193,6 +193,7 @@ class Figures:
                 "latency_p99_ms": round(self.traffic.percentile_ms(0.99), 1),
                 "quotes_offered": self.book.quotes_offered,
                 "quotes_not_accepted": self.book.quotes_left,
+                "rides_pooled": len(self.book.pooled),
                 "recommendations_asked": self.book.recommendations_asked,
                 "recommendations_chosen": self.book.recommendations_chosen,
                 "lake_tables": watch.lake.tables,

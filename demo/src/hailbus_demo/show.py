@@ -242,6 +242,7 @@ def figures_table(state: dict[str, Any]) -> Table:
     row("rides played for", figures["rides_s"], " s")
     row("then until all had caught up", figures["caught_up_s"], " s")
     row("rides booked", figures["rides_per_s"], " per second")
+    row("rides that shared a car", figures["rides_pooled"])
     row("events through the whole chain", figures["chain_events_per_s"], " per second")
     row("requests", f"{figures['requests']:,}, {figures['requests_retried']:,} repeated after a failure")
     row("answers", f"half within {figures['latency_p50_ms']} ms, 99 % within {figures['latency_p99_ms']} ms")

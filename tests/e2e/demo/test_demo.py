@@ -106,11 +106,14 @@ def test_declined_cards_and_an_outage_leave_the_accounts_balanced_and_a_publishe
     summary, data = tmp_path / "summary.json", tmp_path / "data"
     options = ["--no-browser", "--exit-when-done", "--no-spark", "--data-dir", str(data), "--summary", str(summary)]
     # Slow enough that booking hears of a declined card before the rider boards.
-    first = demo(*options, "--speed", "60", "--limit", "60", "--seed", "3", "--declines", "25", "--outage", "refuse")
+    first = demo(*options, "--speed", "60", "--limit", "60", "--seed", "19", "--declines", "25", "--outage", "refuse")
     state = assert_balanced(first, summary, requested=60)
     assert state["run"] == 1
     assert state["recommendations_served"] > 0
     assert state["figures"]["first_event_s"] > 0
+    assert state["figures"]["rides_pooled"] > 0
+    (pooled,) = [line["detail"] for line in state["lines"] if line["id"] == "rides-pooled"]
+    assert not pooled.startswith("0 rides")
     assert "Ledger: balanced" in first.stdout
     said = "the payment provider is"
     assert 0 < first.stdout.find(f"{said} away (refuse)") < first.stdout.find(f"{said} back")

@@ -53,6 +53,7 @@ TIMER_IN: Final[Mapping[str, str]] = {
 ENDED: Final = frozenset({"completed", "cancelled", "unmatched"})
 WITH_DRIVER: Final = frozenset({"matched", "arrived", "in_progress"})
 
+PARTNER_WAIT: Final = timedelta(minutes=2)
 QUOTE_TTL: Final = timedelta(minutes=2)
 MATCH_TIMEOUT: Final = timedelta(minutes=5)
 NO_SHOW: Final = timedelta(minutes=5)
@@ -102,7 +103,8 @@ class Money:
 class Ride:
     """A ride as the model has it. `had_by` are the drivers who had it and have it no more.
 
-    `wish` and `pool` are other rides, `alone` is the fare without the pool.
+    `wish` and `pool` are other rides, `alone` is the fare without the pool. `is_held`: it waits for a partner, and no
+    driver is looked for.
     """
 
     rider: str
@@ -128,6 +130,7 @@ class Ride:
     wish: str | None = None
     pool: str | None = None
     alone: int | None = None
+    is_held: bool = False
     money: Money = field(default_factory=Money)
 
 
@@ -278,8 +281,8 @@ class Model:
         self._tell("quote.offered", quote_id, 1, self._at, fare=quote.fare, multiplier=multiplier)
         self._set_timer("quote_expiry", quote_id, 1, quote.expires_at)
 
-    def request_ride(self, who: Who, ride_id: str, quote_id: str) -> None:
-        """A rider accepts a quote."""
+    def request_ride(self, who: Who, ride_id: str, quote_id: str, *, seeks_partner: bool = False) -> None:
+        """A rider accepts a quote, and perhaps waits for a partner first."""
         quote = self.books.quotes.get(quote_id)
         if quote is None or (who[0] != "anyone" and who != ("rider", quote.rider)):
             raise Refused("NotFound")
@@ -306,9 +309,13 @@ class Model:
             multiplier=quote.multiplier,
             requested_at=at,
             updated_at=at,
+            is_held=seeks_partner,
         )
         self._tell("ride.requested", ride_id, 1, at, fare=quote.fare, multiplier=quote.multiplier)
-        self._find_driver(ride_id)
+        if seeks_partner:
+            self._wait(ride_id, at + PARTNER_WAIT)
+        else:
+            self._find_driver(ride_id)
 
     def cancel_by_rider(self, who: Who, ride_id: str, reason: str) -> None:
         """A rider wants no ride any more."""
@@ -348,6 +355,12 @@ class Model:
             fare = math.floor(Fraction(alone * 80, 100) + Fraction(1, 2))
             self._step(one, "pool", wish=None, pool=other, alone=alone, fare=fare)
             self._tell_ride("ride.pooled", one, fare=fare, single_fare=alone, partner_ride_id=other, pickup_order=order)
+        held = [one for one in (ride_id, partner_id) if self.books.rides[one].is_held]
+        for one in held:
+            self._let_go(one)
+            self._wait(one, self.books.rides[one].updated_at + MATCH_TIMEOUT)
+        if held:
+            self._find_driver(held[0])
 
     # ---------------------------------------------------------------- drivers
 
@@ -472,9 +485,12 @@ class Model:
             self._tell("quote.expired", subject, quote.seq + 1, quote.expires_at)
             return True
         ride = self.books.rides.get(subject)
-        if ride is None or TIMER_IN.get(ride.state) != kind or ride.state_seq != seq:
+        if ride is None or timer_of(ride) != kind or ride.state_seq != seq:
             return False
         match kind:
+            case "partner_wait":
+                self._let_go(subject)
+                self._find_driver(subject)
             case "match_timeout":
                 self._give_up(subject, "timeout")
             case "pickup_timeout":
@@ -542,7 +558,7 @@ class Model:
         assert driver.position is not None
         found: list[tuple[int, datetime, str]] = []
         for ride_id, ride in self.books.rides.items():
-            if "match" in NEXT[ride.state] and driver_id not in ride.had_by:
+            if looks_for_driver(ride) and driver_id not in ride.had_by:
                 ring = ring_of(ride.pickup.cell, driver.position.cell)
                 if ring <= RINGS:
                     found.append((ring, ride.requested_at, ride_id))
@@ -603,7 +619,7 @@ class Model:
 
     def _end(self, ride_id: str, by: str, reason: str) -> None:
         before, partner_id = self.books.rides[ride_id], self._partner(ride_id)
-        self._step(ride_id, "cancel", cancelled_by=by, reason=reason)
+        self._step(ride_id, "cancel", cancelled_by=by, reason=reason, is_held=False)
         self._drop_timers(ride_id)
         stage = "requested" if before.state == "redispatched" else before.state
         self._tell_ride("ride.cancelled", ride_id, by=by, reason=reason, stage=stage, driver_id=before.driver)
@@ -712,7 +728,12 @@ class Model:
 
     def _wait(self, ride_id: str, due_at: datetime) -> None:
         ride = self.books.rides[ride_id]
-        self._set_timer(TIMER_IN[ride.state], ride_id, ride.seq, due_at)
+        self._set_timer(timer_of(ride), ride_id, ride.state_seq, due_at)
+
+    def _let_go(self, ride_id: str) -> None:
+        """The ride waits for no partner any more."""
+        self._change_ride(ride_id, is_held=False)
+        self._drop_timer("partner_wait", ride_id)
 
     def _set_timer(self, kind: str, subject: str, seq: int, due_at: datetime) -> None:
         self.books.timers[kind, subject] = Timer(seq=seq, due_at=due_at)
@@ -721,7 +742,7 @@ class Model:
         self.books.timers.pop((kind, subject), None)
 
     def _drop_timers(self, ride_id: str) -> None:
-        for kind in TIMER_IN.values():
+        for kind in ("partner_wait", *TIMER_IN.values()):
             self._drop_timer(kind, ride_id)
 
     def _tell(self, kind: str, key: str, seq: int, at: datetime, **said: object) -> None:
@@ -751,6 +772,16 @@ class Model:
             books.detour += (detour - books.detour) * weight
             books.speed += (speed - books.speed) * weight
             books.trips += 1
+
+
+def timer_of(ride: Ride) -> str:
+    """Return the timer that a ride has; none that has ended has one."""
+    return "partner_wait" if ride.is_held else TIMER_IN.get(ride.state, "")
+
+
+def looks_for_driver(ride: Ride) -> bool:
+    """Whether a driver can be matched with a ride."""
+    return "match" in NEXT[ride.state] and not ride.is_held
 
 
 def _had(ride: Ride, driver_id: str | None) -> bool:

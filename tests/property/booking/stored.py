@@ -77,7 +77,7 @@ def elapsed(timer: Outgoing) -> Elapse:
     """The command that booking makes of a timer's event."""
     event = timer.event
     if isinstance(event, RideOverdue):
-        kind_of = {"matched": "pickup_timeout", "in_progress": "ride_timeout"}
+        kind_of = {"seeking_partner": "partner_wait", "matched": "pickup_timeout", "in_progress": "ride_timeout"}
         # Any: mypy takes a dictionary's value for any text
         overdue: Any = kind_of[event.state]
         return Elapse(kind=overdue, subject_id=event.ride_id, seq=event.seq, due_at=event.due_at)

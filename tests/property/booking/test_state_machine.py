@@ -44,7 +44,7 @@ from ride_events import Money
 from ride_events.drivers import DriverLocationReported
 
 from tests.property.booking import model as expected
-from tests.property.booking.model import ENDED, NEXT, TIMER_IN, WITH_DRIVER, Model, Told, Who
+from tests.property.booking.model import ENDED, TIMER_IN, WITH_DRIVER, Model, Told, Who, looks_for_driver
 from tests.property.booking.stored import START, Stored, elapsed, prepare
 
 
@@ -65,7 +65,13 @@ POOLED_PAIR: Final = 2
 """Rides that a driver has at once at most."""
 DRIVERS: Final = ("d1", "d2", "d3", "d4", "r1")
 """One driver has a rider's id: a role is a part of who one is."""
-TIMER_KINDS: Final[tuple[TimerKind, ...]] = ("match_timeout", "pickup_timeout", "no_show", "ride_timeout")
+TIMER_KINDS: Final[tuple[TimerKind, ...]] = (
+    "partner_wait",
+    "match_timeout",
+    "pickup_timeout",
+    "no_show",
+    "ride_timeout",
+)
 RIGHT: Final = ("right", "")
 """Stands for the caller whom the command is for."""
 AFTER: Final[Mapping[str, frozenset[str]]] = {
@@ -301,7 +307,7 @@ class Booking(RuleBasedStateMachine):
         assert (roads.detour, roads.speed_m_per_s, roads.trips) == (books.detour, books.speed, books.trips)
         counts = self.world.counts()
         assert counts["free_drivers"] == sum(driver.status == "free" for driver in books.drivers.values())
-        assert counts["waiting_rides"] == sum("match" in NEXT[ride.state] for ride in books.rides.values())
+        assert counts["waiting_rides"] == sum(map(looks_for_driver, books.rides.values()))
 
     # ---------------------------------------------------------------- what holds whatever the model says
 
@@ -373,7 +379,8 @@ class Booking(RuleBasedStateMachine):
             assert len(timers) <= (ride.state not in ENDED)
             if ride.state not in ENDED:
                 due_or_set = due | {(timer.kind, timer.subject_id, timer.seq) for timer in timers}
-                assert (TIMER_IN[ride.state], ride_id, ride.timer_seq) in due_or_set
+                kind = "partner_wait" if ride.seeks_partner else TIMER_IN[ride.state]
+                assert (kind, ride_id, ride.timer_seq) in due_or_set
 
     def teardown(self) -> None:
         rides = self.model.books.rides.values()
@@ -410,17 +417,19 @@ class Booking(RuleBasedStateMachine):
             lambda who: Deed(command, lambda: self.model.offer_quote(who, quote_id, rider, pickup, dropoff)),
         )
 
-    @rule(who=ANYBODY, quote_id=QUOTE, after_s=LATER_S)
-    def request_ride(self, who: Who, quote_id: str, after_s: int) -> None:
+    @rule(who=ANYBODY, quote_id=QUOTE, after_s=LATER_S, seeks_partner=st.sampled_from([False, False, True]))
+    def request_ride(self, who: Who, quote_id: str, after_s: int, *, seeks_partner: bool = False) -> None:
         self.number += 1
         ride_id = f"ride{self.number}"
         quote = self.model.books.quotes.get(quote_id)
-        command = RequestRide(ride_id=ride_id, quote_id=quote_id)
+        command = RequestRide(ride_id=ride_id, quote_id=quote_id, seeks_partner=seeks_partner)
         self.by(
             who,
             ("rider", RIDERS[0] if quote is None else quote.rider),
             after_s,
-            lambda who: Deed(command, lambda: self.model.request_ride(who, ride_id, quote_id)),
+            lambda who: Deed(
+                command, lambda: self.model.request_ride(who, ride_id, quote_id, seeks_partner=seeks_partner)
+            ),
         )
 
     @rule(rider=st.sampled_from(RIDERS), pickup=PLACE, dropoff=PLACE)
@@ -467,6 +476,7 @@ class Booking(RuleBasedStateMachine):
         apart_s=st.sampled_from([1, 1, 20, 400]),
         driver_id=st.sampled_from([None, *DRIVERS]),
         steps=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=2),
+        seek=st.tuples(st.booleans(), st.booleans()),
     )
     def share(
         self,
@@ -476,12 +486,13 @@ class Booking(RuleBasedStateMachine):
         apart_s: int,
         driver_id: str | None,
         steps: list[tuple[bool, int]],
+        seek: tuple[bool, bool] = (False, False),
     ) -> None:
         """Two riders agree to share a car, and perhaps a driver comes and drives on: so that many runs have pools."""
         pair: list[str] = []
-        for rider in riders[:2]:
+        for rider, seeks_partner in zip(riders, seek, strict=False):
             self.offer_quote(RIGHT, rider, pickup, dropoff, apart_s)
-            self.request_ride(RIGHT, f"q{self.number}", 0)
+            self.request_ride(RIGHT, f"q{self.number}", 0, seeks_partner=seeks_partner)
             pair.append(f"ride{self.number}")
         self.pool_ride(RIGHT, pair[0], pair[1], 1)
         self.pool_ride(RIGHT, pair[1], pair[0], 1)
@@ -887,6 +898,7 @@ def _of_ride(ride: Ride) -> expected.Ride:
         cancelled_by=ride.cancelled_by,
         wish=ride.pool_wish,
         pool=ride.pooled_with,
+        is_held=ride.seeks_partner,
         alone=ride.single_fare_minor,
         money=expected.Money(
             seq=payment.seq, state=payment.state.value, paid=payment.paid_minor, owed=payment.owed_minor

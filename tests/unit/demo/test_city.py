@@ -8,8 +8,9 @@ from random import Random
 import h3
 import pytest
 from hailbus_demo.city.plan import HOUR_MS, DriverStarts, DriverStops, RidePlan, as_line, hour_of_week, to_ms, to_text
-from hailbus_demo.city.simulate import Riders, Simulator, with_company, with_drivers
-from hailbus_demo.city.table import City, city_table
+from hailbus_demo.city.simulate import COMPANION_SHARE, Riders, Simulator, with_company, with_drivers
+from hailbus_demo.city.table import City, city_table, kilometres
+from hailbus_demo.regions import region_at, split_city
 
 FRIDAY_AT_FIVE = to_ms(datetime(2014, 5, 2, 17, tzinfo=UTC))
 
@@ -93,6 +94,34 @@ def test_a_rider_who_takes_a_ride_is_not_drawn_again_before_its_end(city: City) 
     assert 0 < guests < 400, "a zone has 400 riders; those who come while all of them ride are guests"
 
 
+def test_some_riders_have_a_companion_who_goes_the_same_way(city: City) -> None:
+    rides = list(Simulator(city, seed=6).rides(FRIDAY_AT_FIVE, FRIDAY_AT_FIVE + 2 * HOUR_MS))
+    by_key = {ride.key: ride for ride in rides}
+    companions = [ride for ride in rides if ride.key.endswith("-companion")]
+    share = len(companions) / (len(rides) - len(companions))
+    assert 0.7 * COMPANION_SHARE < share < 1.3 * COMPANION_SHARE
+    for companion in companions:
+        first = by_key[companion.key.removesuffix("-companion")]
+        assert first.shares
+        assert companion.shares
+        assert 5_000 <= companion.asks_at_ms - first.asks_at_ms <= 60_000
+        assert first.passengers + companion.passengers <= 4
+        for here, there in ((first.pickup, companion.pickup), (first.dropoff, companion.dropoff)):
+            assert city.zone_of(here) == city.zone_of(there), "the recommender looks for partners by zone"
+            assert kilometres(here, there) < 3
+        for count in (2, 3, 4):
+            areas = split_city(count)
+            assert region_at(first.pickup, areas) == region_at(companion.pickup, areas)
+    assert sum(ride.shares for ride in rides) - len(companions) >= len(companions), "only they share"
+    assert sum(ride.shares for ride in rides) <= 2 * len(companions) + 2  # the last ones' companions come too late
+
+
+def test_a_place_without_another_one_near_is_near_itself(city: City) -> None:
+    nowhere = (0.0, 0.0)
+    near = city.place_near(nowhere, Random(1))
+    assert h3.latlng_to_cell(*near, 8) == h3.latlng_to_cell(*nowhere, 8)
+
+
 def test_drivers_come_before_rides_and_go_home_after_the_last(city: City) -> None:
     rides = Simulator(city, seed=5).rides(FRIDAY_AT_FIVE, FRIDAY_AT_FIVE + HOUR_MS)
     online: set[str] = set()
@@ -126,6 +155,7 @@ def test_company_of_recorded_rides_is_simulated_and_in_order(city: City) -> None
     extra = [p for p in everybody if p.simulated]
     assert [p for p in everybody if not p.simulated] == recorded
     assert all(p.gives_up is None and p.accepts for p in recorded)
+    assert not any(p.shares for p in everybody), "no recording tells who would share"
     assert [p.asks_at_ms for p in everybody] == sorted(p.asks_at_ms for p in everybody)
     # One in five quotes is not accepted: 250 lookers for 1,000 rides; and about 60 who cancel.
     assert 200 < sum(not p.accepts for p in extra) < 300

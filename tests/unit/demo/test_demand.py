@@ -22,6 +22,7 @@ def ride(number: int) -> RidePlan:
         duration_s=900,
         fleet="f",
         asks_recommender=False,
+        shares=False,
         accepts=False,
         accepts_after_ms=4_000,
         max_multiplier=1.2,

@@ -23,6 +23,8 @@ RIDE = {
     "requested_at": "2014-05-01T08:00:00Z",
     "passengers": 1,
     "simulated": True,
+    "pool_wish": None,
+    "pooled_with": None,
 }
 
 

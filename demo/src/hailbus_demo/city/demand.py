@@ -74,5 +74,6 @@ class Demand:
             duration_s=duration_s,
             accepts=True,
             max_multiplier=99.0,
+            shares=False,
             simulated=True,
         )

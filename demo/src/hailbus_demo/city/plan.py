@@ -23,6 +23,7 @@ class RidePlan:
     names the rider's requests. A rider whose `accepts` is false only looks at a quote; one whose quote is dearer than
     `max_multiplier` asks once more some minutes later and takes that. `gives_up` is the stage in which the rider
     cancels, so long after it began.
+    A rider who `shares` would go with somebody who goes the same way, and asks the recommender for such a rider.
     The first `driver_cancels` drivers cancel `driver_cancels_after_ms` after they were matched.
     `simulated` is false for a ride whose pickup a recording holds.
     """
@@ -37,6 +38,7 @@ class RidePlan:
     duration_s: int
     fleet: str
     asks_recommender: bool
+    shares: bool
     accepts: bool
     accepts_after_ms: int
     max_multiplier: float

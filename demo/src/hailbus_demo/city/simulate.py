@@ -34,6 +34,12 @@ ACCEPTED_SHARE = 0.8
 RIDER_CANCELS_SHARE = 0.06
 DRIVER_CANCELS_SHARE = 0.03
 ASKS_RECOMMENDER_SHARE = 0.25
+COMPANION_SHARE = 0.04
+"""Companions for each other rider: a companion asks within a minute after a rider and goes the same way. Both would
+share a car."""
+COMPANION_AFTER_MS = (5_000, 60_000)
+SHARE_SEATS = 2
+"""Passengers at most of a rider who would share: a car has four seats."""
 RIDERS_PER_ZONE = 400
 BOOKED_MS = 60 * MINUTE_MS
 """How long a rider who takes a ride is not drawn again, beside the trip itself: the wait for a quote and a driver."""
@@ -100,6 +106,7 @@ class Riders:
         recorded: bool = False,
         accepts: bool | None = None,
         gives_up: bool | None = None,
+        shares: bool = False,
     ) -> RidePlan:
         """Return one rider's plan; what is not given is drawn. A recorded ride took place: nobody cancels it."""
         hour = hour_of_week(at_ms)
@@ -107,7 +114,7 @@ class Riders:
         rider_id = self.rider(zone, random, at_ms)
         target = dropoff or self.destination(rider_id, zone, hour, random)
         drawn_m, drawn_s = self.city.trip(pickup, target, hour, random)
-        drawn_passengers = PASSENGERS.draw(random)
+        drawn_passengers = min(PASSENGERS.draw(random), SHARE_SEATS if shares else 4)
         drawn_fleet = self.city.table.fleets.draw(random)
         drawn_accepts = random.random() < ACCEPTED_SHARE
         cancels = random.random() < RIDER_CANCELS_SHARE
@@ -129,6 +136,7 @@ class Riders:
             duration_s=takes_s,
             fleet=fleet or drawn_fleet,
             asks_recommender=random.random() < ASKS_RECOMMENDER_SHARE,
+            shares=shares,
             accepts=willing,
             accepts_after_ms=2000 + int(random.random() * 18_000),
             max_multiplier=99.0 if recorded else round(1.3 + random.expovariate(1.0), 2),
@@ -138,6 +146,18 @@ class Riders:
             driver_cancels_after_ms=15_000 + int(random.random() * 60_000),
             boards_after_ms=20_000 + int(random.random() * 100_000),
             simulated=not recorded,
+        )
+
+    def companion(self, first: RidePlan, random: Random) -> RidePlan:
+        """Return the plan of another rider who goes the same way a little later, and who would share."""
+        earliest, latest = COMPANION_AFTER_MS
+        return self.plan(
+            key=f"{first.key}-companion",
+            at_ms=first.asks_at_ms + earliest + int(random.random() * (latest - earliest)),
+            pickup=self.city.place_near(first.pickup, random),
+            dropoff=self.city.place_near(first.dropoff, random),
+            random=random,
+            shares=True,
         )
 
 
@@ -167,8 +187,9 @@ class Simulator:
                 rates.append(quietest)
         hourly = [sum(rate[h] for rate in rates) for h in range(HOURS_PER_WEEK)]
         mean_per_minute = sum(hourly) / HOURS_PER_WEEK / 60
-        factor = (rides_per_minute or mean_per_minute / ACCEPTED_SHARE) / mean_per_minute
+        factor = (rides_per_minute or mean_per_minute / ACCEPTED_SHARE) / mean_per_minute / (1 + COMPANION_SHARE)
         self.cells = tuple(wanted)
+        # Riders without their companions.
         self.per_ms = tuple(factor * n / HOUR_MS for n in hourly)
         self._by_hour = [list(accumulate(rate[h] for rate in rates)) for h in range(HOURS_PER_WEEK)]
 
@@ -178,10 +199,15 @@ class Simulator:
         riders = Riders(self.city, self.seed)
         peak = max(self.per_ms)
         now, number = float(start_ms), 0
+        companions: list[tuple[int, str, RidePlan]] = []  # bound: those of a minute
         while True:
             now += arrivals.expovariate(peak)
             keep = arrivals.random()
             at_ms = int(now)
+            while companions and companions[0][0] <= at_ms:
+                companion = heapq.heappop(companions)[2]
+                if until_ms is None or companion.asks_at_ms < until_ms:
+                    yield companion
             if until_ms is not None and at_ms >= until_ms:
                 return
             hour = hour_of_week(at_ms)
@@ -192,7 +218,13 @@ class Simulator:
             random = Random(f"{self.seed}:{start_ms}:{number}")
             sums = self._by_hour[hour]
             cell = self.cells[bisect_right(sums, random.random() * sums[-1], 0, len(sums) - 1)]
-            yield riders.plan(key=key, at_ms=at_ms, pickup=self.city.place_in_cell(cell, random), random=random)
+            pickup = self.city.place_in_cell(cell, random)
+            shares = random.random() < COMPANION_SHARE
+            plan = riders.plan(key=key, at_ms=at_ms, pickup=pickup, random=random, shares=shares)
+            yield plan
+            if shares:
+                companion = riders.companion(plan, random)
+                heapq.heappush(companions, (companion.asks_at_ms, companion.key, companion))
 
 
 def _more_cells(known: list[str], count: int) -> Iterator[str]:

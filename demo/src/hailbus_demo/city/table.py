@@ -205,6 +205,15 @@ class City:
         lat, lng = h3.cell_to_latlng(small[random.randrange(len(small))])
         return round(lat, 5), round(lng, 5)
 
+    def place_near(self, place: Place, random: Random) -> Place:
+        """Return a place in the same zone and cell (about 1 km wide), so in the same region of booking."""
+        cell, zone_id = h3.latlng_to_cell(*place, 8), self.zone_of(place)
+        for _ in range(PLACE_TRIES):
+            near = self.place_in_cell(cell, random)
+            if h3.latlng_to_cell(*near, 8) == cell and self.zone_of(near) == zone_id:
+                return near
+        return place
+
     def destination_zone(self, zone_id: int, random: Random) -> int:
         """Return where a rider from this zone goes: by the flows recorded there, else by attraction and distance."""
         known = self._destinations.get(zone_id)

@@ -71,6 +71,7 @@ class BookingRide(NamedTuple):
 
     Attributes:
         reason: Why the ride ended otherwise than planned.
+        seeks_partner: Whether the ride waits for a partner before a driver is looked for.
     """
 
     state: str
@@ -81,6 +82,7 @@ class BookingRide(NamedTuple):
     rider_id: str
     driver_id: str | None
     fare_minor: int
+    seeks_partner: bool
     payment: str
     payment_seq: int
     paid_minor: int

@@ -61,7 +61,7 @@ async def read_booking(url: str) -> BookingAccount:
                 row[0]: BookingRide(*row[1:])
                 async for row in reader.rows(
                     "SELECT ride_id, state, reason, seq, timer_seq, quote_id, rider_id, driver_id, fare_minor, "
-                    "payment, payment_seq, paid_minor, owed_minor FROM booking_rides"
+                    "seeks_partner, payment, payment_seq, paid_minor, owed_minor FROM booking_rides"
                 )
             },
             quotes={

@@ -32,6 +32,8 @@ class Book:
         self.quotes_left = 0
         self.recommendations_asked = 0
         self.recommendations_chosen = 0
+        self.pooled: set[str] = set()
+        """Rides that this run has seen in a pool, also if the pool ended later."""
         self.locations_sent = 0
         self.refusals: Counter[str] = Counter()
         self.torn = 0
@@ -103,6 +105,8 @@ class Book:
             distance_m=body["distance_m"],
             duration_s=body["duration_s"],
         )
+        if body["pooled_with"] is not None:
+            self.pooled.add(ride_id)
         if before == told:
             return
         assert before is None or before.state not in ENDED, f"ride {ride_id} had ended as {before} and is now {told}"

@@ -10,7 +10,7 @@ import asyncio
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, Protocol
@@ -31,6 +31,11 @@ TIMER_PATIENCE_S = 0.2
 QUIETEST_ETA_MS = 20_000
 ASKS_AGAIN_MS = 4 * 60_000
 """How long a rider who finds the price too high waits before asking again."""
+SEEKS_PARTNER_EVERY_MS = 15_000
+"""How often a rider who would share asks for a partner: the other rider may ask for a ride later."""
+SEEKS_PARTNER_TIMES = 10
+AWAITS_PARTNER_MS = 10_000
+"""How often the driver of a pool looks whether the other rider is on board."""
 MOVES_SHARE = 0.6
 """Share of drivers who, after a ride, go where riders were last seen."""
 ENDS_WITHIN_MS = 30 * 60_000
@@ -61,22 +66,36 @@ class Advice(Protocol):
     async def ask(self, plan: RidePlan, at_ms: int, key: str) -> Any:
         """Return what was served, to be handed to `chosen`."""
 
+    async def ask_for_partner(self, plan: RidePlan, at_ms: int, key: str) -> Any:
+        """Return what was served to a rider who would share, with rides that go the same way as `pooled_rides`."""
+
     async def chosen(self, served: Any, plan: RidePlan, ride_id: str, at_ms: int, key: str) -> str | None:
         """Report the option that the rider took, if one of them was; return its id."""
+
+    async def take(self, served: Any, option_id: str, ride_id: str, at_ms: int, key: str) -> bool:
+        """Report the option that the rider took; say whether the recommender took it."""
 
 
 @dataclass(slots=True)
 class DriverState:
-    """A driver as the replay knows it. `leg` is where from and to the car moves, and when."""
+    """A driver as the replay knows it. `leg` is where from and to the car moves, and when.
+
+    `serving` are the rides that the driver has: one, or two that are pooled.
+    """
 
     driver_id: str
     place: Place
     online: bool = False
-    ride_id: str | None = None
+    serving: list[str] = field(default_factory=list)
     stops: bool = False
     rides: int = 0
     region: str = ""
     leg: tuple[Place, Place, int, int] | None = None
+
+    @property
+    def ride_id(self) -> str | None:
+        """The ride that the driver has, of two pooled ones the first."""
+        return self.serving[0] if self.serving else None
 
     def position(self, at_ms: int) -> Place:
         """Return the place at an event time: along the leg, or where it ended."""
@@ -94,7 +113,8 @@ class DriverState:
 class RideState:
     """A ride as the replay knows it. `matches` counts its drivers; `step` grows so that stale actions notice.
 
-    `seq` is how much of its story is known: the number of its last event.
+    `seq` is how much of its story is known: the number of its last event. `due_ms` is when the car comes to the pickup
+    or to the end. `wish` and `pooled_with` are other rides, as booking says.
     """
 
     plan: RidePlan
@@ -106,6 +126,10 @@ class RideState:
     step: int = 0
     asked_again: bool = False
     seq: int = 0
+    requested_ms: int = 0
+    due_ms: int = 0
+    wish: str | None = None
+    pooled_with: str | None = None
     matched_at: str | None = None
     served: Any = None
 
@@ -170,6 +194,7 @@ class World:
         Rides that the book does not know (a run was killed between a request and its answer) are noted.
         """
         adopted = 0
+        serving: dict[str, list[str]] = {}
         async for body in self._pages("/rides", "rides"):
             ride_id, state = body["ride_id"], body["state"]
             known = self.book.rides.get(ride_id)
@@ -180,11 +205,13 @@ class World:
             adopted += 1
             ride = RideState(plan=_plan_of(body), quote_id=body["quote_id"], ride_id=ride_id)
             self.rides[ride_id] = ride
+            if body["driver_id"] is not None:
+                serving.setdefault(body["driver_id"], []).append(ride_id)
             self.stage.at(_ms(body["requested_at"]), partial(self._resume, ride, body))
         async for body in self._pages("/drivers?status=free&status=busy", "drivers"):
             driver = self._driver(body["driver_id"], _place(body["position"]) or (0.0, 0.0))
             driver.online = True
-            driver.ride_id = body["ride_id"]
+            driver.serving = serving.get(driver.driver_id, [])
         return adopted
 
     async def _pages(self, path: str, what: str) -> Any:
@@ -204,7 +231,8 @@ class World:
         if ride.state == "arrived":
             self._next(ride, at_ms + ride.plan.boards_after_ms, self._start)
         elif ride.state == "in_progress" and driver is not None:
-            self._next(ride, at_ms + ride.plan.duration_s * 1000, self._complete)
+            ride.due_ms = at_ms + ride.plan.duration_s * 1000
+            self._next(ride, ride.due_ms, self._complete)
 
     async def settle(self, *, past_ms: int) -> None:
         """Move booking's clock so far on that its last timers (quotes that nobody accepted) come due."""
@@ -281,9 +309,10 @@ class World:
     async def _accept(self, ride: RideState, at_ms: int) -> None:
         plan = ride.plan
         key = f"{self.run_id}:{plan.key}:ride"
+        shares = plan.shares and self.advice is not None
         status, body = await self.booking.post(
             "/rides",
-            {"quote_id": ride.quote_id, "simulated": plan.simulated},
+            {"quote_id": ride.quote_id, "seeks_partner": shares, "simulated": plan.simulated},
             key=key,
             event_time=to_text(at_ms),
             by=("rider", plan.rider_id),
@@ -301,6 +330,8 @@ class World:
                 self.book.note_choice(ride.served["recommendation_id"], taken)
             ride.served = None
         await self._on_ride(ride, body, at_ms)
+        if shares:
+            self.stage.at(at_ms, partial(self._seek_partner, ride, 1))
         if plan.gives_up == "requested" and ride.state not in ENDED:
             self.stage.at(at_ms + plan.gives_up_after_ms, partial(self._gives_up_waiting, ride))
 
@@ -319,6 +350,76 @@ class World:
             by=("rider", ride.plan.rider_id),
         )
         await self._answered(ride, "cancel", status, body, at_ms)
+
+    # Riders who share
+
+    async def _seek_partner(self, ride: RideState, attempt: int, at_ms: int) -> None:
+        """Ask for a rider who goes the same way, and agree to share; the other rider does the same."""
+        plan = ride.plan
+        if self.advice is None or not self._may_pool(ride):
+            return
+        key = f"{self.run_id}:{plan.key}:partner:{attempt}"
+        served = await self.advice.ask_for_partner(plan, at_ms, key)
+        self.book.recommendations_asked += 1
+        if served is not None:
+            self.book.note_advice(plan.rider_id, served)
+            options = [option for option in served["pooled_rides"] if self._is_at_hand(ride, option)]
+            # Most riders on offer would not share: who has not agreed until now is followed by the next one.
+            option = options[(attempt - 1) % len(options)] if options else None
+            if option is not None and option["ride_id"] != ride.wish and self._may_pool(ride):
+                await self._agree(ride, served, option, at_ms, key)
+        if self._may_pool(ride) and attempt < SEEKS_PARTNER_TIMES:
+            self.stage.at(at_ms + SEEKS_PARTNER_EVERY_MS, partial(self._seek_partner, ride, attempt + 1))
+
+    async def _agree(self, ride: RideState, served: Any, option: Any, at_ms: int, key: str) -> None:
+        """Tell booking with whom the rider would share, and the recommender that its offer was taken."""
+        status, body = await self.booking.post(
+            f"/rides/{ride.ride_id}/pool",
+            {"partner_ride_id": option["ride_id"]},
+            key=f"{key}:pool",
+            event_time=to_text(at_ms),
+            by=("rider", ride.plan.rider_id),
+        )
+        if status != 200:  # it has a driver by now, or the rides do not fit: the rider goes alone
+            self._refused("pool", status, body)
+            return
+        await self._on_ride(ride, body, at_ms)
+        assert self.advice is not None
+        assert ride.ride_id is not None
+        if await self.advice.take(served, option["option_id"], ride.ride_id, at_ms, f"{key}:chosen"):
+            self.book.recommendations_chosen += 1
+            self.book.note_choice(served["recommendation_id"], option["option_id"])
+        if ride.pooled_with is not None and (other := self.rides.get(ride.pooled_with)) is not None:
+            # The other rider's app hears of it, too.
+            await self._on_ride(other, await self.booking.get(f"/rides/{other.ride_id}"), at_ms)
+
+    def _may_pool(self, ride: RideState) -> bool:
+        return ride.state == "requested" and ride.pooled_with is None
+
+    def _is_at_hand(self, ride: RideState, option: Any) -> bool:
+        """Whether the ride of an option is of the same region: booking pools no others."""
+        assert ride.ride_id is not None
+        return self.region_of is None or _region_in(option["ride_id"]) == _region_in(ride.ride_id)
+
+    def _partner(self, ride: RideState) -> RideState | None:
+        """Return the ride that shares the driver of this one, as far as both riders know."""
+        other = self.rides.get(ride.pooled_with or "")
+        if other is None or other.pooled_with != ride.ride_id or other.driver_id != ride.driver_id:
+            return None
+        return other
+
+    def _is_picked_up_before(self, ride: RideState, other: RideState) -> bool:
+        return (ride.requested_ms, ride.ride_id or "") < (other.requested_ms, other.ride_id or "")
+
+    def _awaits_partner(self, ride: RideState) -> bool:
+        """Whether the driver of a pool has the other rider still to pick up, before this ride can take its next step.
+
+        Who asked first is picked up first, and nobody is taken to the end before both are on board.
+        """
+        other = self._partner(ride)
+        if other is None or other.state not in ("matched", "arrived"):
+            return False
+        return ride.state == "in_progress" or self._is_picked_up_before(other, ride)
 
     # Rides
 
@@ -345,6 +446,8 @@ class World:
         state, driver_id = str(body["state"]), body["driver_id"]
         before, driver_before = ride.state, ride.driver_id
         ride.state = state
+        ride.requested_ms = _ms(body["requested_at"])
+        ride.wish, ride.pooled_with = body["pool_wish"], body["pooled_with"]
         self.book.note_ride(body)
         if state in ("requested", "redispatched"):
             if before != state or driver_before is not None:
@@ -372,10 +475,15 @@ class World:
         ride.matches += 1
         matched_ms = _ms(body["matched_at"])
         arrives_ms = matched_ms + max(QUIETEST_ETA_MS, int(body["eta_s"] or 0) * 1000)
+        ride.due_ms = arrives_ms
         driver = self._driver(ride.driver_id, plan.pickup)
-        driver.ride_id = ride.ride_id
-        driver.leg = (driver.position(matched_ms), plan.pickup, matched_ms, arrives_ms)
-        driver.place = plan.pickup
+        assert ride.ride_id is not None
+        if ride.pooled_with not in driver.serving:
+            driver.serving.clear()
+        if ride.ride_id not in driver.serving:
+            driver.serving.append(ride.ride_id)
+        if not self._awaits_partner(ride):
+            self._head_for_next(driver, ride, matched_ms)
         if ride.matches <= plan.driver_cancels:
             self._next(ride, min(matched_ms + plan.driver_cancels_after_ms, arrives_ms - 1), self._driver_cancels)
         elif plan.gives_up == "matched":
@@ -383,7 +491,16 @@ class World:
         else:
             self._next(ride, arrives_ms, self._arrive)
 
+    def _head_for_next(self, driver: DriverState, ride: RideState, at_ms: int) -> None:
+        """Have the car go to a ride's pickup or, with its rider on board, to its end."""
+        place = ride.plan.dropoff if ride.state == "in_progress" else ride.plan.pickup
+        driver.leg = (driver.position(at_ms), place, at_ms, max(ride.due_ms, at_ms))
+        driver.place = place
+
     async def _arrive(self, ride: RideState, at_ms: int) -> None:
+        if self._awaits_partner(ride):
+            self._next(ride, at_ms + AWAITS_PARTNER_MS, self._arrive)
+            return
         status, body = await self._update(ride, {"kind": "arrived"}, at_ms)
         if await self._answered(ride, "arrived", status, body, at_ms) and ride.state == "arrived":
             plan = ride.plan
@@ -395,14 +512,18 @@ class World:
     async def _start(self, ride: RideState, at_ms: int) -> None:
         status, body = await self._update(ride, {"kind": "start"}, at_ms)
         if await self._answered(ride, "start", status, body, at_ms) and ride.state == "in_progress":
-            ends_ms = at_ms + ride.plan.duration_s * 1000
+            ride.due_ms = at_ms + ride.plan.duration_s * 1000
             driver = self.drivers.get(ride.driver_id or "")
             if driver is not None:
-                driver.leg = (ride.plan.pickup, ride.plan.dropoff, at_ms, ends_ms)
-                driver.place = ride.plan.dropoff
-            self._next(ride, ends_ms, self._complete)
+                driver.place, driver.leg = ride.plan.pickup, None
+                other = self._partner(ride) if self._awaits_partner(ride) else None
+                self._head_for_next(driver, other or ride, at_ms)
+            self._next(ride, ride.due_ms, self._complete)
 
     async def _complete(self, ride: RideState, at_ms: int) -> None:
+        if self._awaits_partner(ride):
+            self._next(ride, at_ms + AWAITS_PARTNER_MS, self._complete)
+            return
         plan = ride.plan
         update = {"kind": "complete", "distance_m": plan.distance_m}
         status, body = await self._update(ride, update, at_ms)
@@ -493,7 +614,7 @@ class World:
         driver = self.drivers.get(driver_id)
         if driver is None or not driver.online:
             return
-        if driver.ride_id is not None:
+        if driver.serving:
             driver.stops = True
             return
         driver.online = False
@@ -505,14 +626,22 @@ class World:
             self._refused("offline", status, body)
 
     def _free(self, ride: RideState, at_ms: int) -> None:
-        """Let the ride's driver go: home when the shift is over, else perhaps to where riders are."""
+        """Let the ride's driver go: home when the shift is over, else perhaps to where riders are.
+
+        A driver who has the other ride of a pool goes on with that one.
+        """
         driver_id, ride.driver_id = ride.driver_id, None
         driver = self.drivers.get(driver_id or "")
-        if driver is None or driver.ride_id != ride.ride_id:
+        if driver is None or ride.ride_id not in driver.serving:
+            return
+        driver.serving.remove(ride.ride_id)
+        if driver.serving:
+            if (other := self.rides.get(driver.serving[0])) is not None and other.driver_id == driver_id:
+                self._head_for_next(driver, other, at_ms)
             return
         if ride.state != "completed":
             driver.place = driver.position(at_ms)
-        driver.ride_id, driver.leg = None, None
+        driver.leg = None
         driver.rides += 1
         if driver.stops:
             driver.stops = False
@@ -526,7 +655,7 @@ class World:
             self.stage.at(at_ms + after_ms, partial(self._move, driver, driver.rides, random), background=True)
 
     async def _move(self, driver: DriverState, rides: int, random: Random, at_ms: int) -> None:
-        if not driver.online or driver.ride_id is not None or driver.rides != rides:
+        if not driver.online or driver.serving or driver.rides != rides:
             return
         pickups = [place for place in self._recent_pickups if self._region(place) == driver.region]
         if not pickups:
@@ -559,14 +688,14 @@ class World:
         for driver in self.drivers.values():
             if not driver.online or zlib.crc32(driver.driver_id.encode()) % slots != slot:
                 continue
-            if driver.ride_id is not None and not self.busy_locations:
+            if driver.serving and not self.busy_locations:
                 continue
             place = driver.position(at_ms)
             self.book.note_position(driver.driver_id, *place, at_ms)
             self.locations.report(
                 driver.driver_id,
                 place,
-                free=driver.ride_id is None,
+                free=not driver.serving,
                 ride_id=driver.ride_id,
                 at_ms=at_ms,
             )
@@ -603,6 +732,7 @@ def _plan_of(body: Any) -> RidePlan:
         duration_s=body["duration_s"] or 600,
         fleet="",
         asks_recommender=False,
+        shares=False,
         accepts=True,
         accepts_after_ms=0,
         max_multiplier=99.0,
@@ -621,6 +751,11 @@ def _as_json(place: Place) -> dict[str, float]:
 
 def _place(body: Any) -> Place | None:
     return None if body is None else (float(body["lat"]), float(body["lng"]))
+
+
+def _region_in(ride_id: str) -> str:
+    """Return the region that a ride's id begins with."""
+    return ride_id.partition(".")[0]
 
 
 def _ms(text: str) -> int:

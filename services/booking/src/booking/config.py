@@ -33,6 +33,7 @@ class Settings(BaseSettings):
     rate_burst: int = Field(default=400, ge=1, le=1_000_000)
     quote_ttl_s: int = Field(default=120, ge=1, le=86_400)
     match_timeout_s: int = Field(default=300, ge=1, le=86_400)
+    partner_wait_s: int = Field(default=120, ge=1, le=86_400)
     no_show_s: int = Field(default=300, ge=1, le=86_400)
     pickup_grace_s: int = Field(default=600, ge=1, le=86_400)
     ride_grace_s: int = Field(default=14_400, ge=1, le=86_400)
@@ -49,6 +50,7 @@ class Settings(BaseSettings):
         return Policy(
             quote_ttl=timedelta(seconds=self.quote_ttl_s),
             match_timeout=timedelta(seconds=self.match_timeout_s),
+            partner_wait=timedelta(seconds=self.partner_wait_s),
             no_show_after=timedelta(seconds=self.no_show_s),
             pickup_grace=timedelta(seconds=self.pickup_grace_s),
             ride_grace=timedelta(seconds=self.ride_grace_s),

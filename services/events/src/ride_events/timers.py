@@ -24,10 +24,10 @@ class TimerElapsed(Event, topic=BOOKING_TIMERS, key="subject_id", type="booking.
 
 
 class RideOverdue(Event, topic=BOOKING_TIMERS, key="ride_id", type="booking.ride_overdue", version=1):
-    """A ride has been in `state` for longer than it may: its driver has not arrived, or has not ended it.
+    """A ride has been in `state` for longer than it may: it has no partner, or the driver has not arrived or ended it.
 
-    `seq` is the ride's seq at which it entered the state. `state` is `matched` or `in_progress`; readers must expect
-    more of them.
+    `seq` is the ride's seq at which it entered the state. `state` is `seeking_partner`, `matched` or `in_progress`;
+    readers must expect more of them.
     """
 
     ride_id: str

@@ -237,13 +237,27 @@ def _(run: RecordedRun) -> Finding:
 def _(run: RecordedRun) -> Finding:
     ride_id, seq = run.ask("booking", "SELECT ride_id, timer_seq FROM booking_rides ORDER BY ride_id LIMIT 1")[0]
     run.sql("booking", "UPDATE booking_rides SET state = 'matched' WHERE ride_id = ?", ride_id)
+    overdue = _overdue(run, ride_id, "matched", seq)
+    return at(overdue, f"the time of ride {ride_id} in state matched is over, and it is still so by booking's database")
+
+
+@FAULTS.declare("booking's database", "a ride waits for a partner after its time", "booking-timers")
+def _(run: RecordedRun) -> Finding:
+    ride_id, seq = run.ask("booking", "SELECT ride_id, timer_seq FROM booking_rides ORDER BY ride_id LIMIT 1")[0]
+    run.sql("booking", "UPDATE booking_rides SET seeks_partner = 1 WHERE ride_id = ?", ride_id)
+    overdue = _overdue(run, ride_id, "seeking_partner", seq)
+    return at(overdue, f"the time of ride {ride_id} in state seeking_partner is over, and it is still so")
+
+
+def _overdue(run: RecordedRun, ride_id: str, state: str, seq: int) -> LogRecord:
+    """Put the timer of a ride's state in place of another one."""
     timer = run.find("booking.timer_elapsed")
-    body = {"ride_id": ride_id, "state": "matched", "seq": seq, "due_at": data(timer)["due_at"], "simulated": True}
+    body = {"ride_id": ride_id, "state": state, "seq": seq, "due_at": data(timer)["due_at"], "simulated": True}
     overdue = timer._replace(value=json.dumps(body, separators=(",", ":")).encode(), key=ride_id.encode())
     overdue = with_header(with_header(overdue, "ce_type", "booking.ride_overdue"), "ce_subject", ride_id)
     overdue = with_header(overdue, "ce_dataschema", "hailbus:booking.ride_overdue/v1")
     run.put(overdue)
-    return at(overdue, f"the time of ride {ride_id} in state matched is over, and it is still so by booking's database")
+    return overdue
 
 
 @FAULTS.declare("booking's database", "a rider has two open rides", "riders-rides")

@@ -121,7 +121,8 @@ def _timers(accounts: Accounts) -> Judgement:
     for timer in reader.overdue:
         subject, state = str(timer.data["ride_id"]), str(timer.data["state"])
         ride = booking.rides.get(subject)
-        if ride is None or (ride.state == state and ride.timer_seq == timer.seq):
+        still_so = ride is not None and (ride.seeks_partner if state == "seeking_partner" else ride.state == state)
+        if ride is None or (still_so and ride.timer_seq == timer.seq):
             what = f"the time of ride {subject} in state {state} is over, and it is still so by {BOOKING}"
             found.extend(
                 [reader.finding(what if ride else f"overdue ride {subject} is unknown by {BOOKING}", timer.row)]

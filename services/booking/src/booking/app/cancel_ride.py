@@ -7,7 +7,7 @@ from ride_events.rides import RideCancelled, RideRedispatched, RideUnmatched
 
 from booking.app import story
 from booking.app.dispatch import hear_driver, release_driver, seek_driver
-from booking.app.pool_ride import end_pool, leave_pool
+from booking.app.pools import end_pool, leave_pool
 from booking.app.ports import Needs, Work
 from booking.domain.errors import NoShowTooEarly, NotYourRide
 from booking.domain.ride import Party, Ride, RideState
@@ -112,7 +112,9 @@ def end(work: Work, ride: Ride, *, by: Party, reason: str, simulated: bool | Non
         at=ride.updated_at,
         story=ride.quote_id,
     )
-    if before.waiting:
+    if before.seeks_partner:
+        work.cancel_timer("partner_wait", ride.ride_id)
+    elif before.waiting:
         work.cancel_timer("match_timeout", ride.ride_id)
     _cancel_timer_of(work, ride.ride_id, before.state)
     if before.driver_id is not None:

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from booking.app import story
-from booking.app.pool_ride import partner_of
+from booking.app.pools import partner_of
 from booking.app.ports import Work
 from booking.domain.driver import Driver
 from booking.domain.place import Place
@@ -23,14 +23,19 @@ def seek_driver(work: Work, ride: Ride) -> Ride:
     driver = work.nearest_driver(ride.pickup, allowed=lambda candidate: candidate.driver_id not in ride.declined)
     if driver is not None:
         return _pair(work, ride, driver)[0]
+    wait_for_driver(work, ride)
+    return ride
+
+
+def wait_for_driver(work: Work, ride: Ride) -> None:
+    """Have a ride that waits for a driver given up after the match timeout."""
     work.set_timer(
         "match_timeout",
         ride.ride_id,
-        ride.seq,
+        ride.timer_seq,
         ride.updated_at + work.policy.match_timeout,
         simulated=ride.simulated,
     )
-    return ride
 
 
 def seek_ride(work: Work, driver: Driver) -> Driver:

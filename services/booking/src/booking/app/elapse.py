@@ -1,4 +1,4 @@
-"""A timer has elapsed: a quote expires, a ride finds no driver, somebody does not come, a ride is not ended."""
+"""A timer has elapsed: a quote expires, a ride finds no partner or driver, somebody does not come or end a ride."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,8 +7,9 @@ from typing import Final, assert_never
 from ride_events.quotes import QuoteExpired
 
 from booking.app.cancel_ride import NO_SHOW, end, redispatch, tell_unmatched
+from booking.app.dispatch import seek_driver
 from booking.app.drive import complete_overdue
-from booking.app.pool_ride import end_pool
+from booking.app.pools import end_pool
 from booking.app.ports import Needs, TimerKind, Work
 from booking.domain.errors import NotFound
 from booking.domain.ride import RideState
@@ -40,6 +41,8 @@ class Elapse:
                     return self._expire_quote(work)
                 case "match_timeout":
                     return self._give_up(work)
+                case "partner_wait":
+                    return self._go_alone(work)
                 case "no_show":
                     return self._no_show(work)
                 case "pickup_timeout":
@@ -80,6 +83,15 @@ class Elapse:
         work.put_ride(ride)
         tell_unmatched(work, ride, "timeout")
         end_pool(work, ride)
+        return True
+
+    def _go_alone(self, work: Work) -> bool:
+        ride = work.ride(self.subject_id)
+        if not ride.seeks_partner or ride.timer_seq != self.seq:
+            return False
+        ride = ride.stop_seeking_partner()
+        work.put_ride(ride)
+        seek_driver(work, ride)
         return True
 
     def _no_show(self, work: Work) -> bool:

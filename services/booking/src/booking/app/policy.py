@@ -13,6 +13,8 @@ class Policy:
     Attributes:
         quote_ttl: How long a quote is good.
         match_timeout: How long a ride waits for a driver, each time it waits.
+        partner_wait: How long a ride waits for a partner to be pooled with before a driver is looked for. It is a part
+            of the first `match_timeout`.
         no_show_after: How long a driver waits at the pickup.
         pickup_grace: How long after the estimated arrival a matched ride waits for its driver.
         ride_grace: How long after the estimated end a ride under way waits for its driver to end it.
@@ -24,6 +26,7 @@ class Policy:
 
     quote_ttl: timedelta = timedelta(seconds=120)
     match_timeout: timedelta = timedelta(seconds=300)
+    partner_wait: timedelta = timedelta(seconds=120)
     no_show_after: timedelta = timedelta(seconds=300)
     pickup_grace: timedelta = timedelta(seconds=600)
     ride_grace: timedelta = timedelta(seconds=14_400)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ride_events.rides import RidePooled
 
 from booking.app import story
+from booking.app.dispatch import seek_driver, wait_for_driver
 from booking.app.ports import Needs, Work
-from booking.app.pricing import tell_repriced
 from booking.domain.errors import CannotPool
 from booking.domain.pool import in_pickup_order, obstacle
 from booking.domain.ride import Ride, RideState
@@ -25,7 +25,7 @@ class PoolRide:
         return Needs(rides=(self.ride_id,))
 
     def decide(self, work: Work) -> Ride:
-        """Note the wish; pool both rides if the partner's rider has the same wish.
+        """Note the wish; pool both rides if the partner's rider has the same wish, and look for their driver.
 
         Without that wish the answer does not depend on the partner: a caller learns nothing of another's ride.
 
@@ -66,25 +66,11 @@ class PoolRide:
                 at=pooled.updated_at,
                 story=pooled.quote_id,
             )
+        # A ride that waits for a driver already has been offered to every driver who could take it.
+        seeking = [one.ride_id for one in (ride, partner) if one.seeks_partner]
+        for ride_id in seeking:
+            work.cancel_timer("partner_wait", ride_id)
+            wait_for_driver(work, work.ride(ride_id))
+        if seeking:
+            seek_driver(work, work.ride(seeking[0]))
         return work.ride(self.ride_id)
-
-
-def partner_of(work: Work, ride: Ride) -> Ride | None:
-    """Return the open ride that a ride is pooled with."""
-    partner = work.open_ride_by_id(ride.pooled_with) if ride.pooled_with is not None else None
-    return partner if partner is not None and partner.pooled_with == ride.ride_id else None
-
-
-def end_pool(work: Work, ride: Ride) -> None:
-    """Turn the partner of a ride back into a single one, unless its rider is on board: then the fare stays."""
-    partner = partner_of(work, ride)
-    if partner is not None and partner.state is not RideState.IN_PROGRESS:
-        leave_pool(work, partner)
-
-
-def leave_pool(work: Work, ride: Ride) -> Ride:
-    """Turn a pooled ride back into a single one, at the fare that it had before."""
-    after = ride.leave_pool(at=work.now)
-    work.put_ride(after)
-    tell_repriced(work, after, reason="pool_ended", simulated=None)
-    return after

@@ -16,12 +16,14 @@ from booking.domain.region import Realm
 from booking.domain.ride import Ride
 from booking.domain.roads import Roads
 
-TimerKind = Literal["quote_expiry", "match_timeout", "no_show", "pickup_timeout", "ride_timeout"]
-OVERDUE_IN: Final[Mapping[Literal["pickup_timeout", "ride_timeout"], str]] = {
+TimerKind = Literal["quote_expiry", "match_timeout", "no_show", "partner_wait", "pickup_timeout", "ride_timeout"]
+OVERDUE_IN: Final[Mapping[Literal["partner_wait", "pickup_timeout", "ride_timeout"], str]] = {
+    "partner_wait": "seeking_partner",
     "pickup_timeout": "matched",
     "ride_timeout": "in_progress",
 }
-"""The state that a ride may not stay in for longer than a timer of this kind."""
+"""The state that a ride may not stay in for longer than a timer of this kind. A ride that seeks a partner is requested,
+and no driver is looked for yet."""
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 

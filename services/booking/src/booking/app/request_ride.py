@@ -1,4 +1,7 @@
-"""Accept a quote: request the ride at its fare, and match it at once when a driver is near."""
+"""Accept a quote: request the ride at its fare, and match it at once when a driver is near.
+
+A rider who would share a car can have the ride wait for a partner first.
+"""
 
 from dataclasses import dataclass
 
@@ -14,10 +17,11 @@ from booking.domain.ride import Ride
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRide:
-    """A rider accepts a quote."""
+    """A rider accepts a quote. With `seeks_partner` the ride waits to be pooled before a driver is looked for."""
 
     ride_id: str
     quote_id: str
+    seeks_partner: bool = False
     simulated: bool = False
 
     def needs(self) -> Needs:
@@ -62,6 +66,7 @@ class RequestRide:
             requested_at=at,
             updated_at=at,
             simulated=self.simulated,
+            seeks_partner=self.seeks_partner,
         )
         work.put_ride(ride)
         work.record(
@@ -85,4 +90,8 @@ class RequestRide:
             at=at,
             story=ride.quote_id,
         )
-        return seek_driver(work, ride)
+        if not ride.seeks_partner:
+            return seek_driver(work, ride)
+        due_at = at + work.policy.partner_wait
+        work.set_timer("partner_wait", ride.ride_id, ride.timer_seq, due_at, simulated=ride.simulated)
+        return ride

@@ -392,7 +392,7 @@ class World:
     def set_timer(self, kind: TimerKind, subject_id: str, seq: int, due_at: datetime, *, simulated: bool) -> None:
         """Have the timer's event published at `due_at`."""
         event: TimerElapsed | RideOverdue
-        if kind == "pickup_timeout" or kind == "ride_timeout":  # noqa: PLR1714 mypy narrows a literal by ==
+        if kind == "partner_wait" or kind == "pickup_timeout" or kind == "ride_timeout":  # noqa: PLR1714 mypy narrows a literal by ==
             state = OVERDUE_IN[kind]
             event = RideOverdue(ride_id=subject_id, state=state, seq=seq, due_at=due_at, simulated=simulated)
         else:

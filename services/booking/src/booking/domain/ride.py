@@ -96,6 +96,8 @@ class Ride:
         pooled_with: The ride that this one shares its driver with. A ride that ended as part of a pool keeps it, and so
             does one whose rider was on board when the other left.
         single_fare_minor: What the ride costs without the pool, if it has one.
+        seeks_partner: Whether the ride waits for a partner before a driver is looked for. The end of that wait is no
+            step of the ride.
     """
 
     ride_id: str
@@ -129,11 +131,12 @@ class Ride:
     pool_wish: str | None = None
     pooled_with: str | None = None
     single_fare_minor: int | None = None
+    seeks_partner: bool = False
 
     @property
     def waiting(self) -> bool:
         """Whether a driver is being looked for."""
-        return self.state in WAITING
+        return self.state in WAITING and not self.seeks_partner
 
     @property
     def stage(self) -> Stage:
@@ -206,7 +209,7 @@ class Ride:
 
     def cancel(self, *, by: Party, reason: str, at: datetime) -> "Ride":
         """The ride ends before its start."""
-        return self._take(Step.CANCEL, at, cancelled_by=by, reason=reason, ended_at=_NOW)
+        return self._take(Step.CANCEL, at, cancelled_by=by, reason=reason, ended_at=_NOW, seeks_partner=False)
 
     def redispatch(self, *, at: datetime) -> "Ride":
         """The driver cancelled: look for another one, never the same."""
@@ -250,7 +253,12 @@ class Ride:
             pooled_with=partner_ride_id,
             single_fare_minor=self.fare_minor,
             fare_minor=fare_minor,
+            seeks_partner=False,
         )
+
+    def stop_seeking_partner(self) -> "Ride":
+        """Wait for a driver from now on."""
+        return replace(self, seeks_partner=False)
 
     def leave_pool(self, *, at: datetime) -> "Ride":
         """Leave the pool: the fare is again the one from before it."""

@@ -210,7 +210,9 @@ def add_routes(
     async def request_ride(
         request: Request, body: schemas.NewRide, key: IdempotencyKey, event_time: EventTime = None
     ) -> Response:
-        command = RequestRide(ride_id=new_id(), quote_id=body.quote_id, simulated=body.simulated)
+        command = RequestRide(
+            ride_id=new_id(), quote_id=body.quote_id, seeks_partner=body.seeks_partner, simulated=body.simulated
+        )
         return await order(request, command, body, key=key, at=moment_of(event_time, clock), status=201)
 
     @get(

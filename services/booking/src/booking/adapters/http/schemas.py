@@ -52,6 +52,11 @@ class NewRide(Body):
     """The quote that is accepted."""
 
     quote_id: Id
+    seeks_partner: bool = Field(
+        default=False,
+        description="The rider would share a car: no driver is looked for until the ride is pooled, see `pool`, or has "
+        "waited for a partner for some minutes.",
+    )
     simulated: Simulated = False
 
 
@@ -246,6 +251,7 @@ class RideView(BaseModel):
     duration_s: int | None
     cancelled_by: Literal["rider", "driver", "system"] | None
     reason: str | None
+    seeks_partner: bool = Field(description="Whether the ride waits for a partner; no driver is looked for yet.")
     pool_wish: str | None = Field(description="The ride that the rider would share a car with; see `pool`.")
     pooled_with: str | None = Field(description="The ride that shares the driver. The fare is then the lower one.")
     payment: Literal["pending", "authorised", "declined", "captured", "due", "released", "refunded"] = Field(
@@ -284,6 +290,7 @@ class RideView(BaseModel):
             duration_s=ride.duration_s,
             cancelled_by=ride.cancelled_by,
             reason=ride.reason,
+            seeks_partner=ride.seeks_partner,
             pool_wish=ride.pool_wish,
             pooled_with=ride.pooled_with,
             payment=ride.payment.state.value,

@@ -104,6 +104,7 @@ def ride_row(ride: Ride) -> dict[str, object]:
         "pool_wish": ride.pool_wish,
         "pooled_with": ride.pooled_with,
         "single_fare_minor": ride.single_fare_minor,
+        "seeks_partner": ride.seeks_partner,
         "simulated": ride.simulated,
     }
 
@@ -146,6 +147,7 @@ def ride_of(row: Row) -> Ride:
         pool_wish=row["pool_wish"],
         pooled_with=row["pooled_with"],
         single_fare_minor=row["single_fare_minor"],
+        seeks_partner=row["seeks_partner"],
         simulated=row["simulated"],
     )
 

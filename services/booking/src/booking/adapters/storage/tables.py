@@ -110,6 +110,7 @@ rides = Table(
     Column("pool_wish", _ID),
     Column("pooled_with", _ID),
     Column("single_fare_minor", BigInteger),
+    Column("seeks_partner", Boolean, nullable=False),
     Column("simulated", Boolean, nullable=False),
     Index("booking_rides_by_request", "requested_at", "ride_id"),
     Index("booking_rides_by_state", "state", "requested_at", "ride_id"),
