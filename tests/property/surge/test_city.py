@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from surge.app.city import SLOT_MS, City, MinuteClosed
-from surge.domain.cells import ring
+from surge.domain.cells import parent, ring
 from surge.domain.pricing import PricingRules
 from surge.domain.windows import MINUTE_MS, Fact, Quoted, Requested, Seen
 
@@ -28,8 +28,11 @@ def facts(seed: int, minutes: int) -> list[Fact]:
             case 0:
                 told.append(Quoted(at_ms=at_ms, cell=cell, rider_id=f"u{chance.randrange(40)}"))
             case 1 | 2:
+                area = parent(cell if chance.random() < 0.9 else chance.choice(ring(cell)))
                 told.append(
-                    Requested(at_ms=at_ms, cell=cell, ride_id=f"r{number}", rider_id=f"u{chance.randrange(40)}")
+                    Requested(
+                        at_ms=at_ms, cell=cell, area=area, ride_id=f"r{number}", rider_id=f"u{chance.randrange(40)}"
+                    )
                 )
             case _:
                 free = chance.random() < 0.5
@@ -46,7 +49,7 @@ class Table:
         self.slots: dict[int, str] = {}
 
     def city(self) -> City:
-        city = City(rules=RULES, least_mean=0.0)
+        city = City(rules=RULES, least_pickups=0.0)
         city.restore(
             state=None if self.state is None else json.loads(self.state),
             windows={key: json.loads(row) for key, row in self.windows.items()},
@@ -108,7 +111,9 @@ def test_prices_rise_are_published_on_change_and_refreshed_before_they_expire() 
         start_ms = START_MS + minute * MINUTE_MS
         for number in range(6):
             name = f"{minute}-{number}"
-            city.apply(Requested(at_ms=start_ms + number * 1000, cell=CENTRE, ride_id=name, rider_id=name))
+            city.apply(
+                Requested(at_ms=start_ms + number * 1000, cell=CENTRE, area=parent(CENTRE), ride_id=name, rider_id=name)
+            )
         while (end_ms := city.next_end(start_ms)) is not None:
             published.extend(change for change in city.close_minute(end_ms).prices if change.cell == CENTRE)
     steady = [change for change in published if change.window_end_ms > START_MS + 25 * MINUTE_MS]
@@ -126,10 +131,10 @@ def test_prices_rise_are_published_on_change_and_refreshed_before_they_expire() 
 
 def test_a_city_asleep_skips_the_night() -> None:
     city = City(rules=RULES)
-    city.apply(Requested(at_ms=START_MS, cell=CENTRE, ride_id="a", rider_id="a"))
+    city.apply(Requested(at_ms=START_MS, cell=CENTRE, area=parent(CENTRE), ride_id="a", rider_id="a"))
     ends = []
     later_ms = START_MS + 365 * 24 * 60 * MINUTE_MS
-    city.apply(Requested(at_ms=later_ms, cell=CENTRE, ride_id="b", rider_id="b"))
+    city.apply(Requested(at_ms=later_ms, cell=CENTRE, area=parent(CENTRE), ride_id="b", rider_id="b"))
     while (end_ms := city.next_end(later_ms + 10 * MINUTE_MS)) is not None:
         ends.append(end_ms)
         city.close_minute(end_ms)

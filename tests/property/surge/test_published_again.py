@@ -45,7 +45,7 @@ class Worker(SurgeWorker):
         self._settings: Any = SimpleNamespace(clock="event")
         self._windows, self._state, self._slots = (log.table(name) for name in ("windows", "state", "slots"))
         self._slots_kept = deque()
-        self._city = City(rules=RULES, least_mean=0.0)
+        self._city = City(rules=RULES, least_pickups=0.0)
         slots = {int(number): row for number, row in self._slots.items()}
         self._city.restore(state=self._state.get("state"), windows=self._windows, slots=slots)
         self.watermark_ms = 0

@@ -4,7 +4,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from surge.domain.cells import ring
+from surge.domain.cells import parent, ring
 from surge.domain.watermark import LATENESS_MS, Watermark
 from surge.domain.windows import MINUTE_MS, Fact, Quoted, Requested, Seen, Windows
 
@@ -18,7 +18,9 @@ cells = st.sampled_from(CELLS)
 facts = st.lists(
     st.one_of(
         st.builds(
-            lambda at, cell, rider: Requested(at_ms=at, cell=cell, ride_id=f"{rider}@{at}", rider_id=rider),
+            lambda at, cell, rider: Requested(
+                at_ms=at, cell=cell, area=parent(cell), ride_id=f"{rider}@{at}", rider_id=rider
+            ),
             moments,
             cells,
             names,
@@ -106,7 +108,7 @@ def test_demand_and_supply_are_what_a_recount_gives(told: list[Fact]) -> None:
 
 def test_a_late_fact_is_counted_and_not_applied() -> None:
     windows = Windows(closed_until_ms=START_MS)
-    assert not windows.apply(Requested(at_ms=START_MS - 1, cell=CENTRE, ride_id="r", rider_id="a"))
-    assert windows.apply(Requested(at_ms=START_MS, cell=CENTRE, ride_id="r", rider_id="a"))
+    assert not windows.apply(Requested(at_ms=START_MS - 1, cell=CENTRE, area=parent(CENTRE), ride_id="r", rider_id="a"))
+    assert windows.apply(Requested(at_ms=START_MS, cell=CENTRE, area=parent(CENTRE), ride_id="r", rider_id="a"))
     assert windows.late_count == 1
     assert windows.demand(START_MS + MINUTE_MS) == {CENTRE: 1.0}

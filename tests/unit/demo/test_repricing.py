@@ -150,18 +150,16 @@ def test_cells_that_are_larger_than_a_priced_one_have_no_price() -> None:
 
 
 def test_the_busiest_cell_of_an_interval_is_named() -> None:
-    far = h3.latlng_to_cell(41.5, -73.0, 8)
+    far, centre = h3.latlng_to_cell(41.5, -73.0, 7), h3.cell_to_parent(CENTRE, ROLL_UP_RESOLUTION)
     slot = START // 5
-    pickups = {slot - 5: {CENTRE: list(range(9))}, slot: {CENTRE: [9], far: list(range(20, 31))}, slot - 6: {far: [1]}}
+    pickups = {slot - 5: {centre: list(range(9))}, slot: {centre: [9], far: list(range(20, 31))}, slot - 6: {far: [1]}}
     closed = (slot + 1) * 300_000
     busy = _busy_intervals(pickups, closed)
-    assert busy == {closed: (h3.cell_to_parent(far, ROLL_UP_RESOLUTION), list(range(20, 31)))}
+    assert busy == {closed: (far, list(range(20, 31)))}
     assert _busy_intervals(pickups, closed - 1) == {}
     assert _busy_intervals(pickups, None) == {}
-    fewer = {**pickups, slot: {CENTRE: [9]}}
-    assert _busy_intervals(fewer, closed) == {closed: (h3.cell_to_parent(CENTRE, ROLL_UP_RESOLUTION), list(range(10)))}
-    assert _busy_intervals({slot - 5: {CENTRE: list(range(9))}}, closed) == {}
-    equal = {slot: {CENTRE: list(range(10)), far: list(range(20, 30))}}
-    assert _busy_intervals(equal, closed)[closed][0] == min(
-        h3.cell_to_parent(one, ROLL_UP_RESOLUTION) for one in (CENTRE, far)
-    )
+    fewer = {**pickups, slot: {centre: [9]}}
+    assert _busy_intervals(fewer, closed) == {closed: (centre, list(range(10)))}
+    assert _busy_intervals({slot - 5: {centre: list(range(9))}}, closed) == {}
+    equal = {slot: {centre: list(range(10)), far: list(range(20, 30))}}
+    assert _busy_intervals(equal, closed)[closed][0] == min(centre, far)

@@ -1,9 +1,15 @@
 """The demand model on made-up cities, where the answer is known."""
 
+import copy
+
 import numpy as np
 import pytest
-from surge.domain.forecast import HORIZON_SLOTS, SLOTS_PER_DAY, DemandModel
+from surge.domain.cells import ring
+from surge.domain.forecast import HORIZON_SLOTS, SLOTS_PER_DAY, DemandModel, Neighbours, Profile
 from surge.domain.quantiles import Floats, quantiles
+
+CELLS = ("882a100d63fffff", "882a100d67fffff", "882a10725bfffff")
+"""The first two are neighbours, the third is far from both."""
 
 
 def city(days: int, seed: int = 1) -> Floats:
@@ -15,7 +21,7 @@ def city(days: int, seed: int = 1) -> Floats:
 
 
 def run(counts: Floats, model: DemandModel | None = None) -> tuple[DemandModel, Floats]:
-    model = model or DemandModel(counts.shape[1])
+    model = model or DemandModel(CELLS[: counts.shape[1]])
     if model.next_slot is None:
         model.start_at(0)
     means = []
@@ -53,7 +59,7 @@ def test_the_same_counts_give_the_same_forecasts() -> None:
 def test_asking_twice_or_never_changes_nothing() -> None:
     counts = city(2)
     once, _ = run(counts)
-    twice, never = DemandModel(3), DemandModel(3)
+    twice, never = DemandModel(CELLS), DemandModel(CELLS)
     twice.start_at(0)
     never.start_at(0)
     for slot, row in enumerate(counts):
@@ -71,11 +77,58 @@ def test_a_cell_that_appears_later_was_quiet_before() -> None:
     counts[:200, 2] = 0
     whole, _ = run(counts)
     growing, _ = run(counts[:200, :2])
-    growing.grow(1)
+    growing.grow(CELLS[2:])
     run(counts[200:], growing)
     # The one that knew the quiet cell expected a little of it all the while, so they agree only nearly.
     assert growing.mean()[:, :2] == pytest.approx(whole.mean()[:, :2], rel=0.05)
     assert growing.mean()[:, 2] == pytest.approx(whole.mean()[:, 2], abs=0.3)
+
+
+def test_columns_know_their_neighbours_whenever_they_appear() -> None:
+    centre = CELLS[0]
+    around = ring(centre)
+    at_once, later = Neighbours(), Neighbours()
+    at_once.grow([centre, *around])
+    for cell in (centre, *around):
+        later.grow([cell])
+    assert at_once.table.tolist() == later.table.tolist()
+    assert sorted(at_once.table[0]) == [1, 2, 3, 4, 5, 6]
+    for column, cell in enumerate(around, start=1):
+        beside = {place for place in at_once.table[column].tolist() if place >= 0}
+        assert beside == {index for index, other in enumerate((centre, *around)) if other in ring(cell)}
+
+
+def test_a_rise_around_a_cell_raises_its_forecast() -> None:
+    """Neighbours rise together and an hour before the others: the model learns to look at them."""
+    around = ring(CELLS[0])
+    cells, chance = (CELLS[0], *around), np.random.default_rng(5)
+    quiet = DemandModel(cells)
+    quiet.start_at(0)
+    level = 1.0
+    for _ in range(14 * SLOTS_PER_DAY):
+        level = float(np.clip(level * np.exp(chance.normal(0, 0.15)), 0.3, 3.0))
+        quiet.observe(chance.poisson(2.0 * level, len(cells)).astype(np.float64))
+    busy = copy.deepcopy(quiet)
+    for _ in range(4):
+        quiet.observe(np.full(len(cells), 2.0))
+        busy.observe(np.array([2.0, *[8.0] * 6]))
+    assert busy.mean()[0, 0] > 1.2 * quiet.mean()[0, 0]
+
+
+def test_a_kind_of_day_has_its_own_times() -> None:
+    """Saturdays differ from working days, and a working day that the week has not seen yet is like the others."""
+    profile = Profile(1)
+    monday = 4 * SLOTS_PER_DAY  # day 4 since the epoch
+    for day in range(3):
+        for slot in range(SLOTS_PER_DAY):
+            profile.observe(monday + day * SLOTS_PER_DAY + slot, np.array([4.0]))
+    for slot in range(SLOTS_PER_DAY):
+        profile.observe(monday + 5 * SLOTS_PER_DAY + slot, np.array([20.0]))
+    noon = SLOTS_PER_DAY // 2
+    thursday, saturday = (np.array([monday + day * SLOTS_PER_DAY + noon]) for day in (3, 12))
+    assert profile.by_kind(thursday)[0, 0] == pytest.approx(4, rel=0.25)
+    assert profile.by_kind(saturday)[0, 0] > 14
+    assert profile.by_day(thursday)[0, 0] > 7
 
 
 def test_a_gap_is_unknown_not_quiet() -> None:

@@ -29,5 +29,7 @@ class Settings(BaseSettings):
     idle_after_ms: int = Field(default=3_000, ge=100, le=600_000)
     session_timeout_ms: int = Field(default=10_000, ge=6_000, le=300_000)
     connect_timeout_s: float = Field(default=60.0, gt=0, description="how long the start waits for a broker")
-    forecast_least_mean: float = Field(default=0.5, ge=0, description="forecasts below this mean are not published")
+    forecast_least_pickups: float = Field(
+        default=3.0, ge=0, description="cells with fewer recent pickups, which halve each day, get no forecast"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -191,7 +191,7 @@ def score(
     single = Score("hour-of-week × current level (online)")
     blend_mean, blend_median = Score("blend of levels (online), mean"), Score("blend of levels (online), median")
     floor = Score("Poisson noise floor (of the blend's mean)")
-    model = DemandModel(cells)
+    model = DemandModel(recording.cells)
     model.start_at(first)
     chance = np.random.default_rng(2014)
     prices: dict[str, CellPrice] = {}

@@ -203,7 +203,7 @@ def _(run: RecordedRun) -> Finding:
 
 @FAULTS.declare("surge", "a forecast is published of next to nothing", "forecasts")
 def _(run: RecordedRun) -> Finding:
-    return at(_forecast(run, p10=0.0, p50=0.0, mean=0.49), "its mean is 0.49")
+    return at(_forecast(run, p10=0.0, p50=0.0, mean=0.0), "its mean is 0.0")
 
 
 @FAULTS.declare("surge", "a forecast is published before its interval has ended", "forecasts")

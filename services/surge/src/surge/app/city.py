@@ -7,7 +7,7 @@ from zlib import crc32
 
 import numpy as np
 
-from surge.domain.cells import PRICING_RESOLUTION, ROLL_UP_RESOLUTION, parent, ring
+from surge.domain.cells import PRICING_RESOLUTION, ROLL_UP_RESOLUTION, parent, resolution_of, ring
 from surge.domain.forecast import HORIZONS_MIN, SLOT_S, SLOTS_PER_WEEK, DemandModel
 from surge.domain.pricing import CALM, CellPrice, PricingRules, reprice
 from surge.domain.windows import MINUTE_MS, WINDOW_MS, CellDemand, Fact, Minute, Seen, Windows
@@ -51,7 +51,10 @@ class CellForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteClosed:
-    """What the end of a minute brought. `slot` holds the pickups per cell of a slot of five minutes that ended too."""
+    """What the end of a minute brought.
+
+    `slot` holds the pickups of a slot of five minutes that ended too, per pricing cell and per roll-up cell.
+    """
 
     end_ms: int
     prices: tuple[PriceChange, ...]
@@ -68,15 +71,15 @@ class CellForecasts:
         self._model = DemandModel()
 
     def observe(self, slot: int, pickups: Mapping[str, int]) -> None:
-        """Learn the pickups per pricing cell of one slot."""
-        summed: dict[str, int] = {}
-        for cell, count in pickups.items():
-            own = cell if self._resolution == PRICING_RESOLUTION else parent(cell, self._resolution)
-            summed[own] = summed.get(own, 0) + count
+        """Learn the pickups of one slot. Of a slot that has none of this resolution, its cells' parents are counted."""
+        summed = {cell: count for cell, count in pickups.items() if resolution_of(cell) == self._resolution}
+        if not summed:  # it was kept by a version that counted pricing cells alone
+            for cell, count in pickups.items():
+                summed[parent(cell, self._resolution)] = summed.get(parent(cell, self._resolution), 0) + count
         unknown = sorted(summed.keys() - self._columns.keys())
         for cell in unknown:
             self._columns[cell] = len(self._columns)
-        self._model.grow(len(unknown))
+        self._model.grow(unknown)
         if self._model.next_slot != slot:
             self._model.start_at(slot)
         counts = np.zeros(len(self._columns))
@@ -84,20 +87,20 @@ class CellForecasts:
             counts[self._columns[cell]] = count
         self._model.observe(counts)
 
-    def forecast(self, *, least_mean: float) -> Iterator[CellForecast]:
-        """Forecasts from the end of the last slot on, of the cells that may expect at least `least_mean` pickups."""
+    def forecast(self, *, least_pickups: float) -> Iterator[CellForecast]:
+        """Forecasts from the end of the last slot on, of the cells with at least so many recent pickups."""
         made = self._model.forecast()
+        recent = self._model.recent_pickups()
         assert self._model.next_slot is not None, "a forecast needs a slot before it"
         issued_at_ms = self._model.next_slot * SLOT_MS
         for index, horizon_min in enumerate(HORIZONS_MIN):
             for cell, column in self._columns.items():
-                mean = float(made.mean[index, column])
-                if mean >= least_mean:
+                if recent[column] >= least_pickups:
                     p10, p50, p90 = (float(value) for value in made.quantiles[index, :, column])
                     yield CellForecast(
                         cell=cell,
                         horizon_min=horizon_min,
-                        mean=round(mean, 4),
+                        mean=round(float(made.mean[index, column]), 4),
                         p10=p10,
                         p50=p50,
                         p90=p90,
@@ -114,12 +117,12 @@ class City:
     - `demand/…` and `supply/…`: who was seen in a minute, by cell or by share of the drivers; newest values only, so
       that rows that were written by half before a crash are completed by hearing the facts again.
     - the state: up to when minutes are closed, and all prices: one row, so that a minute is closed wholly or not.
-    - slots: pickups per cell and five minutes, from which the forecast is learnt again.
+    - slots: pickups per cell of both resolutions and five minutes, from which the forecast is learnt again.
     """
 
-    def __init__(self, *, rules: PricingRules, least_mean: float = 0.5) -> None:
+    def __init__(self, *, rules: PricingRules, least_pickups: float = 3.0) -> None:
         self._rules = rules
-        self._least_mean = least_mean
+        self._least_pickups = least_pickups
         self._windows = Windows()
         self._prices: dict[str, CellPrice] = {}
         self._forecasts = (CellForecasts(PRICING_RESOLUTION), CellForecasts(ROLL_UP_RESOLUTION))
@@ -211,11 +214,12 @@ class City:
         made: list[CellForecast] = []
         if end_ms % SLOT_MS == 0:
             number = end_ms // SLOT_MS - 1
-            pickups = self._windows.rides(end_ms - SLOT_MS, end_ms)
+            began_ms = end_ms - SLOT_MS
+            pickups = self._windows.rides(began_ms, end_ms) | self._windows.areas(began_ms, end_ms)
             slot = (number, pickups)
             for forecasts in self._forecasts:
                 forecasts.observe(number, pickups)
-                made.extend(forecasts.forecast(least_mean=self._least_mean))
+                made.extend(forecasts.forecast(least_pickups=self._least_pickups))
         self._windows.forget_before(end_ms + MINUTE_MS - WINDOW_MS)
         return MinuteClosed(end_ms=end_ms, prices=tuple(changes), forecasts=tuple(made), slot=slot)
 
@@ -231,7 +235,9 @@ class City:
             key = f"{kind}/{start_ms}/{part}"
             if kind == "demand":
                 who = minute.demand[str(part)]
-                rows[key] = {"rides": who.rides, "quoted": sorted(who.quoted)}
+                rows[key] = {"rides": who.rides, "quoted": sorted(who.quoted)} | (
+                    {"areas": who.areas} if who.areas else {}
+                )
             else:
                 rows[key] = {
                     driver: list(sighting)
@@ -275,7 +281,9 @@ class City:
             start_ms = int(start)
             minute = self._windows.minutes.setdefault(start_ms, Minute())
             if kind == "demand":
-                minute.demand[part] = CellDemand(rides=dict(row["rides"]), quoted=set(row["quoted"]))
+                minute.demand[part] = CellDemand(
+                    rides=dict(row["rides"]), areas=dict(row.get("areas", {})), quoted=set(row["quoted"])
+                )
             else:
                 minute.sightings.update({driver: (at, busy, cell) for driver, (at, busy, cell) in row.items()})
             self._rows_of_minute.setdefault(start_ms, set()).add(key)

@@ -21,6 +21,12 @@ def parent(cell: str, resolution: int = ROLL_UP_RESOLUTION) -> str:
 
 
 @lru_cache(maxsize=200_000)
+def resolution_of(cell: str) -> int:
+    """The H3 resolution of a cell."""
+    return int(h3.get_resolution(cell))
+
+
+@lru_cache(maxsize=200_000)
 def pricing_cell(cell: str) -> str | None:
     """The cell that is priced for a cell of the same or a finer resolution; None for one that is too coarse."""
     resolution = h3.get_resolution(cell)

@@ -1,20 +1,24 @@
 """Demand in the next 15 and 30 minutes per cell, learnt online from pickups counted in slots of five minutes.
 
-The model knows three things of a cell: how many pickups this time of the week usually brings (`Profile`), how far the
-last minutes and hours lie from that, over several half-lives, for the cell and for the whole city (`Levels`), and how
-much each of these views was worth lately (`Blend`: a ridge regression that runs on, shared by all cells). Around the
-mean it puts negative binomial quantiles whose dispersion it estimates from its own errors.
+The model knows three things of a cell: how many pickups this time of the week and this kind of day usually bring
+(`Profile`), how far the last minutes and hours lie from that, over several half-lives, for the cell, its neighbours and
+the whole city (`Levels`), and how much each of these views was worth lately (`Blend`: a ridge regression that runs on,
+shared by all cells). Around the mean it puts negative binomial quantiles whose dispersion it estimates from its own
+errors.
 
 All arrays have one column per cell; columns are only ever appended. The model is a deterministic function of the counts
 it was given, so the owner of the counts can rebuild it.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from surge.domain.cells import ring
 from surge.domain.quantiles import Floats, quantiles
 
 SLOT_S: Final = 300
@@ -23,7 +27,11 @@ SLOTS_PER_WEEK: Final = 7 * SLOTS_PER_DAY
 HORIZONS_MIN: Final = (15, 30)
 HORIZON_SLOTS: Final = tuple(minutes * 60 // SLOT_S for minutes in HORIZONS_MIN)
 LONGEST: Final = max(HORIZON_SLOTS)
-MODEL: Final = "week-profile-blend-1"
+KINDS_OF_DAY: Final = np.array([0, 0, 0, 0, 1, 2, 3])
+"""From Monday on: Monday to Thursday are alike, and each other day is a kind of its own."""
+_EPOCH_WEEKDAY: Final = 3
+"""Day 0 of the epoch was a Thursday."""
+MODEL: Final = "week-profile-blend-2"
 """Name of this model in what is published."""
 
 
@@ -38,13 +46,38 @@ class Forecast:
     quantiles: Floats
 
 
-class Profile:
-    """Usual pickups per slot of the week: sums that fade from week to week, spread over the neighbouring slots.
+class Rhythm:
+    """Sums per phase of a cycle. A phase fades to `keep` each time that it comes round.
 
-    A slot of the week that was never seen falls back on the same time of other days.
+    `sums` has shape (phases, cells), `weights` (phases,).
     """
 
-    WEEK_KEEP = 0.8
+    def __init__(self, phases: int, cells: int, *, keep: float) -> None:
+        self._keep = keep
+        self.sums: Floats = np.zeros((phases, cells))
+        self.weights: Floats = np.zeros(phases)
+
+    def grow(self, cells: int) -> None:
+        """Append columns of cells that were quiet so far."""
+        self.sums = np.hstack([self.sums, np.zeros((len(self.sums), cells))])
+
+    def observe(self, phases: NDArray[np.intp], kernel: Floats, counts: Floats) -> None:
+        """Spread the counts of a slot over neighbouring phases; the last of them has just come round."""
+        leading = phases[-1]
+        self.sums[leading] *= self._keep
+        self.weights[leading] *= self._keep
+        self.sums[phases] += kernel[:, None] * counts
+        self.weights[phases] += kernel
+
+
+class Profile:
+    """Usual pickups per slot: sums that fade from week to week, spread over the neighbouring slots.
+
+    A slot of the week, or of a kind of day, that was never seen falls back on the same time of other days.
+    """
+
+    WEEK_KEEP = 0.9
+    KIND_KEEP = 0.9
     DAY_KEEP = 0.8
     SPREAD_SLOTS = 4.0
     DAY_WEIGHT = 0.5
@@ -55,45 +88,68 @@ class Profile:
         kernel = np.exp(-0.5 * (offsets / self.SPREAD_SLOTS) ** 2)
         self._offsets = offsets
         self._kernel: Floats = kernel / kernel.sum()
-        self._week: Floats = np.zeros((SLOTS_PER_WEEK, cells))
-        self._week_weight: Floats = np.zeros(SLOTS_PER_WEEK)
-        self._day: Floats = np.zeros((SLOTS_PER_DAY, cells))
-        self._day_weight: Floats = np.zeros(SLOTS_PER_DAY)
+        self._week = Rhythm(SLOTS_PER_WEEK, cells, keep=self.WEEK_KEEP)
+        self._kind = Rhythm(len(set(KINDS_OF_DAY)) * SLOTS_PER_DAY, cells, keep=self.KIND_KEEP)
+        self._day = Rhythm(SLOTS_PER_DAY, cells, keep=self.DAY_KEEP)
 
     def grow(self, cells: int) -> None:
         """Append columns of cells that were quiet so far."""
-        self._week = np.hstack([self._week, np.zeros((SLOTS_PER_WEEK, cells))])
-        self._day = np.hstack([self._day, np.zeros((SLOTS_PER_DAY, cells))])
+        for rhythm in (self._week, self._kind, self._day):
+            rhythm.grow(cells)
 
-    def by_day(self, slots: np.ndarray) -> Floats:
+    def by_day(self, slots: NDArray[np.intp]) -> Floats:
         """Usual pickups at these slots by time of day alone, shape (slots, cells)."""
         day = slots % SLOTS_PER_DAY
-        result: Floats = (self._day[day] + 0.02) / (self._day_weight[day] + 0.2)[:, None]
+        result: Floats = (self._day.sums[day] + 0.02) / (self._day.weights[day] + 0.2)[:, None]
         return result
 
-    def by_week(self, slots: np.ndarray) -> Floats:
-        """Usual pickups at these slots, shape (slots, cells)."""
-        week = slots % SLOTS_PER_WEEK
-        weight = self._week_weight[week] + self.DAY_WEIGHT
-        result: Floats = (self._week[week] + self.DAY_WEIGHT * self.by_day(slots)) / weight[:, None]
+    def by_kind(self, slots: NDArray[np.intp]) -> Floats:
+        """Usual pickups at these slots on this kind of day, shape (slots, cells)."""
+        return self._with_day(self._kind, _phase_of_kind(slots), slots)
+
+    def by_week(self, slots: NDArray[np.intp]) -> Floats:
+        """Usual pickups at these slots of the week, shape (slots, cells)."""
+        return self._with_day(self._week, slots % SLOTS_PER_WEEK, slots)
+
+    def _with_day(self, rhythm: Rhythm, phases: NDArray[np.intp], slots: NDArray[np.intp]) -> Floats:
+        weights = rhythm.weights[phases] + self.DAY_WEIGHT
+        result: Floats = (rhythm.sums[phases] + self.DAY_WEIGHT * self.by_day(slots)) / weights[:, None]
         return result
 
     def observe(self, slot: int, counts: Floats) -> None:
         """Learn what slot number `slot` (since the epoch) brought."""
-        spread = self._kernel[:, None] * counts
-        # Each slot fades once per week, when the leading edge of the kernel first reaches it.
-        leading = (slot + self._offsets[-1]) % SLOTS_PER_WEEK
-        self._week[leading] *= self.WEEK_KEEP
-        self._week_weight[leading] *= self.WEEK_KEEP
-        week = (slot + self._offsets) % SLOTS_PER_WEEK
-        self._week[week] += spread
-        self._week_weight[week] += self._kernel
-        leading = (slot + self._offsets[-1]) % SLOTS_PER_DAY
-        self._day[leading] *= self.DAY_KEEP
-        self._day_weight[leading] *= self.DAY_KEEP
-        day = (slot + self._offsets) % SLOTS_PER_DAY
-        self._day[day] += spread
-        self._day_weight[day] += self._kernel
+        slots = slot + self._offsets
+        self._week.observe(slots % SLOTS_PER_WEEK, self._kernel, counts)
+        self._kind.observe(_phase_of_kind(slots), self._kernel, counts)
+        self._day.observe(slots % SLOTS_PER_DAY, self._kernel, counts)
+
+
+def _phase_of_kind(slots: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The time of day within its kind of day."""
+    kind = KINDS_OF_DAY[(slots // SLOTS_PER_DAY + _EPOCH_WEEKDAY) % 7]
+    result: NDArray[np.intp] = kind * SLOTS_PER_DAY + slots % SLOTS_PER_DAY
+    return result
+
+
+class Neighbours:
+    """Which columns are the cells around a cell: `table` has shape (cells, 6), −1 where no column is."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, int] = {}
+        self.table: NDArray[np.intp] = np.empty((0, 6), dtype=np.intp)
+
+    def grow(self, cells: Sequence[str]) -> None:
+        """Append columns for these cells."""
+        for cell in cells:
+            self._columns[cell] = len(self._columns)
+        self.table = np.vstack([self.table, np.full((len(cells), 6), -1, dtype=np.intp)])
+        for cell in cells:
+            column = self._columns[cell]
+            for place, other in enumerate(ring(cell)):
+                known = self._columns.get(other)
+                if known is not None:
+                    self.table[column, place] = known
+                    self.table[known, ring(other).index(cell)] = column
 
 
 class Levels:
@@ -103,7 +159,10 @@ class Levels:
     """
 
     HALF_LIVES_SLOTS = np.array([2.0, 6.0, 18.0, 54.0, 288.0])
+    RING_HALF_LIVES = 3
+    """The ring around a cell is looked at over so many of them, from the shortest on."""
     CELL_PRIOR = 4.0
+    RING_PRIOR = 8.0
     CITY_PRIOR = 100.0
 
     def __init__(self, cells: int) -> None:
@@ -136,9 +195,26 @@ class Levels:
         result: Floats = (self._counted + self.CELL_PRIOR * self.city()) / (self._usual + self.CELL_PRIOR)
         return result
 
+    def rings(self, neighbours: Neighbours) -> Floats:
+        """Ratio of the cells around each cell, shape (`RING_HALF_LIVES`, cells)."""
+        counted, usual = (
+            np.hstack([sums[: self.RING_HALF_LIVES], np.zeros((self.RING_HALF_LIVES, 1))])[:, neighbours.table].sum(
+                axis=2
+            )
+            for sums in (self._counted, self._usual)
+        )
+        city = self.city()[: self.RING_HALF_LIVES]
+        result: Floats = (counted + self.RING_PRIOR * city) / (usual + self.RING_PRIOR)
+        return result
+
     def rates(self) -> Floats:
         """Plain exponential averages of the pickups per slot, per half-life and cell."""
         result: Floats = self._counted / np.maximum(self._weight, 1e-9)
+        return result
+
+    def recent(self) -> Floats:
+        """Pickups per cell, fading over the longest half-life."""
+        result: Floats = self._counted[-1]
         return result
 
     def observe(self, counts: Floats, usual: Floats) -> None:
@@ -157,7 +233,7 @@ class Blend:
     the absolute error asks for.
     """
 
-    HALF_LIFE_SLOTS = float(SLOTS_PER_WEEK)
+    HALF_LIFE_SLOTS = SLOTS_PER_WEEK * 2 / 3
     RIDGE = 200.0
     SOLVE_EVERY = 12
     ERROR_POWER = 0.6
@@ -206,24 +282,27 @@ class DemandModel:
     first.
     """
 
-    def __init__(self, cells: int = 0) -> None:
-        self.cells = cells
+    def __init__(self, cells: Sequence[str] = ()) -> None:
+        self.cells = 0
         self.next_slot: int | None = None
-        self._profile = Profile(cells)
-        self._levels = Levels(cells)
-        start = np.zeros(3 * len(Levels.HALF_LIVES_SLOTS) + 2)
+        self._profile = Profile(0)
+        self._levels = Levels(0)
+        self._neighbours = Neighbours()
+        start = np.zeros(3 * len(Levels.HALF_LIVES_SLOTS) + Levels.RING_HALF_LIVES + 3)
         start[1], start[2] = 0.7, 0.3  # the hour and the three hours behind, before anything is learnt
         self._blends = [Blend(start) for _ in HORIZON_SLOTS]
         self._views: list[deque[tuple[int, Floats, Floats]]] = [deque(maxlen=slots) for slots in HORIZON_SLOTS]
         self._recent: deque[tuple[int, Floats]] = deque(maxlen=LONGEST)
+        self.grow(cells)
 
-    def grow(self, cells: int) -> None:
-        """Append columns of cells that were quiet so far."""
-        if cells <= 0:
+    def grow(self, cells: Sequence[str]) -> None:
+        """Append columns of H3 cells that were quiet so far."""
+        if not cells:
             return
-        self.cells += cells
-        self._profile.grow(cells)
-        self._levels.grow(cells)
+        self.cells += len(cells)
+        self._profile.grow(len(cells))
+        self._levels.grow(len(cells))
+        self._neighbours.grow(cells)
 
     def start_at(self, slot: int) -> None:
         """The next slot is this one. A gap behind is unknown, not quiet: levels are forgotten, the profile stays."""
@@ -245,12 +324,16 @@ class DemandModel:
         slot = self.next_slot
         assert slot is not None, "start_at comes first"
         slots = np.arange(slot, slot + LONGEST)
-        usual, by_day = self._profile.by_week(slots), self._profile.by_day(slots)
+        usual, by_kind, by_day = (
+            of(slots) for of in (self._profile.by_week, self._profile.by_kind, self._profile.by_day)
+        )
         city, cells, rates = self._levels.city(), self._levels.cells(), self._levels.rates()
+        rings = self._levels.rings(self._neighbours)
         means = np.empty((len(HORIZON_SLOTS), self.cells))
         for index, (length, blend) in enumerate(zip(HORIZON_SLOTS, self._blends, strict=True)):
             base = usual[:length].sum(axis=0)
-            views = np.vstack([base * cells, base * city, rates * length, base, by_day[:length].sum(axis=0)])
+            days = [by_kind[:length].sum(axis=0), by_day[:length].sum(axis=0)]
+            views = np.vstack([base * cells, base * city, rates * length, base * rings, base, *days])
             means[index] = blend.predict(views)
             past = self._views[index]
             if not past or past[-1][0] != slot:  # asked twice: what is learnt later does not change
@@ -262,6 +345,10 @@ class DemandModel:
         mean = self.mean()
         spread = [quantiles(row, blend.dispersion) for row, blend in zip(mean, self._blends, strict=True)]
         return Forecast(mean=mean, quantiles=np.stack(spread))
+
+    def recent_pickups(self) -> Floats:
+        """Pickups per cell so far; each counts half as much a day later."""
+        return self._levels.recent()
 
     def level_only(self) -> Floats:
         """The first model: usual pickups times the cell's level over the last half hour or so, as `mean`'s shape."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from surge.domain.cells import parent
+
 MINUTE_MS = 60_000
 WINDOW_MS = 5 * MINUTE_MS
 """Demand counts who asked in the five minutes before the window's end."""
@@ -16,10 +18,11 @@ RING_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """A rider asked for a ride."""
+    """A rider asked for a ride: the pricing cell of the pickup, and the roll-up cell that holds the very point."""
 
     at_ms: int
     cell: str
+    area: str
     ride_id: str
     rider_id: str
 
@@ -51,9 +54,14 @@ Sighting = tuple[int, bool, str]
 
 @dataclass(slots=True)
 class CellDemand:
-    """Who asked in one cell in one minute."""
+    """Who asked in one cell in one minute.
+
+    H3 cells do not nest: near its edge a pricing cell reaches beyond its parent. `areas` holds the roll-up cell of
+    rides whose pickup lies there.
+    """
 
     rides: dict[str, str] = field(default_factory=dict)  # ride id → rider id
+    areas: dict[str, str] = field(default_factory=dict)  # ride id → roll-up cell, if it is not the cell's parent
     quoted: set[str] = field(default_factory=set)  # rider ids
 
 
@@ -107,6 +115,8 @@ class Windows:
             cell = minute.demand[fact.cell] = CellDemand()
         if isinstance(fact, Requested):
             cell.rides[fact.ride_id] = fact.rider_id
+            if fact.area != parent(fact.cell):
+                cell.areas[fact.ride_id] = fact.area
         else:
             cell.quoted.add(fact.rider_id)
         return True
@@ -163,6 +173,17 @@ class Windows:
                 for cell, who in minute.demand.items():
                     if who.rides:
                         counts[cell] = counts.get(cell, 0) + len(who.rides)
+        return dict(sorted(counts.items()))
+
+    def areas(self, start_ms: int, end_ms: int) -> dict[str, int]:
+        """Rides requested per roll-up cell in the minutes of `[start_ms, end_ms)`, sorted by cell."""
+        counts: dict[str, int] = {}
+        for at_ms in range(start_ms, end_ms, MINUTE_MS):
+            minute = self.minutes.get(at_ms)
+            for cell, who in minute.demand.items() if minute is not None else ():
+                for ride_id in who.rides:
+                    area = who.areas.get(ride_id) or parent(cell)
+                    counts[area] = counts.get(area, 0) + 1
         return dict(sorted(counts.items()))
 
     def close(self, end_ms: int) -> None:

@@ -17,7 +17,7 @@ from ride_events.quotes import QuoteOffered
 from ride_events.rides import RideRequested
 
 from surge.app.city import CellForecast, PriceChange
-from surge.domain.cells import pricing_cell
+from surge.domain.cells import ROLL_UP_RESOLUTION, pricing_cell
 from surge.domain.forecast import MODEL
 from surge.domain.windows import Fact, Quoted, Requested, Seen
 
@@ -48,7 +48,8 @@ def fact_of(event: Event, at_ms: int) -> Fact | None:
             cell = pricing_cell(event.pickup_cell)
             if cell is None:
                 return None
-            return Requested(at_ms=at_ms, cell=cell, ride_id=event.ride_id, rider_id=event.rider_id)
+            area = event.pickup.cell(ROLL_UP_RESOLUTION)
+            return Requested(at_ms=at_ms, cell=cell, area=area, ride_id=event.ride_id, rider_id=event.rider_id)
         case DriverWentOnline() | DriverBecameFree():
             return Seen(at_ms=at_ms, driver_id=event.driver_id, cell=pricing_cell(event.cell), free=True)
         case DriverBecameBusy() | DriverWentOffline():

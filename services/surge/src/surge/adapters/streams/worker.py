@@ -222,7 +222,7 @@ class SurgeWorker:
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._monotonic_ms = monotonic_ms
         self._wall_ms = wall_ms
-        self._city = City(rules=PricingRules(), least_mean=settings.forecast_least_mean)
+        self._city = City(rules=PricingRules(), least_pickups=settings.forecast_least_pickups)
         self._watermark = Watermark(idle_after_ms=settings.idle_after_ms)
         self._intake = Intake(most=INTAKE_MAX)
         self._sent: list[Awaitable[Any]] = []
