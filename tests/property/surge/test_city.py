@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surge.app.city import SLOT_MS, City, MinuteClosed
+from surge.app.city import SLOT_MS, CellForecast, City, MinuteClosed
 from surge.domain.cells import parent, ring
 from surge.domain.pricing import PricingRules
 from surge.domain.windows import MINUTE_MS, Fact, Quoted, Requested, Seen
@@ -141,3 +141,53 @@ def test_a_city_asleep_skips_the_night() -> None:
     assert len(ends) < 200
     assert later_ms + MINUTE_MS in ends
     assert city.late_count == 0
+
+
+def test_roll_up_cells_are_counted_from_the_point_and_survive_a_restart() -> None:
+    """Near its edge a pricing cell reaches into another roll-up cell than its parent."""
+    beyond = next(other for other in map(parent, ring(CENTRE)) if other != parent(CENTRE))
+    city = City(rules=RULES, least_pickups=1.0)
+    for number, area in enumerate([parent(CENTRE), beyond, beyond]):
+        at_ms = START_MS + number * 1000
+        city.apply(Requested(at_ms=at_ms, cell=CENTRE, area=area, ride_id=f"r{number}", rider_id=f"u{number}"))
+    rows = json.loads(json.dumps(city.changed_rows()))
+    again = City(rules=RULES, least_pickups=1.0)
+    again.restore(state=None, windows=rows, slots={})
+    for one in (city, again):
+        closed: list[MinuteClosed] = []
+        while (end_ms := one.next_end(START_MS + SLOT_MS)) is not None:
+            closed.append(one.close_minute(end_ms))
+        (slot,) = [minute.slot for minute in closed if minute.slot is not None]
+        assert slot[1] == {CENTRE: 3, parent(CENTRE): 1, beyond: 2}
+        assert {made.cell for minute in closed for made in minute.forecasts} == {CENTRE, parent(CENTRE), beyond}
+
+
+def test_slots_of_a_version_that_knew_no_roll_up_cells_count_for_the_parents() -> None:
+    old, new = City(rules=RULES, least_pickups=1.0), City(rules=RULES, least_pickups=1.0)
+    number = START_MS // SLOT_MS
+    state = {"closed_until_ms": START_MS + SLOT_MS, "late_count": 0, "prices": {}}
+    old.restore(state=state, windows={}, slots={number: {CENTRE: 5}})
+    new.restore(state=state, windows={}, slots={number: {CENTRE: 5, parent(CENTRE): 5}})
+    for one in (old, new):
+        one.apply(Requested(at_ms=START_MS + SLOT_MS, cell=CENTRE, area=parent(CENTRE), ride_id="r", rider_id="u"))
+    made = []
+    for one in (old, new):
+        forecasts: list[CellForecast] = []
+        while (end_ms := one.next_end(START_MS + 2 * SLOT_MS)) is not None:
+            forecasts.extend(one.close_minute(end_ms).forecasts)
+        made.append(forecasts)
+    assert made[0] == made[1]
+    assert {forecast.cell for forecast in made[0]} == {CENTRE, parent(CENTRE)}
+
+
+def test_a_cell_with_few_recent_pickups_gets_no_forecast() -> None:
+    city = City(rules=RULES)  # at least three, which halve each day
+    quiet = CELLS[-1]
+    for number, cell in enumerate([CENTRE] * 4 + [quiet] * 2):
+        at_ms = START_MS + number * 1000
+        city.apply(Requested(at_ms=at_ms, cell=cell, area=parent(cell), ride_id=f"r{number}", rider_id=f"u{number}"))
+    forecasts: list[CellForecast] = []
+    while (end_ms := city.next_end(START_MS + SLOT_MS)) is not None:
+        forecasts.extend(city.close_minute(end_ms).forecasts)
+    assert CENTRE in {made.cell for made in forecasts}
+    assert quiet not in {made.cell for made in forecasts}

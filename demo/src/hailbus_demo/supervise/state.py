@@ -13,7 +13,7 @@ from typing import IO
 
 from hailbus_demo.errors import UsageError
 
-FORMAT = 3
+FORMAT = 4
 """Grows when what a run leaves cannot be continued by a newer version."""
 MARKER = "state.json"
 

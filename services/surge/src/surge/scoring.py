@@ -2,14 +2,15 @@
 
 At every multiple of five minutes of the period, knowing only the pickups before, each model forecasts the pickups of
 the next 15 and 30 minutes in every listed cell; then it learns the five minutes that followed. Nothing is fitted
-beforehand.
+beforehand. The service's model runs as in the service: it learns every cell of the recording, and the listed ones are
+judged.
 """
 
 import argparse
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +23,10 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit("surge-score needs polars: install surge[scoring]") from error
 
+from surge.app.city import CellForecasts
 from surge.domain.baselines import Ewma, HourOfWeekAverage, LastValue, Model, SeasonalNaive
-from surge.domain.cells import ring
-from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, SLOT_S, SLOTS_PER_DAY, DemandModel
+from surge.domain.cells import resolution_of, ring
+from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, SLOT_S, SLOTS_PER_DAY
 from surge.domain.pricing import CellPrice, PricingRules, reprice
 from surge.domain.quantiles import LEVELS, Floats, quantiles
 from surge.domain.windows import Activity
@@ -42,11 +44,13 @@ class InputError(Exception):
 class Recording:
     """Pickups counted per slot and cell.
 
-    `counts` has shape (slots, cells); its first row is slot number `first_slot` since the epoch, in local wall time.
+    `counts` has shape (slots, cells) and holds the listed cells; its first row is slot number `first_slot` since the
+    epoch, in local wall time. `pickups` has the pickups of every cell of the recording by slot, as the service learns.
     """
 
     first_slot: int
     counts: Floats
+    pickups: Mapping[int, Mapping[str, int]]
     cells: tuple[str, ...]
     rides: int
     rejected: int
@@ -107,24 +111,24 @@ def read_rides(paths: Sequence[Path], cells: tuple[str, ...], resolution: int) -
     began = time.thread_time()
     # Records give places to about ten metres, so the same one comes often: one look-up per place, not per ride.
     places = usable.select("lat", "lon").unique()
-    column = {cell: index for index, cell in enumerate(cells)}
     places = places.with_columns(
-        pl.Series(
-            "column",
-            [column.get(h3.latlng_to_cell(lat, lon, resolution), -1) for lat, lon in places.iter_rows()],
-            dtype=pl.Int32,
-        )
+        pl.Series("cell", [h3.latlng_to_cell(lat, lon, resolution) for lat, lon in places.iter_rows()], dtype=pl.String)
     )
-    columns = usable.join(places, on=["lat", "lon"], how="left", maintain_order="left")["column"].to_numpy()
-    slots = (usable["pickup_time"].dt.epoch("s") // SLOT_S).to_numpy()
-    first, last = int(slots.min()), int(slots.max())
-    counts = np.zeros((last - first + 1, len(cells)))
-    listed = columns >= 0
-    np.add.at(counts, (slots[listed] - first, columns[listed]), 1.0)
+    placed = usable.join(places, on=["lat", "lon"], how="left", maintain_order="left").select(
+        "cell", (pl.col("pickup_time").dt.epoch("s") // SLOT_S).alias("slot")
+    )
+    pickups: dict[int, dict[str, int]] = {}
+    for slot, cell, count in placed.group_by("slot", "cell").len().sort("slot", "cell").iter_rows():
+        pickups.setdefault(slot, {})[cell] = count
+    first, last = min(pickups), max(pickups)
+    counts = np.array(
+        [[pickups.get(slot, {}).get(cell, 0) for cell in cells] for slot in range(first, last + 1)], float
+    )
     spent_us = (time.thread_time() - began) * 1e6
     return Recording(
         first_slot=first,
         counts=counts,
+        pickups=pickups,
         cells=cells,
         rides=len(usable),
         rejected=len(everything) - len(usable),
@@ -191,8 +195,8 @@ def score(
     single = Score("hour-of-week × current level (online)")
     blend_mean, blend_median = Score("blend of levels (online), mean"), Score("blend of levels (online), median")
     floor = Score("Poisson noise floor (of the blend's mean)")
-    model = DemandModel(recording.cells)
-    model.start_at(first)
+    service = CellForecasts(resolution_of(recording.cells[0]))
+    service.begin(first)
     chance = np.random.default_rng(2014)
     prices: dict[str, CellPrice] = {}
     rules = PricingRules()
@@ -241,7 +245,6 @@ def score(
             for rival in rivals:
                 rival.model.skip(holes[row])
             row += holes[row]
-            model.start_at(first + row)
             continue
         scored = start_slot <= first + row < end_slot
         if scored:
@@ -254,20 +257,16 @@ def score(
                 rival.spreads.append(_poisson(mean))
                 rival.score.forecast_s += time.thread_time() - began
             began = time.thread_time()
-            made = model.forecast()
+            expected = service.expected(recording.cells)
             spent = time.thread_time() - began
             blend_mean.forecast_s += spent
             blend_median.forecast_s += spent
-            blends.append((made.mean, made.quantiles))
-            began = time.thread_time()
-            level = model.level_only()
-            singles.append((level, _poisson(level)))
-            single.forecast_s += time.thread_time() - began
+            blends.append((expected.mean, expected.quantiles))
+            singles.append((expected.level_only, _poisson(expected.level_only)))
             if keep:
                 last = counts[row - 1] if row else np.zeros(cells)
-                usual = model.usual()
                 activity = {
-                    cell: Activity(demand=float(last[index]), supply=float(usual[index]))
+                    cell: Activity(demand=float(last[index]), supply=float(expected.usual[index]))
                     for index, cell in enumerate(recording.cells)
                 }
                 prices = reprice(prices, activity, ring=ring, elapsed_s=SLOT_S, rules=rules)
@@ -279,7 +278,7 @@ def score(
             rival.model.observe(counts[row])
             rival.score.learn_s += (time.thread_time() - began) * scored
         began = time.thread_time()
-        model.observe(counts[row])
+        service.observe(first + row, recording.pickups.get(first + row, {}))
         spent = (time.thread_time() - began) * scored
         for mine in (single, blend_mean, blend_median):
             mine.learn_s += spent

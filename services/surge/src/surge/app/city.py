@@ -1,6 +1,6 @@
 """One city: facts go in, prices and forecasts come out at the end of each minute of event time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from zlib import crc32
@@ -10,13 +10,14 @@ import numpy as np
 from surge.domain.cells import PRICING_RESOLUTION, ROLL_UP_RESOLUTION, parent, resolution_of, ring
 from surge.domain.forecast import HORIZONS_MIN, SLOT_S, SLOTS_PER_WEEK, DemandModel
 from surge.domain.pricing import CALM, CellPrice, PricingRules, reprice
+from surge.domain.quantiles import Floats
 from surge.domain.windows import MINUTE_MS, WINDOW_MS, CellDemand, Fact, Minute, Seen, Windows
 
 SLOT_MS: Final = SLOT_S * 1000
 IDLE_MINUTES: Final = 60
 """A city without any fact for this long is asleep: minutes are skipped until the next fact."""
 KEPT_SLOTS: Final = 5 * SLOTS_PER_WEEK
-"""Counts that the forecast is rebuilt from; what is older hardly weighs any more (0.8 per week)."""
+"""Counts that the forecast is rebuilt from. With a longer history, forecasts differ a little after a restart."""
 DRIVER_SHARES: Final = 16
 """A minute's drivers are kept in this many rows, so that no row grows large and few rows change per batch."""
 
@@ -62,6 +63,20 @@ class MinuteClosed:
     slot: tuple[int, Mapping[str, int]] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Pickups expected in some cells.
+
+    `mean` and `level_only`, the mean by the first model, have shape (horizons, cells), `quantiles` (horizons, levels,
+    cells), and `usual`, what the next slot usually brings, (cells,).
+    """
+
+    mean: Floats
+    quantiles: Floats
+    level_only: Floats
+    usual: Floats
+
+
 class CellForecasts:
     """The demand model of one resolution, with a column for every cell that was ever asked from."""
 
@@ -86,6 +101,20 @@ class CellForecasts:
         for cell, count in summed.items():
             counts[self._columns[cell]] = count
         self._model.observe(counts)
+
+    def begin(self, slot: int) -> None:
+        """The first slot is this one."""
+        self._model.start_at(slot)
+
+    def expected(self, cells: Sequence[str]) -> Expected:
+        """What is expected in these cells from the end of the last slot on; 0 in one that was never asked from."""
+        made = self._model.forecast()
+        columns = np.array([self._columns.get(cell, self._model.cells) for cell in cells], dtype=np.intp)
+        mean, spread, level, usual = (
+            np.concatenate([array, np.zeros((*array.shape[:-1], 1))], axis=-1)[..., columns]
+            for array in (made.mean, made.quantiles, self._model.level_only(), self._model.usual())
+        )
+        return Expected(mean=mean, quantiles=spread, level_only=level, usual=usual)
 
     def forecast(self, *, least_pickups: float) -> Iterator[CellForecast]:
         """Forecasts from the end of the last slot on, of the cells with at least so many recent pickups."""
