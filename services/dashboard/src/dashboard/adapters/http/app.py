@@ -158,6 +158,10 @@ def build_app(
     async def contracts_page() -> Response:
         return FileResponse(STATIC / "contracts.html")
 
+    @app.get("/letters", include_in_schema=False)
+    async def letters_page() -> Response:
+        return FileResponse(STATIC / "letters.html")
+
     PROBLEMS.install(app, body_limit_bytes=_BODY_LIMIT_BYTES)
     app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")
     app.add_middleware(_Headers)
