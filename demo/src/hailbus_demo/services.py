@@ -285,6 +285,7 @@ def service_specs(
             "DASHBOARD_BOOKING_TOKEN_FILE": str((data_dir.keys / DASHBOARD_FILE).absolute()),
             "DASHBOARD_LEDGER_FILE": str(data_dir.ledger.absolute()),
             "DASHBOARD_LAKE_FILE": str((data_dir.lake / "progress.json").absolute()),
+            "DASHBOARD_LETTERS": "replay",
             **({} if faults is None else {"DASHBOARD_FAULTS_URL": faults.url, "DASHBOARD_FAULTS_TOKEN": faults.token}),
         },
     )

@@ -24,6 +24,9 @@ class Settings(BaseSettings):
         default=None, pattern=r"^http://", description="the demo's launcher, which causes the faults of the page"
     )
     faults_token: SecretStr | None = Field(default=None, description="the launcher's token")
+    letters: Literal["read", "replay"] = Field(
+        default="read", description="whether the page of dead letters only shows them, or replays and drops them too"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

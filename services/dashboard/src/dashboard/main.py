@@ -20,6 +20,7 @@ from dashboard.adapters.http.app import build_app
 from dashboard.adapters.http.faults import FaultsApi
 from dashboard.adapters.http.hub import Hub
 from dashboard.adapters.http.rides import BookingApi
+from dashboard.adapters.letters import Letters
 from dashboard.adapters.nodes import Nodes
 from dashboard.adapters.watch import Watch
 from dashboard.config import Settings
@@ -54,12 +55,14 @@ def create_app(
         )
     watch = Watch(bus, lambda: City(tick_s=TICK_S))
     nodes = Nodes(bus)
+    letters = Letters(bus)
     faults = None
     if settings.faults_url is not None and settings.faults_token is not None:
         faults = FaultsApi(settings.faults_url, settings.faults_token.get_secret_value())
     view = View(
         watch,
         nodes,
+        letters,
         ledger=JsonFile(settings.ledger_file),
         lake=JsonFile(settings.lake_file),
         has_faults=faults is not None,
@@ -86,7 +89,9 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work) for work in (watch.read(), watch.poll(), nodes.poll(), tick())]
+        tasks = [
+            asyncio.create_task(work) for work in (watch.read(), watch.poll(), nodes.poll(), letters.poll(), tick())
+        ]
         for task in tasks:
             task.add_done_callback(ended)
         try:
@@ -97,7 +102,17 @@ def create_app(
             await asyncio.gather(*tasks, return_exceptions=True)
 
     contracts = Contracts(CATALOGUE, recorded_needs())
-    app = build_app(watch, view, hub, contracts=contracts, booking=booking, faults=faults, lifespan=lifespan)
+    app = build_app(
+        watch,
+        view,
+        hub,
+        contracts=contracts,
+        letters=letters,
+        letters_mode=settings.letters,
+        booking=booking,
+        faults=faults,
+        lifespan=lifespan,
+    )
     return app, hub
 
 

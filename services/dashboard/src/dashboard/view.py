@@ -4,6 +4,7 @@ import time
 from typing import Any, Final
 
 from dashboard.adapters.files import JsonFile
+from dashboard.adapters.letters import Letters
 from dashboard.adapters.nodes import Nodes
 from dashboard.adapters.watch import TOPIC_NAMES, Watch, as_json, wall_ms
 from dashboard.domain.city import City
@@ -27,10 +28,18 @@ class View:
     """Turns the watch's state into messages. `tick` every 250 ms; `whole` at any time."""
 
     def __init__(
-        self, watch: Watch, nodes: Nodes, *, ledger: JsonFile, lake: JsonFile, has_faults: bool = False
+        self,
+        watch: Watch,
+        nodes: Nodes,
+        letters: Letters,
+        *,
+        ledger: JsonFile,
+        lake: JsonFile,
+        has_faults: bool = False,
     ) -> None:
         self._watch = watch
         self._nodes = nodes
+        self._letters = letters
         self._cluster_sent: Cluster | None = None
         self._ledger = ledger
         self._lake = lake
@@ -198,6 +207,7 @@ class View:
             "groups": self.lag(),
             "health": self.health(),
             "cluster_age_s": self.cluster_age_s(),
+            "letters": self._letters.waiting,
             "ledger": self.ledger(),
             "ledger_age_s": self._ledger.age_s(),
             "recommendations": {

@@ -3,6 +3,7 @@
 import { openTopics, showCluster } from "./cluster.js";
 import { showFaults } from "./faults.js";
 import { showForecast } from "./forecast.js";
+import { showWaiting } from "./letters-link.js";
 import { List } from "./list.js";
 import { CityMap } from "./map.js";
 import * as panels from "./panels.js";
@@ -214,6 +215,7 @@ function render(force = false) {
   panels.showRecommendations(state);
   panels.showLake(state);
   showForecast(state);
+  showWaiting(state.slow.letters);
 }
 
 loadCoast();

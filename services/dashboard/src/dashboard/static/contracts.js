@@ -1,7 +1,9 @@
 // The page of contracts: who reads which field of which event, and what a proposed change would break.
 // The server knows and judges; this page asks, filters and shows.
 
+import { ask } from "./ask.js";
 import { element } from "./format.js";
+import { watchWaiting } from "./letters-link.js";
 import { useTheme } from "./theme.js";
 
 const $ = (id) => document.getElementById(id);
@@ -33,19 +35,7 @@ let checked = 0; // number of the last question; answers to earlier ones are dro
 
 useTheme($("theme"));
 
-// ------------------------------------------------------------------ asking
-async function ask(path, options) {
-  let response;
-  try {
-    response = await fetch(path, options);
-  } catch {
-    throw new Error("The server does not answer.");
-  }
-  const found = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(found.detail ?? `The server answers ${response.status}.`);
-  return found;
-}
-
+// ------------------------------------------------------------------ loading
 async function load() {
   $("again").hidden = true;
   $("found").textContent = "The events are loading.";
@@ -255,7 +245,7 @@ async function check(event) {
   if (!question) return;
   const number = checked;
   try {
-    const found = await ask("api/contracts/check", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) });
+    const found = await ask("api/contracts/check", question);
     if (number === checked) showEffects(found);
   } catch (error) {
     if (number === checked) refuse(error.message);
@@ -287,4 +277,5 @@ addEventListener("hashchange", follow);
 $("p-op").replaceChildren(...OPERATIONS.map(([value, words]) => element("option", { value }, words)));
 drawInputs();
 await load();
+watchWaiting();
 document.documentElement.dataset.ready = "true";

@@ -15,9 +15,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard.adapters.http.contracts import contracts_router
-from dashboard.adapters.http.faults import NO_FAULTS, NOT_OWN_PAGE, FaultsApi, is_from_own_page
+from dashboard.adapters.http.faults import NO_FAULTS, FaultsApi
 from dashboard.adapters.http.hub import Hub, TooManyPagesError
+from dashboard.adapters.http.letters import LetterRefusedError, Mode, letters_router
+from dashboard.adapters.http.own_page import NOT_OWN_PAGE, is_from_own_page
 from dashboard.adapters.http.rides import BookingApi, ride_view
+from dashboard.adapters.letters import LetterDoneError, LetterNotFoundError, Letters, LettersUnavailableError
 from dashboard.adapters.watch import Watch
 from dashboard.domain.contracts import Contracts
 from dashboard.domain.proposals import ProposalError
@@ -32,11 +35,27 @@ PROBLEMS: Final = Problems(
         "proposal-refused": ProblemKind(
             status=422, title="No such change", advice="Take fields and types from GET /api/contracts."
         ),
+        "letter-refused": ProblemKind(
+            status=422, title="The value is not what its event class says", advice="Correct what `problems` names."
+        ),
+        "letter-done": ProblemKind(
+            status=409, title="Nothing can be done with this letter", advice="Read the letter's status and history."
+        ),
+        "letters-read-only": ProblemKind(
+            status=403, title="Dead letters are only shown", advice="Set DASHBOARD_LETTERS=replay and start again."
+        ),
     },
-    errors={TooManyPagesError: "too-many-pages", ProposalError: "proposal-refused"},
+    errors={
+        TooManyPagesError: "too-many-pages",
+        ProposalError: "proposal-refused",
+        LetterRefusedError: "letter-refused",
+        LetterDoneError: "letter-done",
+        LetterNotFoundError: "not-found",
+        LettersUnavailableError: "unavailable",
+    },
 )
 _BODY_LIMIT_BYTES: Final = 65_536
-"""Of a proposed change, the only body that anybody sends."""
+"""Of a proposed change, and of the value of a dead letter."""
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -50,6 +69,8 @@ def build_app(
     hub: Hub,
     *,
     contracts: Contracts,
+    letters: Letters,
+    letters_mode: Mode,
     booking: BookingApi | None,
     faults: FaultsApi | None,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
@@ -131,9 +152,15 @@ def build_app(
 
     app.include_router(contracts_router(contracts, publishers))
 
+    app.include_router(letters_router(letters, watch, letters_mode))
+
     @app.get("/contracts", include_in_schema=False)
     async def contracts_page() -> Response:
         return FileResponse(STATIC / "contracts.html")
+
+    @app.get("/letters", include_in_schema=False)
+    async def letters_page() -> Response:
+        return FileResponse(STATIC / "letters.html")
 
     PROBLEMS.install(app, body_limit_bytes=_BODY_LIMIT_BYTES)
     app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")

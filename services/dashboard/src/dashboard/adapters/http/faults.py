@@ -1,12 +1,10 @@
 """Passes the page's clicks on faults to the demo's launcher, which owns the processes."""
 
 import asyncio
-import ipaddress
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
 Json = dict[str, Any]  # Any: JSON
@@ -14,41 +12,6 @@ _PATIENCE_S: Final = 5.0
 _OPENER: Final = build_opener(ProxyHandler({}))
 """Never by a proxy: the launcher is on this machine, and the token is for it alone."""
 NO_FAULTS: Final = "nobody offers faults here: `uv run demo` does, without --chaos, --outage and --sabotage"
-NOT_OWN_PAGE: Final = (
-    "a fault begins only by a click on this page, opened at an IP address or at localhost: other web sites must not "
-    "cause any"
-)
-
-
-def is_from_own_page(headers: Mapping[str, str]) -> bool:
-    """Return whether a request was sent by the dashboard's own page.
-
-    Browsers say so in `Sec-Fetch-Site`, which no script can set; older ones name the page's origin in `Origin`. The
-    host must be an address or localhost: a site whose name somebody points at this machine would be of the same
-    origin, too.
-
-    Args:
-        headers: The request's, by any case of their names.
-    """
-    host = headers.get("host", "")
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    if name != "localhost" and not _is_address(name):
-        return False
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site == "same-origin"
-    return headers.get("origin", "") in (f"http://{host}", f"https://{host}")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class FaultsApi:
@@ -95,4 +58,4 @@ def _fetch(request: Request) -> tuple[int, Json]:
     return 503, {"type": "about:blank", "title": "No launcher", "status": 503, "detail": detail}
 
 
-__all__ = ["NOT_OWN_PAGE", "NO_FAULTS", "FaultsApi", "is_from_own_page"]
+__all__ = ["NO_FAULTS", "FaultsApi"]
