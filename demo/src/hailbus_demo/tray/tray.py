@@ -39,7 +39,7 @@ Deed = Callable[[], Awaitable[None]]
 KILL_BOOKING: Final = Offer(
     id="kill-booking",
     label="Kill booking",
-    expected="requests are repeated until it answers; none is lost or done twice",
+    expected="requests are repeated; none is lost or done twice",
     processes=("booking",),
 )
 KILL_ROUTER: Final = Offer(
@@ -52,13 +52,13 @@ KILLS: Final = (
     Offer(
         id="kill-recommender",
         label="Kill recommender",
-        expected="rides go on without suggestions; the ledger stays balanced",
+        expected="suggestions stop, rides go on; the ledger balances",
         processes=("recommender",),
     ),
     Offer(
         id="kill-surge",
         label="Kill surge",
-        expected="prices stand still for 10 s or more; the ledger stays balanced",
+        expected="prices pause for a while; the ledger stays balanced",
         processes=("surge",),
     ),
     KILL_BOOKING,
@@ -83,7 +83,7 @@ OUTAGE: Final = Offer(
 SLOW: Final = Offer(
     id="slow-handler",
     label="Slow handler",
-    expected=f"the logger stands still for {SLOW_S:.0f} s, then catches up; nobody waits for it",
+    expected=f"the logger stops for {SLOW_S:.0f} s and catches up; nobody waits",
     processes=("event-logger",),
 )
 STORM: Final = Offer(
@@ -94,12 +94,12 @@ STORM: Final = Offer(
 POISON: Final = Offer(
     id="poison-event",
     label="Poison event",
-    expected="each reader sets a damaged copy aside and goes on; mend it under Letters",
+    expected="readers set a damaged copy aside and go on; see Letters",
 )
 SHOCK: Final = Offer(
     id="demand-shock",
     label="Demand shock",
-    expected=f"{CROWD} riders ask at Times Square: they wait, and the price rises",
+    expected=f"{CROWD} riders ask at Times Square; the price rises",
 )
 
 

@@ -49,8 +49,11 @@ function outcomeOf(fault) {
   return "";
 }
 
+// Beside its button a fault has little room: the sign says how it ended, and `fault-said` says it in words.
 function shownOutcome(fault) {
-  if (fault.state !== "running") return outcomeOf(fault);
+  if (fault.state === "recovered") return `${SIGNS.recovered} after ${stopwatch(fault.took_s)}`;
+  if (fault.state === "failed") return `${SIGNS.failed} after ${stopwatch(fault.took_s)}: ${fault.words}`;
+  if (fault.state !== "running") return "";
   const s = fault.running_s + (performance.now() - fault.at) / 1000;
   return [stopwatch(s), fault.words].filter(Boolean).join(" · ");
 }
