@@ -252,6 +252,28 @@ def test_the_last_known_leader_is_not_elected_with_an_empty_disk() -> None:
     assert judged.take(change(isr=[1, 2]), gone, change(leader=2, isr=[2])) == [failure]  # it had been in sync
 
 
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_a_replica_of_a_lost_disk_may_have_been_in_sync_in_metadata_that_nobody_saw(is_registered: bool) -> None:
+    """Only a broker that has not registered with its new disk yet is known to be empty."""
+    judged = Judged()
+    node = judged.cluster.nodes[2]
+    node.disk.wipe()
+    node.format()
+    judged.take(RegisterBrokerRecord(broker_id=2, broker_epoch=1, fenced=False, log_dirs=[b"d" * 16]))
+    judged.invariants.disk_lost(node)
+    judged.take(change(isr=[1, 3]))
+    if is_registered:
+        assert node.directory_id is not None
+        new_disk = [node.directory_id.bytes]
+        judged.take(RegisterBrokerRecord(broker_id=2, broker_epoch=2, fenced=False, log_dirs=new_disk))
+    judged.invariants._skip_lost_disks()
+    judged.take(change(leader=-1, isr=[], last_known_elr=[2]))
+    failures = judged.take(change(leader=2, isr=[2]))
+    assert failures == (
+        [] if is_registered else ["rides-0, epoch 2: the last known leader 2 was elected with an empty disk"]
+    )
+
+
 def test_a_fenced_broker_is_not_elected() -> None:
     judged = Judged()
     brokers = [registered(broker_id, fenced=broker_id == 2) for broker_id in (1, 2, 3)]

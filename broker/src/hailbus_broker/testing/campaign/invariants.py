@@ -176,11 +176,14 @@ class ClusterInvariants:
             )
 
     def _skip_lost_disks(self) -> None:
-        """Forget what may have happened in metadata that nobody has looked at."""
+        """Forget what may have happened in metadata that nobody has looked at.
+
+        A broker that has registered with its new disk may have joined any ISR since.
+        """
         for node_id, directory in list(self._new_directories.items()):
             if directory in map(bytes, self.image.brokers[node_id].log_dirs):
                 del self._new_directories[node_id]
-                self._refilled.difference_update([place for place in self._refilled if place[0] == node_id])
+        self._refilled.difference_update([place for place in self._refilled if place[0] not in self._new_directories])
 
     # ------------------------------------------------------------------ looks
 
