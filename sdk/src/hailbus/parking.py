@@ -152,23 +152,27 @@ class ParkingLot:
     async def keys(self, consumer: str, partitions: Iterable[TopicPartition] | None = None) -> list[ParkedKey]:
         """Parked keys, oldest first; of some partitions only when they are given."""
         c = parked_table.c
-        first = func.min(c.position)
-        query = (
-            select(c.topic, c.partition, c.key, func.count(), first, func.min(c.parked_at), func.max(c.released_at))
+        grouped = (
+            select(
+                func.min(c.position).label("first"),
+                func.count().label("waiting_count"),
+                func.min(c.parked_at).label("parked_at"),
+                func.max(c.released_at).label("released_at"),
+            )
             .where(c.consumer == consumer)
             .group_by(c.topic, c.partition, c.key)
-            .order_by(first)
+            .subquery()
+        )
+        g = grouped.c
+        # One statement sees one moment: a key may be released at any time.
+        query = (
+            select(c.topic, c.partition, c.key, g.waiting_count, c.reason, g.parked_at, g.released_at)
+            .join(grouped, c.position == g.first)
+            .order_by(c.position)
         )
         async with self.engine.connect() as connection:
             await connection.execution_options(**READ_ONLY)
             rows = (await connection.execute(query)).all()
-            reasons = dict(
-                (
-                    await connection.execute(
-                        select(c.position, c.reason).where(c.position.in_([row[4] for row in rows]))
-                    )
-                ).all()
-            )
         wanted = None if partitions is None else set(partitions)
         return [
             ParkedKey(
@@ -177,11 +181,11 @@ class ParkingLot:
                 partition=partition,
                 key=key,
                 waiting_count=count,
-                reason=reasons[position],
+                reason=reason,
                 parked_at=_moment(parked_at),
                 is_released=released_at is not None,
             )
-            for topic, partition, key, count, position, parked_at, released_at in rows
+            for topic, partition, key, count, reason, parked_at, released_at in rows
             if wanted is None or TopicPartition(topic, partition) in wanted
         ]
 

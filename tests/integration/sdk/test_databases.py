@@ -31,6 +31,7 @@ from hailbus.outbox import outbox_table
 from hailbus.state_machine import State, StateMachine, Step
 from hailbus.testing import MemoryBus
 from sqlalchemy import Table, func, select, text, true, update
+from sqlalchemy.event import listen
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -286,6 +287,24 @@ async def test_a_parking_lot_keeps_records_in_order_until_they_are_released(engi
     assert [found.is_released for found in await lot.keys("till")] == [False]
     assert await lot.remove([record.position for record in records]) == 3
     assert await lot.keys("till") == []
+
+
+async def test_parked_keys_are_those_of_one_moment(engine: AsyncEngine) -> None:
+    """With a second statement, a key that was released in between had no reason any more."""
+    lot = ParkingLot(engine, clock=lambda: NOON)
+    await lot.create_tables()
+    await lot.add("till", context("e0").record, reason="no", attempts=2)
+    await lot.add("till", context("e1", offset=1).record, reason="before its turn", attempts=1)
+    await lot.add("shop", context("e0").record, reason="of another group", attempts=1)
+    asked: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    listen(engine.sync_engine, "before_cursor_execute", note)
+    (key,) = await lot.keys("till")
+    assert (key.reason, key.waiting_count, key.parked_at, key.is_released) == ("no", 2, NOON, False)
+    assert len([statement for statement in asked if "hailbus_parked" in statement]) == 1
 
 
 # ------------------------------------------------------------------------------------------------ PostgreSQL
