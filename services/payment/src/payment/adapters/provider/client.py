@@ -1,5 +1,6 @@
 """The payment provider as it is: JSON over HTTP, an idempotency key with each request."""
 
+import asyncio
 from typing import Any, Final, assert_never
 
 import httpx
@@ -8,6 +9,9 @@ from payment.app.ports import Order, Outcome, ProviderAwayError
 from payment.domain.payment import StepKind
 
 DECLINED: Final = 402
+IN_FLIGHT: Final = 32
+"""Orders that are sent at once. After an outage thousands wait, and the client's pool looks at each of them whenever a
+connection changes hands: that held up the event loop until the consumer's session ended."""
 TRANSIENT: Final = frozenset({401, 403, 408, 425, 429})
 """Statuses that say nothing about the order: a retry, or a corrected configuration, mends them."""
 
@@ -23,6 +27,7 @@ class HttpProvider:
 
     def __init__(self, url: str, *, timeout_s: float, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._client = httpx.AsyncClient(base_url=url, timeout=timeout_s, transport=transport)
+        self._turns = asyncio.Semaphore(IN_FLIGHT)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -36,7 +41,8 @@ class HttpProvider:
         """
         path, body = _request(order)
         try:
-            response = await self._client.post(path, json=body, headers={"Idempotency-Key": order.key})
+            async with self._turns:
+                response = await self._client.post(path, json=body, headers={"Idempotency-Key": order.key})
         except httpx.HTTPError as error:
             message = f"the provider did not answer {order.kind} {order.key}: {error!r}"
             raise ProviderAwayError(message) from error
