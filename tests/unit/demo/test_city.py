@@ -155,7 +155,7 @@ def test_company_of_recorded_rides_is_simulated_and_in_order(city: City) -> None
     extra = [p for p in everybody if p.simulated]
     assert [p for p in everybody if not p.simulated] == recorded
     assert all(p.gives_up is None and p.accepts for p in recorded)
-    assert not any(p.shares for p in everybody), "no recording tells who would share"
+    assert not any(p.shares for p in everybody), "recorded riders must not share"
     assert [p.asks_at_ms for p in everybody] == sorted(p.asks_at_ms for p in everybody)
     # One in five quotes is not accepted: 250 lookers for 1,000 rides; and about 60 who cancel.
     assert 200 < sum(not p.accepts for p in extra) < 300

@@ -628,7 +628,7 @@ class World:
     def _free(self, ride: RideState, at_ms: int) -> None:
         """Let the ride's driver go: home when the shift is over, else perhaps to where riders are.
 
-        A driver who has the other ride of a pool goes on with that one.
+        A driver who still has the other ride of a pool continues with that ride.
         """
         driver_id, ride.driver_id = ride.driver_id, None
         driver = self.drivers.get(driver_id or "")

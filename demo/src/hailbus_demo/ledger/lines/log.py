@@ -319,9 +319,8 @@ def _holds_records(log: LogAccount, place: Partition, offset: int) -> bool:
 
 
 def _letters(accounts: Accounts) -> Judgement:
-    letters, log = accounts.letters, accounts.log
+    letters = accounts.letters
     assert isinstance(letters, LettersAccount)
-    assert isinstance(log, LogAccount)
     found = Findings()
     copies = {copy.place for copy in accounts.poison}
     set_aside: set[tuple[str, Place]] = set()

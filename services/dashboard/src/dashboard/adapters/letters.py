@@ -174,7 +174,7 @@ class Letters:
         self._audit_ends = audit_ends
 
     async def _read(self, name: str) -> None:
-        """Read a queue again, never while something is done with a letter."""
+        """Read a queue again. A replay or a drop that is under way ends first."""
         async with self._reading:
             self._keep(queue_of(name, await DeadLetterQueue(self._bus, name, by=BY).letters()))
 
