@@ -80,14 +80,12 @@ def test_three_nodes_start_serve_and_stop(tmp_path: Path) -> None:
     directory = tmp_path / "cluster"
     with cluster(directory) as running:
         assert len(running.bootstrap.split(",")) == 3
+        # Each node knows all of them.
+        for address in running.bootstrap.split(","):
+            metadata = AdminClient({"bootstrap.servers": address}).list_topics(timeout=DEADLINE_S)
+            named = {(broker.id, f"{broker.host}:{broker.port}") for broker in metadata.brokers.values()}
+            assert named == set(enumerate(running.bootstrap.split(","), 1))
         admin = AdminClient({"bootstrap.servers": running.bootstrap})
-
-        def brokers() -> set[tuple[int, str]]:
-            metadata = admin.list_topics(timeout=DEADLINE_S)
-            return {(broker.id, f"{broker.host}:{broker.port}") for broker in metadata.brokers.values()}
-
-        # Every node serves; the one that is asked hears of the last one within a moment.
-        until(lambda: brokers() == set(enumerate(running.bootstrap.split(","), 1)))
         topic = NewTopic("rides", num_partitions=3, replication_factor=3)
         admin.create_topics([topic], operation_timeout=DEADLINE_S)["rides"].result(DEADLINE_S)
         producer = Producer({"bootstrap.servers": running.bootstrap, "acks": "all"})

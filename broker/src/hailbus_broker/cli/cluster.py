@@ -18,17 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from hailbus_broker import config
+from hailbus_broker.cli.client import CLIENT_ID
+from hailbus_broker.client import Client, UnreachableError
 from hailbus_broker.log import LogDirectory, MetaProperties, StorageError, draw_uuid, encode_uuid
 from hailbus_broker.log.log_directory import META_PROPERTIES, read_meta
+from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.protocol.definitions.metadata_request import MetadataRequest
 from hailbus_broker.runtime.disk import RealDisk
 from hailbus_broker.runtime.errors import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 STOP_S: Final = 60.0
 """A node that has not stopped after this is killed."""
+ANSWER_S: Final = 5.0
+ASK_AGAIN_S: Final = 0.01
 _OWN: Final = (
     "process.roles",
     "node.id",
@@ -331,7 +337,7 @@ async def _run(plans: Sequence[_Plan], processes: Sequence[tuple[int, int]]) -> 
     nodes = [_NodeProcess(plan, pid, output) for plan, (pid, output) in zip(plans, processes, strict=True)]
     waiting = ThreadPoolExecutor(len(nodes))
     stopping = asyncio.ensure_future(stop.wait())
-    starting = asyncio.ensure_future(_until_all_serve(nodes))
+    starting = asyncio.ensure_future(_start(nodes))
     watching = asyncio.ensure_future(_watch(nodes, waiting))
     try:
         await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -358,6 +364,41 @@ async def _run(plans: Sequence[_Plan], processes: Sequence[tuple[int, int]]) -> 
                 node.kill()
             await watching
         waiting.shutdown()
+
+
+async def _start(nodes: Sequence[_NodeProcess]) -> list[str]:
+    """Wait until all nodes serve and each names all of them to clients, or until one has ended; return addresses."""
+
+    def all_run() -> bool:
+        return all(node.exit_code is None for node in nodes)
+
+    addresses = await _until_all_serve(nodes)
+    if all(addresses):
+        await asyncio.gather(*(until_it_names(address, len(nodes), all_run) for address in addresses))
+    return addresses
+
+
+async def until_it_names(address: str, count: int, all_run: Callable[[], bool]) -> None:
+    """Wait until a node's metadata have all brokers: it hears of the last one a moment after that one serves.
+
+    A client that saw all of them and then asks a node that does not know one drops that one, with the requests that
+    wait for its responses.
+
+    Args:
+        address: HOST:PORT of the node.
+        count: How many brokers there are.
+        all_run: Whether no node has ended; once one has, nobody waits for it.
+    """
+    client = Client(address, CLIENT_ID, timeout_s=ANSWER_S)
+    request = MetadataRequest(topics=[])
+    try:
+        while all_run() and len((await client.ask(ApiKey.METADATA, 12, request)).brokers) < count:  # noqa: ASYNC110 - another process knows
+            await asyncio.sleep(ASK_AGAIN_S)
+    except UnreachableError as error:
+        # The line of what serves must come nevertheless: the others go on.
+        _say(f"the node at {address} does not answer: {error}")
+    finally:
+        client.close()
 
 
 async def _until_all_serve(nodes: Sequence[_NodeProcess]) -> list[str]:
