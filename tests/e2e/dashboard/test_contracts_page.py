@@ -11,10 +11,11 @@ from hailbus.testing import MemoryBus
 from playwright.async_api import Page, Response, expect
 from ride_events import CATALOGUE, TOPICS
 
-from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, SIZES, browser, shows, visit
+from tests.e2e.browsing import MARKS, browser
+from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, SIZES, shows, visit
 from tests.integration.dashboard.city import page, story
 
-pytestmark = [pytest.mark.needs("chromium"), pytest.mark.timeout(240)]
+pytestmark = MARKS
 WIDTH = "document.documentElement.scrollWidth"
 CUT_OFF = """() => [...document.querySelectorAll(".scroll")].filter((region) => {
   region.scrollLeft = region.scrollWidth;

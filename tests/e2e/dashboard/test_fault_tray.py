@@ -8,11 +8,12 @@ import pytest
 from hailbus.testing import MemoryBus
 from playwright.async_api import Page, expect
 
-from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, browser, shows, visit
+from tests.e2e.browsing import MARKS, browser
+from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, shows, visit
 from tests.integration.dashboard.city import page, story
 from tests.integration.dashboard.test_faults import Processes, launcher
 
-pytestmark = [pytest.mark.needs("chromium"), pytest.mark.timeout(240)]
+pytestmark = MARKS
 SURGE = "[data-fault=kill-surge]"
 SIZES = [(1440, 900), (390, 844)]
 

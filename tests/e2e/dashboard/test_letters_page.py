@@ -18,11 +18,12 @@ from hailbus.testing import MemoryBus
 from playwright.async_api import Page, Response, expect
 from ride_events.rides import RIDES
 
-from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, SIZES, browser, shows, visit
+from tests.e2e.browsing import MARKS, browser
+from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, SIZES, shows, visit
 from tests.integration.dashboard.city import page, story
 from tests.integration.dashboard.spoiled import QUEUE, requested, spoil, surge, until_letters
 
-pytestmark = [pytest.mark.needs("chromium"), pytest.mark.timeout(240)]
+pytestmark = MARKS
 WIDTH = "document.documentElement.scrollWidth"
 SHOTS = os.environ.get("DASHBOARD_SHOTS")
 

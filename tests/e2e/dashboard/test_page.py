@@ -14,28 +14,15 @@ from typing import Any
 import pytest
 from dashboard.adapters.watch import GroupLag, Watch
 from hailbus.testing import MemoryBus
-from hailbus_devtools.tools import chromium
-from playwright.async_api import Browser, Page, Response, async_playwright, expect
+from playwright.async_api import Browser, Page, Response, expect
 from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported
 from ride_events.pricing import DemandForecastPublished, SurgeUpdated
 
+from tests.e2e.browsing import MARKS, browser
 from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, TIMES_SQUARE, BusOfThree, Story, page, story
 
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-pytestmark = [
-    pytest.mark.needs("chromium"),
-    pytest.mark.timeout(240),
-]
+pytestmark = MARKS
 PATIENCE_MS = 30_000
 PRICE: dict[str, Any] = {
     "surge_version": 1,
@@ -44,16 +31,6 @@ PRICE: dict[str, Any] = {
     "supply": 3.0,
     "valid_until": EVENING + timedelta(days=1),
 }
-
-
-@asynccontextmanager
-async def browser() -> AsyncIterator[Browser]:
-    async with async_playwright() as playwright:
-        running = await playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
-        try:
-            yield running
-        finally:
-            await running.close()
 
 
 @asynccontextmanager

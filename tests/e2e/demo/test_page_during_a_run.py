@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from tests.e2e.dashboard.test_page import browser, visit
+from tests.e2e.browsing import browser
+from tests.e2e.dashboard.test_page import visit
 from tests.support import free_port, wait_for
 
 DEMO = str(Path(sys.executable).parent / "demo")
@@ -47,6 +48,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
 @pytest.mark.slow
 @pytest.mark.needs("chromium")
 @pytest.mark.timeout(900)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.usefixtures("chromium_of_module")
 async def test_the_verdict_turns_red_while_the_run_goes_on(run: Run) -> None:
     async with browser() as chromium, visit(chromium, run.page) as tab:
         verdict = tab.locator("#verdict")
