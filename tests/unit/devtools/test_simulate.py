@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,9 +80,9 @@ def test_the_table_says_how_many_seeds_each_mutant_needed(tmp_path: Path) -> Non
 
 
 def test_the_report_says_what_a_campaign_reached_and_found(tmp_path: Path) -> None:
-    clean = Campaign(seed_count=2_000, simulated_s=12_345.6, node_count=3)
+    clean = Campaign(seed_count=2_000, end=2_000, simulated_s=12_345.6, node_count=3, took_s=60)
     clean.notes.update(dict.fromkeys(REQUIRED_IN_A_CLUSTER, 1_000))
-    write_report(tmp_path / "clean.md", clean, first=0, took_s=60)
+    write_report(tmp_path / "clean.md", clean)
     report = (tmp_path / "clean.md").read_text()
     assert "# Seeds 0 to 1999 of 3 simulated nodes" in report
     assert "`uv run just simulate --nodes 3 --seed 0 --seeds 2000`" in report
@@ -89,19 +90,65 @@ def test_the_report_says_what_a_campaign_reached_and_found(tmp_path: Path) -> No
     assert "Nothing was found, and everything required was reached." in report
     assert "| truncation | 1,000 | yes |" in report
     failed = Campaign(
-        seed_count=200, node_count=3, failures=[{"seed": 7, "problems": {"unseen": ["1"]}}], differing=[9]
+        seed_count=200, node_count=3, took_s=60, failures=[{"seed": 7, "problems": {"unseen": ["1"]}}], differing=[9]
     )
     failed.notes.update(["metadata truncated"])
-    write_report(tmp_path / "failed.md", failed, first=1, took_s=60)
+    write_report(tmp_path / "failed.md", failed)
     report = (tmp_path / "failed.md").read_text()
     assert "200 seeds in 60 s, of which 1 failed" in report
     assert "- seed 7 found: unseen\n- seed 9 left two different traces\n- never reached: " in report
     assert "Nothing was found" not in report
-    write_report(tmp_path / "few.md", Campaign(seed_count=3, node_count=3), first=1, took_s=1)
+    write_report(tmp_path / "few.md", Campaign(seed_count=3, node_count=3))
     assert "\nNothing was found.\n" in (tmp_path / "few.md").read_text()  # three seeds need not reach anything
 
 
-@pytest.mark.parametrize("arguments", [["--table", "x"], ["--report", "x", "--mutants"], ["--report", "x", "--speed"]])
+def test_a_campaign_that_is_kept_goes_on_where_it_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[tuple[int, int]] = []
+
+    def run(first: int, count: int, **_: object) -> Campaign:
+        if first == 400:
+            raise KeyboardInterrupt
+        ran.append((first, count))
+        return a_block(first, count)
+
+    def a_block(first: int, count: int, commit: str = "abc") -> Campaign:
+        notes = Counter(dict.fromkeys(REQUIRED_IN_A_CLUSTER, 1))
+        block = Campaign(node_count=3, first=first, end=first + count, seed_count=count, notes=notes)
+        return replace(block, simulated_s=1.5, took_s=2.0, commits=Counter({commit: count}))
+
+    monkeypatch.setattr("hailbus_devtools.simulate.main.run_campaign", run)
+    file, report = tmp_path / "kept.json", tmp_path / "report.md"
+    arguments = ["--nodes", "3", "--seed", "0", "--seeds", "500", "--keep", str(file), "--report", str(report)]
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    assert ran == [(0, 200), (200, 200)]
+    assert not report.exists()
+    monkeypatch.setattr(
+        "hailbus_devtools.simulate.main.run_campaign", lambda first, count, **_: a_block(first, count, commit="def")
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+    assert "goes on with seed 400" in capsys.readouterr().out
+    text = report.read_text()
+    assert "# Seeds 0 to 499 of 3 simulated nodes" in text
+    assert "at commit abc (400 seeds), def (100 seeds), " in text
+    assert "500 seeds in 6 s, of which 0 failed.\nThey simulated 4 seconds." in text
+    assert "| truncation | 3 | yes |" in text
+    with pytest.raises(SystemExit):
+        main(["--nodes", "3", "--seed", "7", "--keep", str(file)])
+    assert f"{file} is of --nodes 3 --seed 0: give these, or another file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--keep", str(file)])
+    assert "--keep wants the first seed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--table", "x"], ["--report", "x", "--mutants"], ["--report", "x", "--speed"], ["--keep", "x", "--mutants"]],
+)
 def test_files_go_with_what_they_are_written_by(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -136,6 +136,8 @@ ENOUGH_SEEDS: Final = 200
 """A campaign of so many seeds has to reach all of that."""
 TWICE_EVERY: Final = 10
 """Every tenth seed is run twice, in two processes; without guests with different hash seeds."""
+BLOCK: Final = 200
+"""A campaign that is kept is saved after so many seeds."""
 MUTANT_SEEDS: Final = 1_000
 SPEED_RUNS: Final = 5
 FIRST_SCENARIO: Final = "tests/integration/broker/simulation"
@@ -152,6 +154,10 @@ class Campaign:
         simulated_s: Virtual time of all of them.
         differing: Seeds whose second run left another trace.
         node_count: Brokers in the world.
+        first: The first seed.
+        end: The seed that comes next.
+        took_s: Time on the clock.
+        commits: Seeds by the commit that ran them.
     """
 
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -160,6 +166,34 @@ class Campaign:
     simulated_s: float = 0.0
     differing: list[int] = field(default_factory=list)
     node_count: int = 1
+    first: int = 0
+    end: int = 0
+    took_s: float = 0.0
+    commits: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def read(cls, path: Path) -> Campaign:
+        """Read what an earlier run has kept."""
+        kept = json.loads(path.read_text())
+        return cls(**{**kept, "notes": Counter(kept["notes"]), "commits": Counter(kept["commits"])})
+
+    def keep(self, path: Path) -> None:
+        """Write everything to a file, which is never half written."""
+        kept = {one.name: getattr(self, one.name) for one in fields(self)}
+        unfinished = path.with_name(f"{path.name}.unfinished")
+        unfinished.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        unfinished.replace(path)
+
+    def add(self, further: Campaign) -> None:
+        """Add the seeds that follow."""
+        self.failures += further.failures
+        self.notes.update(further.notes)
+        self.seed_count += further.seed_count
+        self.simulated_s += further.simulated_s
+        self.differing += further.differing
+        self.end = further.end
+        self.took_s += further.took_s
+        self.commits.update(further.commits)
 
     @property
     def required(self) -> Sequence[str]:
@@ -222,7 +256,8 @@ def run_campaign(
     report: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Campaign:
     """Run seeds on several processes, some of them twice."""
-    campaign = Campaign(node_count=nodes)
+    campaign = Campaign(node_count=nodes, first=first, end=first + count)
+    began = time.monotonic()
     world = f"--nodes={nodes}"
     digests: dict[int, str] = {}
     lock = threading.Lock()
@@ -253,6 +288,8 @@ def run_campaign(
         list(pool.map(work, range(workers)))
         for pairs in pool.map(work_again, range(workers)) if twice else ():
             campaign.differing += [seed for seed, digest in pairs if digests.get(seed) != digest]
+    campaign.took_s = time.monotonic() - began
+    campaign.commits[commit()] = campaign.seed_count
     return campaign
 
 
@@ -344,10 +381,13 @@ def source_of_test(scenario: Scenario, seed: int, problems: Iterable[str]) -> st
     )
 
 
-def write_report(path: Path, campaign: Campaign, *, first: int, took_s: float) -> None:
+def write_report(path: Path, campaign: Campaign) -> None:
     """Write what a campaign reached and found, as Markdown."""
-    last = first + campaign.seed_count - 1
-    command = f"uv run just simulate --nodes {campaign.node_count} --seed {first} --seeds {campaign.seed_count}"
+    first, last, count = campaign.first, campaign.end - 1, campaign.end - campaign.first
+    command = f"uv run just simulate --nodes {campaign.node_count} --seed {first} --seeds {count}"
+    commits = ", ".join(
+        f"{name} ({number:,} seeds)" if len(campaign.commits) > 1 else name for name, number in campaign.commits.items()
+    )
     machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     required = campaign.required
     clean = "Nothing was found, and everything required was reached." if required else "Nothing was found."
@@ -359,9 +399,9 @@ def write_report(path: Path, campaign: Campaign, *, first: int, took_s: float) -
     lines = [
         f"# Seeds {first} to {last} of {campaign.node_count} simulated node{'s' * (campaign.node_count > 1)}",
         "",
-        f"`{command}` at commit {commit()}, {time.strftime('%d %B %Y')}, on {machine}.",
+        f"`{command}` at commit {commits}, {time.strftime('%d %B %Y')}, on {machine}.",
         "",
-        f"{campaign.seed_count:,} seeds in {took_s:,.0f} s, of which {len(campaign.failures)} failed.",
+        f"{campaign.seed_count:,} seeds in {campaign.took_s:,.0f} s, of which {len(campaign.failures)} failed.",
         f"They simulated {campaign.simulated_s:,.0f} seconds.",
         f"Every {TWICE_EVERY}th ran twice, with different hash seeds; {len(campaign.differing)} of these differed.",
         "",
@@ -425,6 +465,34 @@ def measure_speed() -> bool:
     return True
 
 
+def _campaign(options: argparse.Namespace, first: int, parser: argparse.ArgumentParser) -> Campaign:
+    """Run a campaign in one go, or go on with one whose blocks are kept."""
+    count = options.seeds or ENOUGH_SEEDS
+    campaign = Campaign(node_count=options.nodes, first=first, end=first)
+    block = count if options.keep is None else BLOCK
+    if options.keep is not None and options.keep.exists():
+        campaign = Campaign.read(options.keep)
+        if (campaign.first, campaign.node_count) != (first, options.nodes):
+            parser.error(
+                f"{options.keep} is of --nodes {campaign.node_count} --seed {campaign.first}: "
+                "give these, or another file"
+            )
+        print(f"simulate: goes on with seed {campaign.end}", flush=True)
+    while campaign.end < first + count:
+        campaign.add(
+            run_campaign(
+                campaign.end,
+                min(block, first + count - campaign.end),
+                workers=options.workers,
+                nodes=options.nodes,
+                report=partial(_show, nodes=options.nodes),
+            )
+        )
+        if options.keep is not None:
+            campaign.keep(options.keep)
+    return campaign
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a campaign; exit with 1 if it finds something, or does not reach what it should."""
     parser = argparse.ArgumentParser(prog="simulate", description="Run drawn scenarios against a simulated broker.")
@@ -444,12 +512,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "-n", "--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
     )
     parser.add_argument("--report", type=Path, help="write what the campaign reached and found to this file")
+    parser.add_argument(
+        "--keep", type=Path, help=f"save a campaign to this file after every {BLOCK} seeds, and go on where it ended"
+    )
     parser.add_argument("--speed", action="store_true", help="measure simulated seconds per second of CPU time")
     options = parser.parse_args(arguments)
     if options.table is not None and not options.mutants:
         parser.error("--table goes with --mutants; the report of a campaign is --report FILE")
-    if options.report is not None and (options.mutants or options.speed):
-        parser.error("--report is of a campaign: it goes with neither --mutants nor --speed")
+    for name in ("report", "keep"):
+        if vars(options)[name] is not None and (options.mutants or options.speed):
+            parser.error(f"--{name} is of a campaign: it goes with neither --mutants nor --speed")
+    if options.keep is not None and options.seed is None:
+        parser.error("--keep wants the first seed, which is the same whenever the campaign goes on: give --seed")
     first = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     print(f"simulate: commit {commit()}, first seed {first}", flush=True)
     if options.speed:
@@ -459,23 +533,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         mutants = [mutant for mutant in mutants if (mutant.nodes > 1) == (options.nodes > 1)]
         chosen = [mutant for mutant in mutants if options.only is None or options.only in mutant.name]
         sys.exit(0 if _hunt_all(chosen, first, options.seeds or MUTANT_SEEDS, options.workers, options.table) else 1)
-    began = time.monotonic()
-    campaign = run_campaign(
-        first,
-        options.seeds or 200,
-        workers=options.workers,
-        nodes=options.nodes,
-        report=partial(_show, nodes=options.nodes),
-    )
-    took_s = time.monotonic() - began
+    campaign = _campaign(options, first, parser)
     for name, number in sorted(campaign.notes.items()):
         print(f"{number:>9,}  {name}")
     print(
         f"{campaign.seed_count} seeds, {len(campaign.failures)} failed, {campaign.simulated_s:,.0f} simulated seconds "
-        f"in {took_s:.0f} s"
+        f"in {campaign.took_s:.0f} s"
     )
     if options.report is not None:
-        write_report(options.report, campaign, first=first, took_s=took_s)
+        write_report(options.report, campaign)
     for name in campaign.missing:
         print(f"never reached: {name}")
     for seed in campaign.differing:
