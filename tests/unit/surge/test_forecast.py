@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 from surge.domain.cells import ring
-from surge.domain.forecast import HORIZON_SLOTS, SLOTS_PER_DAY, DemandModel, Neighbours, Profile
+from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, SLOTS_PER_DAY, DemandModel, Neighbours, Profile
 from surge.domain.quantiles import Floats, quantiles
 
 CELLS = ("882a100d63fffff", "882a100d67fffff", "882a10725bfffff")
@@ -84,6 +84,22 @@ def test_a_cell_that_appears_later_was_quiet_before() -> None:
     assert growing.mean()[:, 2] == pytest.approx(whole.mean()[:, 2], abs=0.3)
 
 
+def test_cells_that_appear_make_no_difference_to_whether_somebody_asked() -> None:
+    """A model that is built anew from its counts learns all of them, and nobody asks for the forecasts in between."""
+    counts = city(2)
+    asked, built_anew = DemandModel(CELLS[:1]), DemandModel(CELLS[:1])
+    asked.start_at(0)
+    built_anew.start_at(0)
+    asked.forecast()
+    for slot, row in enumerate(counts):
+        for model in (asked, built_anew):
+            if slot in (100, 200):
+                model.grow([CELLS[model.cells]])
+            model.observe(row[: model.cells])
+        asked.mean()
+    assert np.array_equal(asked.mean(), built_anew.mean())
+
+
 def test_columns_know_their_neighbours_whenever_they_appear() -> None:
     centre = CELLS[0]
     around = ring(centre)
@@ -136,14 +152,14 @@ def test_a_gap_is_unknown_not_quiet() -> None:
     model, _ = run(counts)
     model.start_at(10 * SLOTS_PER_DAY)
     # Same time of day as slot 0, when the wave stands at 1: 15 minutes are 3 slots of 6, 1.5 and 0.2 pickups.
-    assert model.mean()[0] == pytest.approx([19, 4.7, 0.6], rel=0.25)
+    assert model.mean()[HORIZONS_MIN.index(15)] == pytest.approx([19, 4.7, 0.6], rel=0.25)
 
 
 def test_forecasts_carry_ordered_whole_quantiles() -> None:
     model, _ = run(city(3))
     forecast = model.forecast()
-    assert forecast.mean.shape == (2, 3)
-    assert forecast.quantiles.shape == (2, 3, 3)
+    assert forecast.mean.shape == (3, 3)
+    assert forecast.quantiles.shape == (3, 3, 3)
     assert (np.diff(forecast.quantiles, axis=1) >= 0).all()
     assert (forecast.quantiles == np.round(forecast.quantiles)).all()
 

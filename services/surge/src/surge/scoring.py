@@ -1,7 +1,7 @@
 """`surge-score`: score the demand forecast and the models that it must beat on recorded rides.
 
 At every multiple of five minutes of the period, knowing only the pickups before, each model forecasts the pickups of
-the next 15 and 30 minutes in every listed cell; then it learns the five minutes that followed. Nothing is fitted
+the next 5, 15 and 30 minutes in every listed cell; then it learns the five minutes that followed. Nothing is fitted
 beforehand. The service's model runs as in the service: it learns every cell of the recording, and the listed ones are
 judged.
 """
@@ -317,7 +317,7 @@ def _frame(
 
 
 def table(scores: Sequence[Score], *, events: int) -> str:
-    """The scores as a Markdown table; each figure for 15 and 30 minutes."""
+    """The scores as a Markdown table; each figure for 5, 15 and 30 minutes."""
     naive = next(one for one in scores if "seasonal naive" in one.name)
     lines = [
         "| model | MAE | RMSE | WAPE | MASE | pinball | cover80 | µs per event | µs per cell-forecast |",

@@ -1,4 +1,4 @@
-"""Demand in the next 15 and 30 minutes per cell, learnt online from pickups counted in slots of five minutes.
+"""Demand in the next 5, 15 and 30 minutes per cell, learnt online from pickups counted in slots of five minutes.
 
 The model knows three things of a cell: how many pickups this time of the week and this kind of day usually bring
 (`Profile`), how far the last minutes and hours lie from that, over several half-lives, for the cell, its neighbours and
@@ -24,7 +24,7 @@ from surge.domain.quantiles import Floats, quantiles
 SLOT_S: Final = 300
 SLOTS_PER_DAY: Final = 86_400 // SLOT_S
 SLOTS_PER_WEEK: Final = 7 * SLOTS_PER_DAY
-HORIZONS_MIN: Final = (15, 30)
+HORIZONS_MIN: Final = (5, 15, 30)
 HORIZON_SLOTS: Final = tuple(minutes * 60 // SLOT_S for minutes in HORIZONS_MIN)
 LONGEST: Final = max(HORIZON_SLOTS)
 KINDS_OF_DAY: Final = np.array([0, 0, 0, 0, 1, 2, 3])
@@ -299,6 +299,8 @@ class DemandModel:
         """Append columns of H3 cells that were quiet so far."""
         if not cells:
             return
+        if self.next_slot is not None:
+            self.mean()  # made before these cells were known, whether somebody asked for it or not
         self.cells += len(cells)
         self._profile.grow(len(cells))
         self._levels.grow(len(cells))
