@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime as dt
+import json
 import random
 import signal
 import time
@@ -28,7 +29,8 @@ from surge.domain.watermark import LATENESS_MS
 
 from .conftest import Broker, Worker
 
-START = dt.datetime(2014, 5, 5, 18, 0, tzinfo=dt.UTC)
+START = dt.datetime(2014, 5, 5, 23, 55, tzinfo=dt.UTC)
+"""Five minutes before a snapshot of what the forecasts have learnt."""
 Told = tuple[Event, dt.datetime, str]
 
 
@@ -243,6 +245,10 @@ async def test_killed_at_any_moment_it_counts_each_event_once(broker: Broker, wo
         passed = {event_id for event_id, (where, offset) in places.items() if offset < offsets.get(where, 0)}
         assert {event_id: inbox[event_id] for event_id in passed} == {event_id: seen[event_id] for event_id in passed}
     assert any(sum(offsets.values()) > 0 for offsets, _ in halts)
+    # The last start did not learn the forecasts from the slots alone.
+    assert worker.said("snapshot_written")
+    loaded = [json.loads(line) for line in worker.log.read_text().splitlines() if '"city_loaded"' in line]
+    assert loaded[-1]["snapshot"] == dt.datetime(2014, 5, 6, tzinfo=dt.UTC).timestamp() // 300
 
 
 async def test_what_cannot_be_read_is_put_aside_and_passed(broker: Broker, worker: Worker) -> None:

@@ -4,6 +4,8 @@ import json
 import random
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,8 +30,8 @@ class CrashError(Exception):
 class Log:
     """What survives: rows of the tables and published events, in the order in which the broker took them."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
+    def __init__(self, chance: random.Random, folder: Path) -> None:
+        self.chance, self.folder = chance, folder
         self.tables: dict[str, dict[str, str]] = {"windows": {}, "state": {}, "slots": {}}
         self.published: dict[str, list[bytes | None]] = {}
 
@@ -42,12 +44,12 @@ class Worker(SurgeWorker):
 
     def __init__(self, log: Log, *, is_doomed: bool) -> None:
         self.log, self.is_doomed = log, is_doomed
-        self._settings: Any = SimpleNamespace(clock="event")
+        self._settings: Any = SimpleNamespace(clock="event", state_dir=log.folder)
         self._windows, self._state, self._slots = (log.table(name) for name in ("windows", "state", "slots"))
         self._slots_kept = deque()
         self._city = City(rules=RULES, least_pickups=0.0)
-        slots = {int(number): row for number, row in self._slots.items()}
-        self._city.restore(state=self._state.get("state"), windows=self._windows, slots=slots)
+        self._history = "history"
+        self._restore_city({int(number): row for number, row in self._slots.items()})
         self.watermark_ms = 0
         self.is_resumed = False
         self._watermark: Any = SimpleNamespace(current=lambda **_: self.watermark_ms)
@@ -105,7 +107,12 @@ class Worker(SurgeWorker):
 @given(seed=st.integers(0, 2**32))
 async def test_an_id_never_has_two_contents_and_nothing_that_was_decided_is_missing(seed: int) -> None:
     chance = random.Random(seed)
-    log = Log(chance)
+    with TemporaryDirectory() as folder:
+        await crash_again_and_again(seed, Log(chance, Path(folder)))
+
+
+async def crash_again_and_again(seed: int, log: Log) -> None:
+    chance = log.chance
     told = facts(seed, MINUTES)
     # A partition whose leader is away for a while: its facts come after their minutes have been closed.
     late = [fact for fact in told if chance.random() < 0.2]

@@ -100,6 +100,23 @@ def test_cells_that_appear_make_no_difference_to_whether_somebody_asked() -> Non
     assert np.array_equal(asked.mean(), built_anew.mean())
 
 
+def test_a_model_that_is_restored_goes_on_as_the_one_before() -> None:
+    counts = city(9)
+    before, _ = run(counts[:-SLOTS_PER_DAY, :2])
+    before.grow(CELLS[2:])
+    before.forecast()
+    kept = {name: array.copy() for name, array in before.snapshot().items()}
+    again = DemandModel(CELLS)
+    again.restore(kept)
+    assert again.snapshot().keys() == kept.keys()
+    assert all(np.array_equal(again.snapshot()[name], kept[name]) for name in kept)
+    rest = counts[-SLOTS_PER_DAY:]
+    assert np.array_equal(run(rest, again)[1], run(rest, before)[1])
+    assert np.array_equal(again.forecast().quantiles, before.forecast().quantiles)
+    assert np.array_equal(again.recent_pickups(), before.recent_pickups())
+    assert np.array_equal(again.usual(), before.usual())
+
+
 def test_columns_know_their_neighbours_whenever_they_appear() -> None:
     centre = CELLS[0]
     around = ring(centre)

@@ -6,9 +6,10 @@ from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from surge.domain.cells import PRICING_RESOLUTION, ROLL_UP_RESOLUTION, parent, resolution_of, ring
-from surge.domain.forecast import HORIZONS_MIN, SLOT_S, SLOTS_PER_WEEK, DemandModel
+from surge.domain.forecast import HORIZONS_MIN, SLOT_S, SLOTS_PER_WEEK, Arrays, DemandModel
 from surge.domain.pricing import CALM, CellPrice, PricingRules, reprice
 from surge.domain.quantiles import Floats
 from surge.domain.windows import MINUTE_MS, WINDOW_MS, CellDemand, Fact, Minute, Seen, Windows
@@ -17,7 +18,7 @@ SLOT_MS: Final = SLOT_S * 1000
 IDLE_MINUTES: Final = 60
 """A city without any fact for this long is asleep: minutes are skipped until the next fact."""
 KEPT_SLOTS: Final = 5 * SLOTS_PER_WEEK
-"""Counts that the forecast is rebuilt from. With a longer history, forecasts differ a little after a restart."""
+"""Counts that the forecast is rebuilt from where there is no snapshot; then a longer history is lost."""
 DRIVER_SHARES: Final = 16
 """A minute's drivers are kept in this many rows, so that no row grows large and few rows change per batch."""
 
@@ -106,6 +107,19 @@ class CellForecasts:
         """The first slot is this one."""
         self._model.start_at(slot)
 
+    def snapshot(self) -> Arrays | None:
+        """All that was learnt, by name; None before the first slot. Arrays are not copied."""
+        if self._model.next_slot is None:
+            return None
+        return {"cells": np.array(list(self._columns), dtype=np.str_), **self._model.snapshot()}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Continue where another one was when `snapshot` was called; nothing may have been observed yet."""
+        cells = [str(cell) for cell in arrays["cells"]]
+        self._columns = {cell: column for column, cell in enumerate(cells)}
+        self._model.grow(cells)
+        self._model.restore(arrays)
+
     def expected(self, cells: Sequence[str]) -> Expected:
         """What is expected in these cells from the end of the last slot on; 0 in one that was never asked from."""
         made = self._model.forecast()
@@ -147,6 +161,8 @@ class City:
       that rows that were written by half before a crash are completed by hearing the facts again.
     - the state: up to when minutes are closed, and all prices: one row, so that a minute is closed wholly or not.
     - slots: pickups per cell of both resolutions and five minutes, from which the forecast is learnt again.
+
+    A snapshot holds what the forecast has learnt from all slots until some moment, also from those whose rows are gone.
     """
 
     def __init__(self, *, rules: PricingRules, least_pickups: float = 3.0) -> None:
@@ -154,7 +170,7 @@ class City:
         self._least_pickups = least_pickups
         self._windows = Windows()
         self._prices: dict[str, CellPrice] = {}
-        self._forecasts = (CellForecasts(PRICING_RESOLUTION), CellForecasts(ROLL_UP_RESOLUTION))
+        self._forecasts = {number: CellForecasts(number) for number in (PRICING_RESOLUTION, ROLL_UP_RESOLUTION)}
         self._changed: set[tuple[str, int, str | int]] = set()
         self._rows_of_minute: dict[int, set[str]] = {}
 
@@ -246,7 +262,7 @@ class City:
             began_ms = end_ms - SLOT_MS
             pickups = self._windows.rides(began_ms, end_ms) | self._windows.areas(began_ms, end_ms)
             slot = (number, pickups)
-            for forecasts in self._forecasts:
+            for forecasts in self._forecasts.values():
                 forecasts.observe(number, pickups)
                 made.extend(forecasts.forecast(least_pickups=self._least_pickups))
         self._windows.forget_before(end_ms + MINUTE_MS - WINDOW_MS)
@@ -296,8 +312,35 @@ class City:
             },
         }
 
-    def restore(self, *, state: Row | None, windows: Mapping[str, Row], slots: Mapping[int, Mapping[str, int]]) -> None:
-        """Become the city that these rows were taken from."""
+    def snapshot(self) -> Arrays | None:
+        """What the forecasts have learnt from the slots that are closed, by name; None before the first one is.
+
+        Arrays are not copied: they change with the next slot.
+        """
+        found: Arrays = {}
+        for resolution, forecasts in self._forecasts.items():
+            learnt = forecasts.snapshot()
+            if learnt is None:
+                return None
+            found |= {f"{resolution}/{name}": array for name, array in learnt.items()}
+        return found
+
+    def restore(
+        self,
+        *,
+        state: Row | None,
+        windows: Mapping[str, Row],
+        slots: Mapping[int, Mapping[str, int]],
+        snapshot: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Become the city that these rows were taken from.
+
+        Args:
+            state: The state.
+            windows: The rows of the windows.
+            slots: The slots that are kept; those that the snapshot has learnt are not needed.
+            snapshot: Taken from a city with this history, when no more minutes were closed than in `state`.
+        """
         if state is not None:
             self._windows.closed_until_ms = state["closed_until_ms"]
             self._windows.late_count = state["late_count"]
@@ -317,8 +360,15 @@ class City:
                 minute.sightings.update({driver: (at, busy, cell) for driver, (at, busy, cell) in row.items()})
             self._rows_of_minute.setdefault(start_ms, set()).add(key)
         closed_until_ms = self._windows.closed_until_ms
+        learnt_until = -1
+        if snapshot is not None:
+            for resolution, forecasts in self._forecasts.items():
+                prefix = f"{resolution}/"
+                own = {name.removeprefix(prefix): snapshot[name] for name in snapshot if name.startswith(prefix)}
+                forecasts.restore(own)
+                learnt_until = int(own["next_slot"])
         for number in sorted(slots):
             # A slot may have been written and its minute not: it is counted again when the minute is closed again.
-            if closed_until_ms is not None and (number + 1) * SLOT_MS <= closed_until_ms:
-                for forecasts in self._forecasts:
+            if number >= learnt_until and closed_until_ms is not None and (number + 1) * SLOT_MS <= closed_until_ms:
+                for forecasts in self._forecasts.values():
                     forecasts.observe(number, slots[number])

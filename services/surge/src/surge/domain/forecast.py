@@ -11,9 +11,9 @@ it was given, so the owner of the counts can rebuild it.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ MODEL: Final = "week-profile-blend-2"
 """Name of this model in what is published."""
 
 
+Arrays = dict[str, NDArray[Any]]  # Any: of numbers and of cells
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Pickups expected in the `HORIZONS_MIN` minutes from a moment on, per horizon and cell.
@@ -46,11 +49,31 @@ class Forecast:
     quantiles: Floats
 
 
-class Rhythm:
+class Numbers:
+    """Something whose numbers can be taken out and put back.
+
+    `PARTS` names the attributes that hold them: arrays, integers and floats.
+    """
+
+    PARTS: ClassVar[tuple[str, ...]]
+
+    def take_out(self) -> Arrays:
+        """The numbers by the names of their attributes; arrays are not copied."""
+        return {part: np.asarray(getattr(self, part)) for part in self.PARTS}
+
+    def put_back(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Hold copies of these numbers."""
+        for part in self.PARTS:
+            setattr(self, part, arrays[part].copy() if arrays[part].ndim else arrays[part].item())
+
+
+class Rhythm(Numbers):
     """Sums per phase of a cycle. A phase fades to `keep` each time that it comes round.
 
     `sums` has shape (phases, cells), `weights` (phases,).
     """
+
+    PARTS = ("sums", "weights")
 
     def __init__(self, phases: int, cells: int, *, keep: float) -> None:
         self._keep = keep
@@ -91,10 +114,11 @@ class Profile:
         self._week = Rhythm(SLOTS_PER_WEEK, cells, keep=self.WEEK_KEEP)
         self._kind = Rhythm(len(set(KINDS_OF_DAY)) * SLOTS_PER_DAY, cells, keep=self.KIND_KEEP)
         self._day = Rhythm(SLOTS_PER_DAY, cells, keep=self.DAY_KEEP)
+        self.rhythms: Final = {"week": self._week, "kind": self._kind, "day": self._day}
 
     def grow(self, cells: int) -> None:
         """Append columns of cells that were quiet so far."""
-        for rhythm in (self._week, self._kind, self._day):
+        for rhythm in self.rhythms.values():
             rhythm.grow(cells)
 
     def by_day(self, slots: NDArray[np.intp]) -> Floats:
@@ -152,7 +176,7 @@ class Neighbours:
                     self.table[known, ring(other).index(cell)] = column
 
 
-class Levels:
+class Levels(Numbers):
     """How the recent past compares with the profile, over several half-lives.
 
     A cell's ratio of counted to usual pickups is shrunk to the city's, and the city's to 1.
@@ -164,6 +188,7 @@ class Levels:
     CELL_PRIOR = 4.0
     RING_PRIOR = 8.0
     CITY_PRIOR = 100.0
+    PARTS = ("_counted", "_usual", "_city_counted", "_city_usual", "_weight")
 
     def __init__(self, cells: int) -> None:
         self._keep: Floats = (0.5 ** (1.0 / self.HALF_LIVES_SLOTS))[:, None]
@@ -226,7 +251,7 @@ class Levels:
         self._weight = self._weight * self._keep + 1.0
 
 
-class Blend:
+class Blend(Numbers):
     """Weights of the views for one horizon: ridge regression on what came, fading over weeks, shared by all cells.
 
     Errors are weighted by the forecast to the power −0.6: between −1, the variance of counts, and 0, which is what
@@ -238,6 +263,7 @@ class Blend:
     SOLVE_EVERY = 12
     ERROR_POWER = 0.6
     FLOOR = 0.01
+    PARTS = ("_gram", "_moment", "_seen", "weights", "_excess", "_square")
 
     def __init__(self, start: Floats) -> None:
         self._start = start
@@ -305,6 +331,39 @@ class DemandModel:
         self._profile.grow(len(cells))
         self._levels.grow(len(cells))
         self._neighbours.grow(cells)
+
+    def snapshot(self) -> Arrays:
+        """All that the model knows besides its cells, by name; arrays are not copied."""
+        assert self.next_slot is not None, "start_at comes first"
+        arrays: Arrays = {"next_slot": np.array(self.next_slot), "recent": np.array([slot for slot, _ in self._recent])}
+        for name, numbers in self._numbers():
+            arrays |= {f"{name}/{part}": array for part, array in numbers.take_out().items()}
+        for place, (_, counts) in enumerate(self._recent):
+            arrays[f"recent/{place}"] = counts
+        for index, past in enumerate(self._views):
+            arrays[f"past/{index}"] = np.array([slot for slot, _, _ in past])
+            for place, (_, views, predicted) in enumerate(past):
+                arrays[f"past/{index}/{place}"] = np.vstack([views, predicted])
+        return arrays
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Continue where the model with the same cells was when `snapshot` was called."""
+        self.next_slot = int(arrays["next_slot"])
+        for name, numbers in self._numbers():
+            numbers.put_back({part: arrays[f"{name}/{part}"] for part in numbers.PARTS})
+        self._recent.clear()
+        self._recent.extend((int(slot), arrays[f"recent/{place}"]) for place, slot in enumerate(arrays["recent"]))
+        for index, past in enumerate(self._views):
+            past.clear()
+            for place, slot in enumerate(arrays[f"past/{index}"]):
+                *views, predicted = arrays[f"past/{index}/{place}"]
+                past.append((int(slot), np.array(views), predicted))
+
+    def _numbers(self) -> Iterator[tuple[str, Numbers]]:
+        yield from self._profile.rhythms.items()
+        yield "levels", self._levels
+        for index, blend in enumerate(self._blends):
+            yield f"blend/{index}", blend
 
     def start_at(self, slot: int) -> None:
         """The next slot is this one. A gap behind is unknown, not quiet: levels are forgotten, the profile stays."""

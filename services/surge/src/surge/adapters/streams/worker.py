@@ -16,8 +16,9 @@ import contextlib
 import time
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Any, Final
+from uuid import uuid4
 
 import faust
 import structlog
@@ -37,12 +38,14 @@ from ride_events.pricing import FORECASTS, SURGE
 from ride_events.quotes import QUOTES
 from ride_events.rides import RIDES
 
+from surge.adapters.snapshots import Snapshots
 from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, moment_of, price_event
 from surge.adapters.streams.skipped import SkippedRecords
-from surge.app.city import KEPT_SLOTS, CellForecast, City, PriceChange
+from surge.app.city import KEPT_SLOTS, SLOT_MS, CellForecast, City, PriceChange
 from surge.app.decided import Decided
 from surge.app.errors import WorkerError
 from surge.config import Settings
+from surge.domain.forecast import SLOTS_PER_DAY
 from surge.domain.pricing import PricingRules
 from surge.domain.watermark import LATENESS_MS, Watermark
 
@@ -231,6 +234,8 @@ class SurgeWorker:
         self._finished = asyncio.Event()
         self._last_seen: dict[str, int] = {}
         self._slots_kept: deque[str] = deque()
+        self._history = uuid4().hex
+        self._snapshots = Snapshots(settings.state_dir, history=self._history)
         self.app = self._create_app()
         self._windows, self._state, self._slots = (self._table(name) for name in TABLES)
         for topic in SOURCES:
@@ -363,7 +368,7 @@ class SurgeWorker:
         began = time.monotonic()
         slots = {int(number): row for number, row in self._slots.items()}
         self._slots_kept.extend(str(number) for number in sorted(slots))
-        self._city.restore(state=self._state.get("state"), windows=dict(self._windows.items()), slots=slots)
+        snapshot_slot = self._restore_city(slots)
         newest = self._state.get("newest") or {}
         self._last_seen = dict(newest)
         self._watermark.restore(newest, floor_ms=self._city.closed_until_ms)
@@ -372,8 +377,24 @@ class SurgeWorker:
             closed_until=_text(self._city.closed_until_ms),
             surging_cells=self._city.surging,
             slots=len(slots),
+            snapshot=snapshot_slot,
             seconds=round(time.monotonic() - began, 3),
         )
+
+    def _restore_city(self, slots: Mapping[int, Mapping[str, int]]) -> int | None:
+        """Rebuild the city from its rows; the slot that the snapshot goes on with, None without a snapshot."""
+        state = self._state.get("state")
+        self._history = (state or {}).get("history", self._history)
+        self._snapshots = Snapshots(self._settings.state_dir, history=self._history)
+        found = None
+        if state is not None and state["closed_until_ms"] is not None:
+            found = self._snapshots.read(
+                until_slot=state["closed_until_ms"] // SLOT_MS,
+                since_slot=min(slots) if len(slots) >= KEPT_SLOTS else None,
+            )
+        snapshot_slot, snapshot = found or (None, None)
+        self._city.restore(state=state, windows=dict(self._windows.items()), slots=slots, snapshot=snapshot)
+        return snapshot_slot
 
     async def _find_offsets(self) -> None:
         """Learn where the group resumes, so that a hole right at the beginning is noticed too."""
@@ -440,7 +461,7 @@ class SurgeWorker:
         closed = 0
         prices: list[PriceChange] = []
         forecasts: list[CellForecast] = []
-        may_be_more = True
+        may_be_more, ends_day = True, False
         while may_be_more and (end_ms := self._city.next_end(watermark_ms)) is not None:
             minute = self._city.close_minute(end_ms)
             closed += 1
@@ -451,19 +472,36 @@ class SurgeWorker:
                 number, pickups = minute.slot
                 self._slots[str(number)] = dict(pickups)
                 self._slots_kept.append(str(number))
+                ends_day = ends_day or (number + 1) % SLOTS_PER_DAY == 0
         if not closed:
             return False
         # Slots first: a slot whose minute is not closed is counted again, a minute whose slot is missing is lost.
         await self._written()
         decided = Decided(tuple(prices), tuple(forecasts))
-        self._state["state"] = self._city.state_row() | {"decided": decided.row()}
+        self._state["state"] = self._city.state_row() | {"decided": decided.row(), "history": self._history}
         await self._written()
         await self._publish_decided(decided)
         for key in self._city.obsolete_rows():
             self._windows.pop(key, None)
         while len(self._slots_kept) > KEPT_SLOTS:
             self._slots.pop(self._slots_kept.popleft(), None)
+        if ends_day:
+            await self._keep_snapshot()
         return not may_be_more
+
+    async def _keep_snapshot(self) -> None:
+        """Keep what the forecasts have learnt, so that a restart changes none, however long the history is."""
+        arrays, closed_until_ms = self._city.snapshot(), self._city.closed_until_ms
+        if arrays is None or closed_until_ms is None:
+            return
+        began = time.monotonic()
+        try:
+            # The loop waits: nothing is learnt meanwhile. Some hundred megabytes must not hold up heartbeats.
+            await asyncio.to_thread(self._snapshots.write, closed_until_ms // SLOT_MS, arrays)
+        except OSError as error:
+            log.warning("snapshot_not_written", reason=str(error), consequence="a restart uses an older one")
+            return
+        log.info("snapshot_written", slot=closed_until_ms // SLOT_MS, seconds=round(time.monotonic() - began, 3))
 
     async def _publish_decided(self, decided: Decided) -> None:
         """Publish what the state says was decided, and wait until the log has it."""
