@@ -32,7 +32,7 @@ KINDS_OF_DAY: Final = np.array([0, 0, 0, 0, 1, 2, 3])
 _EPOCH_WEEKDAY: Final = 3
 """Day 0 of the epoch was a Thursday."""
 MODEL: Final = "week-profile-blend-2"
-"""Name of this model in what is published."""
+"""Name of this model in what is published, and in its snapshots: one of another name is not read."""
 
 
 Arrays = dict[str, NDArray[Any]]  # Any: of numbers and of cells
