@@ -22,24 +22,27 @@ VERSION = 12
 async def node(counts: Sequence[int]) -> AsyncIterator[tuple[str, list[int]]]:
     """Run a node that names `counts[n]` brokers in its nth answer, and then ends."""
     answered: list[int] = []
+    has_ended = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for count in counts:
-            (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-            request = await reader.readexactly(size)
-            brokers = [MetadataResponseBroker(node_id=one, host="localhost", port=1) for one in range(count)]
-            out = bytearray(request[4:8])  # the correlation id
-            out.append(0)
-            codec.encode(MetadataResponse(brokers=brokers), VERSION, out)
-            writer.write(LENGTH.pack(len(out)) + out)
-            answered.append(count)
+        with contextlib.suppress(asyncio.IncompleteReadError):  # who asks has seen enough
+            for count in counts:
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                request = await reader.readexactly(size)
+                brokers = [MetadataResponseBroker(node_id=one, host="localhost", port=1) for one in range(count)]
+                out = bytearray(request[4:8])  # the correlation id
+                out.append(0)
+                codec.encode(MetadataResponse(brokers=brokers), VERSION, out)
+                writer.write(LENGTH.pack(len(out)) + out)
+                answered.append(count)
         server.close()
         writer.close()
         await writer.wait_closed()
+        has_ended.set()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", answered
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", answered
+    await has_ended.wait()
 
 
 async def test_a_node_that_has_not_heard_of_the_last_broker_is_asked_again() -> None:
