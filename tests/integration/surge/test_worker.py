@@ -245,10 +245,24 @@ async def test_killed_at_any_moment_it_counts_each_event_once(broker: Broker, wo
         passed = {event_id for event_id, (where, offset) in places.items() if offset < offsets.get(where, 0)}
         assert {event_id: inbox[event_id] for event_id in passed} == {event_id: seen[event_id] for event_id in passed}
     assert any(sum(offsets.values()) > 0 for offsets, _ in halts)
-    # The last start did not learn the forecasts from the slots alone.
-    assert worker.said("snapshot_written")
-    loaded = [json.loads(line) for line in worker.log.read_text().splitlines() if '"city_loaded"' in line]
-    assert loaded[-1]["snapshot"] == dt.datetime(2014, 5, 6, tzinfo=dt.UTC).timestamp() // 300
+
+
+async def test_killed_after_a_snapshot_it_goes_on_from_there(broker: Broker, worker: Worker) -> None:
+    told = city_events(22)
+    first = [item for item in told if item[1] < START + dt.timedelta(minutes=11)]
+    await provision(broker.bootstrap)
+    worker.start()
+    async with producer(broker.bootstrap) as client:
+        await tell(client, first)
+        await until_published(broker.bootstrap, expected(first), worker, timeout_s=120)
+        await until(lambda: worker.said("snapshot_written"), timeout_s=30, what="the snapshot")
+        worker.kill()
+        worker.start()
+        await until(lambda: worker.said('"city_loaded"') == 2, timeout_s=60, what="the second start")
+        await tell(client, told[len(first) :])
+        await until_published(broker.bootstrap, expected(told), worker, timeout_s=120)
+    *_, loaded = (json.loads(line) for line in worker.log.read_text().splitlines() if '"city_loaded"' in line)
+    assert loaded["snapshot"] >= dt.datetime(2014, 5, 6, tzinfo=dt.UTC).timestamp() // 300
 
 
 async def test_what_cannot_be_read_is_put_aside_and_passed(broker: Broker, worker: Worker) -> None:
