@@ -48,7 +48,6 @@ class Worker(SurgeWorker):
         self._windows, self._state, self._slots = (log.table(name) for name in ("windows", "state", "slots"))
         self._slots_kept = deque()
         self._city = City(rules=RULES, least_pickups=0.0)
-        self._history = "history"
         self._restore_city({int(number): row for number, row in self._slots.items()})
         self.watermark_ms = 0
         self.is_resumed = False

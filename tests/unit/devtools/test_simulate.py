@@ -131,7 +131,7 @@ def test_a_campaign_that_is_kept_goes_on_where_it_ended(
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 0
-    assert "goes on with seed 400" in capsys.readouterr().out
+    assert "continues with seed 400" in capsys.readouterr().out
     text = report.read_text()
     assert "# Seeds 0 to 499 of 3 simulated nodes" in text
     assert "at commit abc (400 seeds), def (100 seeds), " in text
@@ -142,7 +142,7 @@ def test_a_campaign_that_is_kept_goes_on_where_it_ended(
     assert f"{file} is of --nodes 3 --seed 0: give these, or another file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--keep", str(file)])
-    assert "--keep wants the first seed" in capsys.readouterr().err
+    assert "--keep needs --seed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ class Campaign:
 
     @classmethod
     def read(cls, path: Path) -> Campaign:
-        """Read what an earlier run has kept."""
+        """Read a campaign that an earlier run has saved."""
         kept = json.loads(path.read_text())
         return cls(**{**kept, "notes": Counter(kept["notes"]), "commits": Counter(kept["commits"])})
 
@@ -466,7 +466,7 @@ def measure_speed() -> bool:
 
 
 def _campaign(options: argparse.Namespace, first: int, parser: argparse.ArgumentParser) -> Campaign:
-    """Run a campaign in one go, or go on with one whose blocks are kept."""
+    """Run a campaign in one go, or continue one that was saved after each block."""
     count = options.seeds or ENOUGH_SEEDS
     campaign = Campaign(node_count=options.nodes, first=first, end=first)
     block = count if options.keep is None else BLOCK
@@ -477,7 +477,7 @@ def _campaign(options: argparse.Namespace, first: int, parser: argparse.Argument
                 f"{options.keep} is of --nodes {campaign.node_count} --seed {campaign.first}: "
                 "give these, or another file"
             )
-        print(f"simulate: goes on with seed {campaign.end}", flush=True)
+        print(f"simulate: continues with seed {campaign.end}", flush=True)
     while campaign.end < first + count:
         campaign.add(
             run_campaign(
@@ -513,7 +513,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--report", type=Path, help="write what the campaign reached and found to this file")
     parser.add_argument(
-        "--keep", type=Path, help=f"save a campaign to this file after every {BLOCK} seeds, and go on where it ended"
+        "--keep",
+        type=Path,
+        help=f"save the campaign to this file after every {BLOCK} seeds; the same command continues it",
     )
     parser.add_argument("--speed", action="store_true", help="measure simulated seconds per second of CPU time")
     options = parser.parse_args(arguments)
@@ -523,7 +525,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if vars(options)[name] is not None and (options.mutants or options.speed):
             parser.error(f"--{name} is of a campaign: it goes with neither --mutants nor --speed")
     if options.keep is not None and options.seed is None:
-        parser.error("--keep wants the first seed, which is the same whenever the campaign goes on: give --seed")
+        parser.error("--keep needs --seed: a campaign continues only under the first seed that it began with")
     first = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     print(f"simulate: commit {commit()}, first seed {first}", flush=True)
     if options.speed:

@@ -51,7 +51,7 @@ class Snapshots:
             self._path(old).unlink()
 
     def read(self, *, until_slot: int, since_slot: int | None) -> tuple[int, Arrays] | None:
-        """The newest one that has learnt nothing from `until_slot` on, and the slot that it goes on with.
+        """Return the newest usable snapshot, preceded by the first slot that it has not learnt; None if there is none.
 
         Args:
             until_slot: The state of the city has not closed this slot.
@@ -77,6 +77,6 @@ class Snapshots:
         return self._folder / f"forecasts-{slot}.npz"
 
     def _slots(self) -> list[int]:
-        """The slots that the files go on with, oldest first."""
+        """For each file the first slot that it has not learnt, oldest first."""
         names = (path.stem.removeprefix("forecasts-") for path in self._folder.glob("forecasts-*.npz"))
         return sorted(int(name) for name in names if name.isdigit())

@@ -207,6 +207,10 @@ class Intake:
 class SurgeWorker:
     """One city's worker. `app` is the faust application; `run` is the loop, to be awaited beside it."""
 
+    # Known when the city is loaded.
+    _history: str
+    _snapshots: Snapshots
+
     def __init__(
         self,
         settings: Settings,
@@ -234,8 +238,6 @@ class SurgeWorker:
         self._finished = asyncio.Event()
         self._last_seen: dict[str, int] = {}
         self._slots_kept: deque[str] = deque()
-        self._history = uuid4().hex
-        self._snapshots = Snapshots(settings.state_dir, history=self._history)
         self.app = self._create_app()
         self._windows, self._state, self._slots = (self._table(name) for name in TABLES)
         for topic in SOURCES:
@@ -382,9 +384,9 @@ class SurgeWorker:
         )
 
     def _restore_city(self, slots: Mapping[int, Mapping[str, int]]) -> int | None:
-        """Rebuild the city from its rows; the slot that the snapshot goes on with, None without a snapshot."""
+        """Rebuild the city; return the first slot that its snapshot has not learnt, or None without a snapshot."""
         state = self._state.get("state")
-        self._history = (state or {}).get("history", self._history)
+        self._history = (state or {}).get("history") or uuid4().hex
         self._snapshots = Snapshots(self._settings.state_dir, history=self._history)
         found = None
         if state is not None and state["closed_until_ms"] is not None:
