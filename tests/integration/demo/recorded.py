@@ -310,8 +310,8 @@ class RecordedLog:
             reader.reach(place, end)
 
     def letters(self, suffix: str) -> tuple[dict[str, int], list[Letter]]:
-        """Return dead-letter topic → records, and the first of all."""
-        found = {topic: held for topic, held in self._run.letters.items() if topic.endswith(suffix)}
+        """Return dead-letter topic → records, and the first of all by topic and offset."""
+        found = {topic: held for topic, held in sorted(self._run.letters.items()) if topic.endswith(suffix)}
         letters = [letter_of(letter) for held in found.values() for letter in held]
         return {topic: len(held) for topic, held in found.items()}, letters[:LETTERS_READ]
 

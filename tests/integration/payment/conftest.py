@@ -182,6 +182,14 @@ class City:
         await eventually(there, within_s=60)
         return await self.state(ride_id)
 
+    async def reads_all(self) -> None:
+        """Wait until the saga has settled every record that was published."""
+
+        async def so() -> bool:
+            return self.bus.lag("payment-saga") == 0
+
+        await eventually(so)
+
     async def moved(self, ride_id: str) -> list[tuple[str, int]]:
         found = (await self.provider.get("/transactions", params={"reference": ride_id})).json()
         return [(one["kind"], one["amount_minor"]) for one in found["transactions"]]

@@ -98,18 +98,19 @@ class KafkaLog:
             reader.reach(place, end)
 
     def letters(self, suffix: str) -> tuple[dict[str, int], list[Letter]]:
-        """Return dead-letter topic → records, and the first `LETTERS_READ` of all."""
+        """Return dead-letter topic → records, and the first `LETTERS_READ` of all by topic, partition and offset."""
         names = [name for name in self.topics() if name.endswith(suffix)]
         starts, ends = self.bounds(names)
         counts = dict.fromkeys(names, 0)
         for (topic, _), end in ends.items():
             counts[topic] += end  # what was deleted since was a dead letter, too
         letters: list[Letter] = []
-        wanted = {place: end for place, end in ends.items() if end > starts[place]}
-        for record in self._records(starts, wanted):
-            letters.append(letter_of(record))
-            if len(letters) >= LETTERS_READ:
-                break
+        # One partition after the other: of several, librdkafka hands out records in the order in which answers come.
+        for place in sorted(ends):
+            for record in self._records({place: starts[place]}, {place: ends[place]}):
+                letters.append(letter_of(record))
+                if len(letters) >= LETTERS_READ:
+                    return counts, letters
         return counts, letters
 
     def _records(self, starts: Mapping[Partition, int], ends: Mapping[Partition, int]) -> Iterator[LogRecord]:
