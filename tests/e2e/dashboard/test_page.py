@@ -613,29 +613,76 @@ async def test_free_cars_are_dots_that_follow_their_reports_and_busy_ones_are_no
         await tab.wait_for_function(f"() => !({dots})()")
 
 
-async def test_a_thousand_rides_are_drawn_thirty_times_a_second() -> None:
+FRAMES = """([count, pace, isStill]) => {
+  const { map, state } = globalThis.hailbus;
+  let now = performance.now();
+  performance.now = () => now;
+  state.rides.clear();
+  const say = (t1) => {
+    const ride = (id) => [String(id), "riding", 40.75, -73.98, 40.7, -73.95, 0, t1, 40.7, -73.95];
+    state.take({ t: 1, rate: 1, broker: state.broker, rides: Array.from({ length: count }, (_, id) => ride(id)) });
+    state.clock = { at: now, ms: 0, rate: 1, last: 1 };
+  };
+  say(1);
+  map.draw(); // the view fits the rides now
+  const [from, to] = [[40.75, -73.98], [40.7, -73.95]].map((at) => map.toScreen(map.constructor.world(...at)));
+  say(pace ? (Math.hypot(to[0] - from[0], to[1] - from[1]) * 1000) / pace : 0);
+  map.still = isStill;
+  map.drawn = null;
+  map.draw();
+  let drawn = 0;
+  for (let at = 1; at <= 60; at++) {
+    now += 16; // a frame of a screen with 60 a second
+    map.draw();
+    drawn += map.frame.at === now;
+  }
+  delete performance.now;
+  return drawn;
+}"""
+
+
+async def test_frames_are_drawn_as_often_as_rides_move_and_thirty_times_a_second_for_many() -> None:
     async with told() as (_, tab):
         await tab.wait_for_function("() => globalThis.hailbus.map.paths.size > 1200")
-        frames = """(count) => {
-          const { map, state } = globalThis.hailbus;
-          const ride = (id) => [String(id), "riding", 40.75, -73.98, 40.7, -73.95, 0, 1, 40.7, -73.95];
-          const rides = Array.from({ length: count }, (_, id) => ride(id));
-          state.take({ t: 1, rate: 0, broker: state.broker, rides });
-          let now = performance.now();
-          performance.now = () => now;
-          map.lastFrame = 0;
-          map.draw();
-          let drawn = 0;
-          for (let at = 1; at <= 60; at++) {
-            now += 16; // a frame of a screen with 60 a second
-            map.draw();
-            drawn += map.lastFrame === now;
-          }
-          delete performance.now;
-          return drawn;
-        }"""
-        assert await tab.evaluate(frames, 1_000) == 60
-        assert await tab.evaluate(frames, 1_001) == 30
+        for rides, pixels_a_second, is_still, expected in (
+            (1_000, 100, False, 60),
+            (1_001, 100, False, 30),
+            (1_000, 5, False, 15),  # every fourth frame, as a pixel is shown in four steps
+            (1_000, 0, False, 0),
+            (1_000, 100, True, 3),
+        ):
+            drawn = await tab.evaluate(FRAMES, [rides, pixels_a_second, is_still])
+            assert (rides, pixels_a_second, is_still, drawn) == (rides, pixels_a_second, is_still, expected)
+
+
+async def test_a_map_at_rest_shows_at_once_what_is_new_picked_or_selected() -> None:
+    async with told() as (_, tab):
+        await tab.wait_for_function("() => globalThis.hailbus.map.paths.size > 1200")
+        found = await tab.evaluate(
+            """() => {
+              const { map, state } = globalThis.hailbus;
+              const drawn = (act) => {
+                map.draw();
+                const before = map.frame;
+                act();
+                map.draw();
+                return map.frame !== before;
+              };
+              const ride = ["a", "requested", 40.75, -73.98, 40.75, -73.98, 0, 0, 40.7, -73.95];
+              const news = { t: 1, rate: 0, broker: state.broker };
+              return [
+                drawn(() => {}),
+                drawn(() => state.take({ ...news, rides: [ride] })),
+                drawn(() => { map.picked = "a"; }),
+                drawn(() => { map.picked = null; }),
+                drawn(() => map.select({ ride: "a" })),
+                drawn(() => map.select(null)),
+                drawn(() => map.pan(1, 0)),
+                drawn(() => {}),
+              ];
+            }"""
+        )
+        assert found == [False, True, True, True, True, True, True, False]
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)

@@ -1,4 +1,5 @@
-// The city on a canvas: hexagons in a layer of their own, redrawn when a price changes; rides on top in every frame.
+// The city on a canvas: hexagons in a layer of their own, redrawn when a price changes; rides on top, redrawn when one
+// has moved far enough to be seen.
 
 // Real prices are between 1.1 and 1.5 nearly always: steps tell them apart, a ramp up to 3 would not.
 export const STEPS = [[1.1, "--r1"], [1.2, "--r2"], [1.3, "--r3"], [1.5, "--r4"], [2, "--r5"], [3, "--r6"]];
@@ -13,6 +14,8 @@ const TAIL_PX = 20; // at most
 const HALO_PX = 1.6; // around a ride, so that it can be seen on every colour
 const MANY_RIDES = 1000; // above this 30 frames a second are drawn
 const FRAME_MS = 32;
+const STILL_FRAME_MS = 250; // for those who asked for less motion
+const STEP_PX = 0.25; // so far the fastest ride moves before the next frame
 const CAR_PX = 2.4;
 const COAST_UNITS = 10_000; // of city.svg in a degree
 const OFFSHORE = 0.35; // how strong a cell's colour is on the water
@@ -298,10 +301,8 @@ export class CityMap {
     if (!this.fitted && !this.moved && this.state.rides.size >= 30) this.view = this.drawn = null;
     if (!this.view && !this.#fit()) return;
     const here = performance.now();
-    const rest = this.still ? 250 : this.state.rides.size > MANY_RIDES ? FRAME_MS : 0;
-    if (this.drawn && here - this.lastFrame < rest) return;
-    this.lastFrame = here;
     const now = this.state.now();
+    if (!this.#isDue(here, now)) return;
     // Prices also run out by themselves: look again every second.
     const isMoved = !this.drawn;
     if (isMoved || this.drawn.version !== this.state.cellsVersion || here - this.drawn.at > 1000) this.#drawLayer(now);
@@ -311,9 +312,20 @@ export class CityMap {
     context.drawImage(this.layer, 0, 0);
     if (this.state.cars.size) context.drawImage(this.cars, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.#drawRides(context, now);
+    const pace = this.#drawRides(context, now);
     this.#drawEnds(context, here);
     this.#drawSelected(context);
+    this.frame = { at: here, now, pace, version: this.state.version, picked: this.picked, selected: this.selected };
+  }
+
+  // Whether another frame would look different from the last one.
+  #isDue(here, now) {
+    const { drawn, frame, state } = this;
+    if (!drawn || !frame) return true;
+    const rest = this.still ? STILL_FRAME_MS : state.rides.size > MANY_RIDES ? FRAME_MS : 0;
+    if (here - frame.at < rest) return false;
+    return frame.version !== state.version || frame.picked !== this.picked || frame.selected !== this.selected
+      || state.finished.length > 0 || here - drawn.at > 1000 || frame.pace * Math.abs(now - frame.now) >= STEP_PX;
   }
 
   #drawCars() {
@@ -333,7 +345,8 @@ export class CityMap {
     }
   }
 
-  // All rides of a phase are one path with one halo, whatever their number.
+  // All rides of a phase are one path with one halo, whatever their number. Returns the pace of the fastest in pixels per
+  // ms of event time.
   #drawRides(context, now) {
     const { colours, state, view } = this;
     const { clientWidth: width, clientHeight: height } = this.canvas;
@@ -345,12 +358,14 @@ export class CityMap {
     const xs = [];
     const ys = [];
     let picked = null;
+    let pace = 0;
     for (const ride of state.rides.values()) {
       const { t0, t1, lat0, lat1, lng0, lng1, phase } = ride;
       const share = t1 > t0 ? Math.min(1, Math.max(0, (now - t0) / (t1 - t0))) : 1;
       const x = left + (lng0 + (lng1 - lng0) * share) * across;
       const y = top + (lat0 + (lat1 - lat0) * share) * down;
       if (x < -20 || y < -20 || x > width + 20 || y > height + 20) continue;
+      if (now < t1) pace = Math.max(pace, Math.hypot((lng1 - lng0) * across, (lat1 - lat0) * down) / (t1 - t0));
       ids.push(ride.id);
       xs.push(x);
       ys.push(y);
@@ -387,6 +402,7 @@ export class CityMap {
     context.strokeStyle = colours.wait;
     context.stroke(waiting);
     if (picked) this.#drawPicked(context, picked, size);
+    return pace;
   }
 
   #drawPicked(context, { ride, x, y }, size) {
@@ -418,7 +434,7 @@ export class CityMap {
   // Select by keys, and bring it into view. Returns where it is on the screen.
   select(hit) {
     this.selected = hit;
-    this.lastFrame = 0;
+    this.frame = null; // at once
     const place = hit && this.view && this.placeOf(hit);
     if (!place) return null;
     const { clientWidth: width, clientHeight: height } = this.canvas;
