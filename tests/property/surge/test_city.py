@@ -4,13 +4,15 @@ import io
 import itertools
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from surge.app.city import SLOT_MS, CellForecast, City, MinuteClosed
-from surge.domain.cells import parent, ring
+from surge.domain.cells import parent, resolution_of, ring
+from surge.domain.forecast import HORIZONS_MIN
 from surge.domain.pricing import PricingRules
 from surge.domain.windows import MINUTE_MS, Fact, Quoted, Requested, Seen
 
@@ -81,7 +83,7 @@ def run(told: list[Fact], *, crashes: random.Random | None) -> tuple[dict[int, M
     city, position = table.city(), 0
 
     def dies() -> bool:
-        return crashes is not None and deaths < 12 and crashes.random() < 0.06
+        return crashes is not None and deaths < len(told) // 28 and crashes.random() < 0.06
 
     while position < len(told):
         crashed = False
@@ -116,11 +118,76 @@ def run(told: list[Fact], *, crashes: random.Random | None) -> tuple[dict[int, M
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 @settings(max_examples=25, deadline=None)
 def test_a_crash_at_any_write_changes_nothing_that_is_published(seed: int, fate: int) -> None:
-    told = facts(seed, minutes=17)
+    assert_crashes_change_nothing(facts(seed, minutes=17), fate)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 2**32))
+@settings(max_examples=2, deadline=None)
+def test_a_crash_at_any_write_changes_no_score(seed: int, fate: int) -> None:
+    assert {5, 15} <= assert_crashes_change_nothing(facts(seed, minutes=37), fate)
+
+
+def assert_crashes_change_nothing(told: list[Fact], fate: int) -> set[int]:
+    """Return the horizons that were scored."""
     whole, _ = run(told, crashes=None)
-    assert len(whole) >= 15
+    assert len(whole) >= len(told) // 20 - 2
     broken, _ = run(told, crashes=random.Random(fate))
     assert broken == whole
+    return {score.horizon_min for minute in broken.values() for score in minute.scores}
+
+
+def test_scores_are_what_the_published_forecasts_and_the_slots_after_and_before_them_give() -> None:
+    closed, _ = run(facts(7, minutes=67), crashes=None)
+    slots = dict(minute.slot for minute in closed.values() if minute.slot is not None)
+    medians: dict[tuple[int, int, int], dict[str, float]] = {}
+    for minute in closed.values():
+        for made in minute.forecasts:
+            key = (resolution_of(made.cell), made.horizon_min, made.issued_at_ms)
+            medians.setdefault(key, {})[made.cell] = made.p50
+
+    def pickups(cell: str, since_ms: int, until_ms: int) -> int:
+        return sum(slots[number].get(cell, 0) for number in range(since_ms // SLOT_MS, until_ms // SLOT_MS))
+
+    scored = set()
+    for minute in closed.values():
+        for score in minute.scores:
+            key = (score.resolution, score.horizon_min, score.issued_at_ms)
+            since_ms, long_ms = score.issued_at_ms, score.horizon_min * MINUTE_MS
+            assert minute.end_ms == since_ms + long_ms
+            error = naive_error = 0.0
+            for cell, median in medians[key].items():
+                came = pickups(cell, since_ms, since_ms + long_ms)
+                error += abs(came - median)
+                naive_error += abs(came - pickups(cell, since_ms - long_ms, since_ms))
+            assert (score.absolute_error, score.naive_absolute_error) == (error, naive_error)
+            assert score.forecasts == len(medians[key])
+            assert error > 0
+            scored.add(key)
+    # Whatever has ended is scored, but for the first ones, for which the time before them was not counted.
+    first_ms, last_ms = START_MS, max(closed)
+    assert scored == {
+        (resolution, horizon_min, issued_ms)
+        for resolution, horizon_min, issued_ms in medians
+        if issued_ms - horizon_min * MINUTE_MS >= first_ms and issued_ms + horizon_min * MINUTE_MS <= last_ms
+    }
+    assert {horizon_min for _, horizon_min, _ in scored} == set(HORIZONS_MIN)
+
+
+def test_no_forecast_is_scored_over_a_gap() -> None:
+    city = City(rules=RULES, least_pickups=0.0)
+    night_ms = 12 * 3_600_000
+    told = facts(3, minutes=27)
+    told += [replace(fact, at_ms=fact.at_ms + night_ms) for fact in facts(4, minutes=32)]
+    scores = []
+    for fact in told:
+        city.apply(fact)
+        while (end_ms := city.next_end(fact.at_ms)) is not None:
+            scores.extend(city.close_minute(end_ms).scores)
+    begins_ms = START_MS + night_ms
+    assert {score.issued_at_ms >= begins_ms for score in scores} == {True, False}
+    for score in scores:
+        long_ms = score.horizon_min * MINUTE_MS
+        assert score.issued_at_ms < begins_ms or score.issued_at_ms - long_ms >= begins_ms
 
 
 def test_prices_rise_are_published_on_change_and_refreshed_before_they_expire() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ride_events.pricing import FORECASTS, SURGE
-from surge.adapters.streams.records import forecast_event, price_event
+from surge.adapters.streams.records import forecast_event, price_event, score_event
 from surge.adapters.streams.worker import SurgeWorker
 from surge.app.city import City
 from surge.app.decided import Decided
@@ -139,4 +139,5 @@ async def crash_again_and_again(seed: int, log: Log) -> None:
         assert len(set(contents)) == 1, f"{event_id} has {len(set(contents))} contents (seed {seed})"
     events = [price_event(price) for price in last.decided.prices]
     events += [forecast_event(forecast) for forecast in last.decided.forecasts]
+    events += [score_event(score) for score in last.decided.scores]
     assert {dict(event.headers)["ce_id"].decode() for event in events} <= log.published.keys()

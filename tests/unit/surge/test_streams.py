@@ -12,10 +12,11 @@ from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported, DriverWentOffline, DriverWentOnline
 from ride_events.quotes import QuoteExpired
 from surge.adapters.streams.declared import create_service
-from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, moment_of, price_event
+from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, moment_of, price_event, score_event
 from surge.adapters.streams.worker import EagerConsumer, Intake
-from surge.app.city import CellForecast, PriceChange
+from surge.app.city import CellForecast, ForecastScore, PriceChange
 from surge.config import Settings
+from surge.domain.forecast import MODEL
 from surge.domain.windows import Seen
 
 CELL = "882a100d25fffff"
@@ -59,10 +60,16 @@ def test_what_the_worker_publishes_is_declared() -> None:
         cell=CELL, multiplier=1.2, version=7, window_end_ms=420_000, demand=3.0, supply=1.0, valid_until_ms=720_000
     )
     forecast = CellForecast(cell=CELL, horizon_min=15, mean=1.0, p10=0.0, p50=1.0, p90=2.0, issued_at_ms=420_000)
-    headers = [dict(encoded.headers) for encoded in (price_event(change), forecast_event(forecast))]
+    score = ForecastScore(
+        resolution=8, horizon_min=15, forecasts=3, absolute_error=2.0, naive_absolute_error=4.0, issued_at_ms=420_000
+    )
+    events = (price_event(change), forecast_event(forecast), score_event(score))
+    headers = [dict(encoded.headers) for encoded in events]
     service = create_service()
     assert [found["ce_type"].decode() for found in headers] == [event_info(cls).type for cls in service.published]
     assert {found["ce_source"].decode() for found in headers} == {service.source}
+    assert headers[2]["ce_time"] == b"1970-01-01T00:22:00Z"  # when its 15 minutes are over
+    assert {events[2].key, headers[2]["ce_subject"]} == {MODEL.encode()}
 
 
 def test_times_survive_the_way_through_milliseconds() -> None:

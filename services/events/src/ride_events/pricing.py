@@ -7,7 +7,12 @@ from hailbus import Event, Topic
 from ride_events.geo import Cell
 
 SURGE = Topic("surge.v1", partitions=6, cleanup_policy="compact", description="The latest multiplier of every cell")
-FORECASTS = Topic("forecasts.v1", partitions=6, retention=timedelta(days=7), description="Demand expected per cell")
+FORECASTS = Topic(
+    "forecasts.v1",
+    partitions=6,
+    retention=timedelta(days=7),
+    description="Demand expected per cell, and how far off that was",
+)
 
 
 class SurgeUpdated(Event, topic=SURGE, key="cell", type="surge.updated", version=1):
@@ -35,4 +40,21 @@ class DemandForecastPublished(Event, topic=FORECASTS, key="cell", type="demand.f
     p90: float
     mean: float
     model: str
+    issued_at: datetime
+
+
+class DemandForecastScored(Event, topic=FORECASTS, key="model", type="demand.forecast_scored", version=1):
+    """How far the forecasts of all cells of a resolution, made at `issued_at` for `horizon_min` minutes, were off.
+
+    Both errors are sums over `forecasts` cells, so that a mean may be taken over any time: divide by the sum of
+    `forecasts`. `absolute_error` is that of the median, `naive_absolute_error` that of the forecast "as many pickups as
+    in the `horizon_min` minutes before".
+    """
+
+    model: str
+    resolution: int
+    horizon_min: int
+    forecasts: int
+    absolute_error: float
+    naive_absolute_error: float
     issued_at: datetime

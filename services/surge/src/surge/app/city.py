@@ -1,6 +1,6 @@
 """One city: facts go in, prices and forecasts come out at the end of each minute of event time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from zlib import crc32
@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surge.domain.cells import PRICING_RESOLUTION, ROLL_UP_RESOLUTION, parent, resolution_of, ring
-from surge.domain.forecast import HORIZONS_MIN, SLOT_S, SLOTS_PER_WEEK, Arrays, DemandModel
+from surge.domain.forecast import HORIZONS_MIN, LONGEST, SLOT_S, SLOTS_PER_WEEK, Arrays, DemandModel
 from surge.domain.pricing import CALM, CellPrice, PricingRules, reprice
-from surge.domain.quantiles import Floats
+from surge.domain.quantiles import LEVELS, Floats
+from surge.domain.score import ScoreKeeper
 from surge.domain.windows import MINUTE_MS, WINDOW_MS, CellDemand, Fact, Minute, Seen, Windows
 
 SLOT_MS: Final = SLOT_S * 1000
@@ -21,6 +22,8 @@ KEPT_SLOTS: Final = 5 * SLOTS_PER_WEEK
 """Counts that the forecast is rebuilt from where there is no snapshot; then a longer history is lost."""
 DRIVER_SHARES: Final = 16
 """A minute's drivers are kept in this many rows, so that no row grows large and few rows change per batch."""
+
+_MEDIAN: Final = LEVELS.index(0.5)
 
 Row = dict[str, Any]  # Any: JSON
 
@@ -52,6 +55,22 @@ class CellForecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastScore:
+    """How far the forecasts of a resolution that were made at `issued_at_ms` for `horizon_min` minutes were off.
+
+    `absolute_error` sums |median − pickups| over `forecasts` cells, `naive_absolute_error` |pickups before − pickups|,
+    before being the `horizon_min` minutes until `issued_at_ms`.
+    """
+
+    resolution: int
+    horizon_min: int
+    forecasts: int
+    absolute_error: float
+    naive_absolute_error: float
+    issued_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteClosed:
     """What the end of a minute brought.
 
@@ -61,6 +80,7 @@ class MinuteClosed:
     end_ms: int
     prices: tuple[PriceChange, ...]
     forecasts: tuple[CellForecast, ...]
+    scores: tuple[ForecastScore, ...]
     slot: tuple[int, Mapping[str, int]] | None
 
 
@@ -85,9 +105,13 @@ class CellForecasts:
         self._resolution = resolution
         self._columns: dict[str, int] = {}
         self._model = DemandModel()
+        self._scores = ScoreKeeper()
 
-    def observe(self, slot: int, pickups: Mapping[str, int]) -> None:
-        """Learn the pickups of one slot. Of a slot that has none of this resolution, its cells' parents are counted."""
+    def observe(self, slot: int, pickups: Mapping[str, int]) -> list[ForecastScore]:
+        """Learn the pickups of one slot; return the scores of the forecasts that end with it.
+
+        Of a slot that has no pickups of this resolution, those of its cells' parents are counted.
+        """
         summed = {cell: count for cell, count in pickups.items() if resolution_of(cell) == self._resolution}
         if not summed:  # it was kept by a version that counted pricing cells alone
             for cell, count in pickups.items():
@@ -98,10 +122,22 @@ class CellForecasts:
         self._model.grow(unknown)
         if self._model.next_slot != slot:
             self._model.start_at(slot)
+            self._scores.forget()
         counts = np.zeros(len(self._columns))
         for cell, count in summed.items():
             counts[self._columns[cell]] = count
         self._model.observe(counts)
+        return [
+            ForecastScore(
+                resolution=self._resolution,
+                horizon_min=HORIZONS_MIN[score.horizon],
+                forecasts=score.forecasts,
+                absolute_error=score.absolute_error,
+                naive_absolute_error=score.naive_absolute_error,
+                issued_at_ms=score.slot * SLOT_MS,
+            )
+            for score in self._scores.observe(slot, counts)
+        ]
 
     def begin(self, slot: int) -> None:
         """The first slot is this one."""
@@ -111,7 +147,11 @@ class CellForecasts:
         """All that was learnt, by name; None before the first slot. Arrays are not copied."""
         if self._model.next_slot is None:
             return None
-        return {"cells": np.array(list(self._columns), dtype=np.str_), **self._model.snapshot()}
+        return {
+            "cells": np.array(list(self._columns), dtype=np.str_),
+            **self._model.snapshot(),
+            **{f"scores/{name}": array for name, array in self._scores.snapshot().items()},
+        }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Continue where another one was when `snapshot` was called; nothing may have been observed yet."""
@@ -119,6 +159,7 @@ class CellForecasts:
         self._columns = {cell: column for column, cell in enumerate(cells)}
         self._model.grow(cells)
         self._model.restore(arrays)
+        self._scores.restore(_under("scores/", arrays))
 
     def expected(self, cells: Sequence[str]) -> Expected:
         """What is expected in these cells from the end of the last slot on; 0 in one that was never asked from."""
@@ -130,25 +171,30 @@ class CellForecasts:
         )
         return Expected(mean=mean, quantiles=spread, level_only=level, usual=usual)
 
-    def forecast(self, *, least_pickups: float) -> Iterator[CellForecast]:
-        """Forecasts from the end of the last slot on, of the cells with at least so many recent pickups."""
+    def forecast(self, *, least_pickups: float) -> list[CellForecast]:
+        """Forecasts to publish from the end of the last slot on, of the cells with at least so many recent pickups."""
         made = self._model.forecast()
-        recent = self._model.recent_pickups()
-        assert self._model.next_slot is not None, "a forecast needs a slot before it"
-        issued_at_ms = self._model.next_slot * SLOT_MS
+        slot = self._model.next_slot
+        assert slot is not None, "a forecast needs a slot before it"
+        columns = np.flatnonzero(self._model.recent_pickups() >= least_pickups)
+        self._scores.published(slot, columns, made.quantiles[:, _MEDIAN, columns])
+        cells = list(self._columns)
+        forecasts = []
         for index, horizon_min in enumerate(HORIZONS_MIN):
-            for cell, column in self._columns.items():
-                if recent[column] >= least_pickups:
-                    p10, p50, p90 = (float(value) for value in made.quantiles[index, :, column])
-                    yield CellForecast(
-                        cell=cell,
+            for column in columns:
+                p10, p50, p90 = (float(value) for value in made.quantiles[index, :, column])
+                forecasts.append(
+                    CellForecast(
+                        cell=cells[column],
                         horizon_min=horizon_min,
                         mean=round(float(made.mean[index, column]), 4),
                         p10=p10,
                         p50=p50,
                         p90=p90,
-                        issued_at_ms=issued_at_ms,
+                        issued_at_ms=slot * SLOT_MS,
                     )
+                )
+        return forecasts
 
 
 class City:
@@ -257,16 +303,19 @@ class City:
         self._windows.close(end_ms)
         slot = None
         made: list[CellForecast] = []
+        scores: list[ForecastScore] = []
         if end_ms % SLOT_MS == 0:
             number = end_ms // SLOT_MS - 1
             began_ms = end_ms - SLOT_MS
             pickups = self._windows.rides(began_ms, end_ms) | self._windows.areas(began_ms, end_ms)
             slot = (number, pickups)
             for forecasts in self._forecasts.values():
-                forecasts.observe(number, pickups)
+                scores.extend(forecasts.observe(number, pickups))
                 made.extend(forecasts.forecast(least_pickups=self._least_pickups))
         self._windows.forget_before(end_ms + MINUTE_MS - WINDOW_MS)
-        return MinuteClosed(end_ms=end_ms, prices=tuple(changes), forecasts=tuple(made), slot=slot)
+        return MinuteClosed(
+            end_ms=end_ms, prices=tuple(changes), forecasts=tuple(made), scores=tuple(scores), slot=slot
+        )
 
     # ------------------------------------------------------------------------------------------------ rows
 
@@ -363,12 +412,19 @@ class City:
         learnt_until = -1
         if snapshot is not None:
             for resolution, forecasts in self._forecasts.items():
-                prefix = f"{resolution}/"
-                own = {name.removeprefix(prefix): snapshot[name] for name in snapshot if name.startswith(prefix)}
+                own = _under(f"{resolution}/", snapshot)
                 forecasts.restore(own)
                 learnt_until = int(own["next_slot"])
-        for number in sorted(slots):
-            # A slot may have been written and its minute not: it is counted again when the minute is closed again.
-            if number >= learnt_until and closed_until_ms is not None and (number + 1) * SLOT_MS <= closed_until_ms:
-                for forecasts in self._forecasts.values():
-                    forecasts.observe(number, slots[number])
+        if closed_until_ms is None:
+            return
+        next_slot = closed_until_ms // SLOT_MS
+        # A slot may have been written and its minute not: it is counted again when the minute is closed again.
+        for number in sorted(number for number in slots if learnt_until <= number < next_slot):
+            for forecasts in self._forecasts.values():
+                forecasts.observe(number, slots[number])
+                if number >= next_slot - 1 - LONGEST:
+                    forecasts.forecast(least_pickups=self._least_pickups)  # it may still wait for its score
+
+
+def _under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

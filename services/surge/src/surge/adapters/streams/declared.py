@@ -2,7 +2,7 @@
 
 from hailbus import Service
 from ride_events import CATALOGUE
-from ride_events.pricing import DemandForecastPublished, SurgeUpdated
+from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
 
 from surge.adapters.streams.records import SOURCE
 
@@ -10,5 +10,5 @@ from surge.adapters.streams.records import SOURCE
 def create_service() -> Service:
     """Return the worker's declaration, for `hailbus docs`."""
     service = Service("surge", source=SOURCE, catalogue=CATALOGUE)
-    service.publishes(SurgeUpdated | DemandForecastPublished)
+    service.publishes(SurgeUpdated | DemandForecastPublished | DemandForecastScored)
     return service

@@ -12,14 +12,14 @@ from ride_events.drivers import (
     DriverWentOffline,
     DriverWentOnline,
 )
-from ride_events.pricing import DemandForecastPublished, SurgeUpdated
+from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
 from ride_events.quotes import QuoteOffered
 from ride_events.rides import RideRequested
 
-from surge.app.city import CellForecast, PriceChange
+from surge.app.city import CellForecast, ForecastScore, PriceChange
 from surge.domain.cells import ROLL_UP_RESOLUTION, pricing_cell
 from surge.domain.forecast import MODEL
-from surge.domain.windows import Fact, Quoted, Requested, Seen
+from surge.domain.windows import MINUTE_MS, Fact, Quoted, Requested, Seen
 
 SOURCE = "/surge"
 IDS = UUID("6f0a3c1e-5b0e-5d2a-9d55-3f2f5c7f9a10")
@@ -85,6 +85,21 @@ def forecast_event(forecast: CellForecast) -> Encoded:
         issued_at=moment_of(forecast.issued_at_ms),
     )
     return _encoded(event, f"{forecast.cell}/{forecast.horizon_min}/{forecast.issued_at_ms}", forecast.issued_at_ms)
+
+
+def score_event(score: ForecastScore) -> Encoded:
+    """`demand.forecast_scored`: the id is that of resolution, horizon and issue time; its time is the end."""
+    event = DemandForecastScored(
+        model=MODEL,
+        resolution=score.resolution,
+        horizon_min=score.horizon_min,
+        forecasts=score.forecasts,
+        absolute_error=score.absolute_error,
+        naive_absolute_error=score.naive_absolute_error,
+        issued_at=moment_of(score.issued_at_ms),
+    )
+    ended_ms = score.issued_at_ms + score.horizon_min * MINUTE_MS
+    return _encoded(event, f"{score.resolution}/{score.horizon_min}/{score.issued_at_ms}", ended_ms)
 
 
 def _encoded(event: Event, name: str, at_ms: int) -> Encoded:

@@ -39,9 +39,16 @@ from ride_events.quotes import QUOTES
 from ride_events.rides import RIDES
 
 from surge.adapters.snapshots import Snapshots
-from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, moment_of, price_event
+from surge.adapters.streams.records import (
+    fact_of,
+    forecast_event,
+    milliseconds,
+    moment_of,
+    price_event,
+    score_event,
+)
 from surge.adapters.streams.skipped import SkippedRecords
-from surge.app.city import KEPT_SLOTS, SLOT_MS, CellForecast, City, PriceChange
+from surge.app.city import KEPT_SLOTS, SLOT_MS, CellForecast, City, ForecastScore, PriceChange
 from surge.app.decided import Decided
 from surge.app.errors import WorkerError
 from surge.config import Settings
@@ -463,12 +470,14 @@ class SurgeWorker:
         closed = 0
         prices: list[PriceChange] = []
         forecasts: list[CellForecast] = []
+        scores: list[ForecastScore] = []
         may_be_more, ends_day = True, False
         while may_be_more and (end_ms := self._city.next_end(watermark_ms)) is not None:
             minute = self._city.close_minute(end_ms)
             closed += 1
             prices.extend(minute.prices)
             forecasts.extend(minute.forecasts)
+            scores.extend(minute.scores)
             may_be_more = closed < MINUTES_AT_ONCE and len(prices) + len(forecasts) < EVENTS_AT_ONCE
             if minute.slot is not None:
                 number, pickups = minute.slot
@@ -479,7 +488,7 @@ class SurgeWorker:
             return False
         # Slots first: a slot whose minute is not closed is counted again, a minute whose slot is missing is lost.
         await self._written()
-        decided = Decided(tuple(prices), tuple(forecasts))
+        decided = Decided(tuple(prices), tuple(forecasts), tuple(scores))
         self._state["state"] = self._city.state_row() | {"decided": decided.row(), "history": self._history}
         await self._written()
         await self._publish_decided(decided)
@@ -511,6 +520,8 @@ class SurgeWorker:
             await self._publish(SURGE.name, *price_event(change))
         for forecast in decided.forecasts:
             await self._publish(FORECASTS.name, *forecast_event(forecast))
+        for score in decided.scores:
+            await self._publish(FORECASTS.name, *score_event(score))
         await self._written()
 
     def _behind(self) -> list[str]:
