@@ -10,7 +10,7 @@ from ride_events.drivers import (
     DriverWentOffline,
     DriverWentOnline,
 )
-from ride_events.pricing import DemandForecastPublished, SurgeUpdated
+from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
 from ride_events.quotes import QuoteOffered
 from ride_events.recommendations import RecommendationChosen, RecommendationServed
 from ride_events.rides import (
@@ -46,9 +46,13 @@ def test_prices_forecasts_and_recommendations(needs: NeedsRecorder) -> None:
     city.take(needs("dashboard", example(QuoteOffered)), 1000)
     city.take(needs("dashboard", example(SurgeUpdated)), 2000)
     city.take(needs("dashboard", example(DemandForecastPublished).model_copy(update={"horizon_min": 15})), 3000)
+    fifteen = {"horizon_min": 15, "resolution": 8}
+    city.take(needs("dashboard", example(DemandForecastScored).model_copy(update=fifteen)), 3500)
     city.take(needs("dashboard", example(RecommendationServed)), 4000)
     city.take(needs("dashboard", example(RecommendationChosen)), 5000)
     assert len(city.cells) == 1
+    assert city.demand.shown() is not None
+    assert city.demand.mae is not None
     assert (city.recommendations.served, city.recommendations.chosen) == (1, 1)
 
 

@@ -17,7 +17,7 @@ from hailbus.testing import MemoryBus
 from playwright.async_api import Browser, Page, Response, expect
 from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported
-from ride_events.pricing import DemandForecastPublished, SurgeUpdated
+from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
 
 from tests.e2e.browsing import MARKS, browser
 from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, TIMES_SQUARE, BusOfThree, Story, page, story
@@ -900,6 +900,7 @@ async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, he
 
         await expect_of(HOT, 15, 5.0)
         await expect_of(BROOKLYN.cell(), 15, 1.0)
+        await expect_of(TIMES_SQUARE.cell(7), 15, 40.0)  # a larger cell, which the page does not count requests of
         await shows(tab, "#forecast-zone", "Midtown Center")
         await shows(tab, "#forecast-error", "not scored yet")
         for number in range(6):
@@ -907,8 +908,14 @@ async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, he
         # Events of different rides may come in any order, and a quarter is scored once a later event has come.
         await shows(tab, "#l-requested", "14")
         await tell.ride("third", until="requested", later_s=33 * 60)
-        # |6 - 5| and |0 - 1| against |6 - 8| and |0 - 0|.
-        await shows(tab, "#forecast-error", "MAE 1.0 against naive 1.0")
+        ended = 30 * 60
+        score: dict[str, Any] = {"issued_at": EVENING + timedelta(minutes=15), "forecasts": 2, "model": "m"}
+        for horizon, resolution, errors in ((15, 8, (2, 3)), (30, 8, (50, 60)), (15, 7, (70, 80))):
+            error, naive = errors
+            sums = {"absolute_error": error, "naive_absolute_error": naive}
+            await tell.say(DemandForecastScored(horizon_min=horizon, resolution=resolution, **sums, **score), ended)
+        # Those of 15 minutes in pricing cells are shown, as the chart is of them.
+        await shows(tab, "#forecast-error", "MAE 1.0 against naive 1.5")
         await expect_of(HOT, 30, 7.0)
         await expect(tab.locator("#forecast-chart")).to_have_attribute(
             "aria-label",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from surge.app.city import SLOT_MS, CellForecast, City, MinuteClosed
+from surge.app.city import SLOT_MS, CellForecast, City, ForecastScore, MinuteClosed
 from surge.domain.cells import parent, resolution_of, ring
 from surge.domain.forecast import HORIZONS_MIN
 from surge.domain.pricing import PricingRules
@@ -178,7 +178,7 @@ def test_no_forecast_is_scored_over_a_gap() -> None:
     night_ms = 12 * 3_600_000
     told = facts(3, minutes=27)
     told += [replace(fact, at_ms=fact.at_ms + night_ms) for fact in facts(4, minutes=32)]
-    scores = []
+    scores: list[ForecastScore] = []
     for fact in told:
         city.apply(fact)
         while (end_ms := city.next_end(fact.at_ms)) is not None:

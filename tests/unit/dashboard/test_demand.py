@@ -1,7 +1,7 @@
-"""The forecast card: what was expected, what came, and the errors of both forecasts."""
+"""The forecast card: what was expected, what came, and how far off surge says that was."""
 
 import pytest
-from dashboard.domain.demand import SLOT_MS, Demand, Forecast
+from dashboard.domain.demand import SLOT_MS, Demand, Forecast, Score
 
 START_MS = 1_000 * 3 * SLOT_MS
 QUARTER_MS = 3 * SLOT_MS
@@ -16,51 +16,53 @@ def requests(demand: Demand, cell: str, start_ms: int, count: int) -> None:
         demand.requested(cell, start_ms + number * QUARTER_MS // count)
 
 
-def test_a_forecast_is_compared_with_what_came_and_with_the_quarter_before() -> None:
+def test_a_forecast_is_shown_beside_what_came_and_the_quarter_before() -> None:
     demand = Demand()
     requests(demand, "a", START_MS, 8)  # the naive forecast for the next quarter: 8
     demand.forecast("a", forecast(START_MS + QUARTER_MS, 5.0))
     requests(demand, "a", START_MS + QUARTER_MS, 6)
     (point,) = demand.points("a")
-    assert (point.actual, point.naive, demand.mae) == (None, 8, None)  # requests of that quarter may still be read
-    demand.settle()
-    assert demand.scored == 0
+    assert (point.actual, point.naive) == (None, 8)  # requests of that quarter may still be read
     requests(demand, "other", START_MS + 2 * QUARTER_MS, 9)
-    demand.settle()
     (point,) = demand.points("a")
     assert (point.actual, point.naive) == (6, 8)
-    assert (demand.scored, demand.mae) == (1, (1.0, 2.0))
 
 
-def test_a_forecast_that_is_read_twice_counts_once() -> None:
+def test_a_forecast_that_is_read_twice_is_shown_once() -> None:
     demand = Demand()
-    requests(demand, "a", START_MS, 3)
     for _ in range(2):
         demand.forecast("a", forecast(START_MS + QUARTER_MS, 3.0))
-    requests(demand, "a", START_MS + QUARTER_MS, 3)
-    requests(demand, "a", START_MS + 2 * QUARTER_MS, 3)
-    demand.settle()
-    assert (demand.scored, len(demand.points("a"))) == (1, 1)
+    assert len(demand.points("a")) == 1
 
 
-def test_a_forecast_is_compared_when_nobody_asks_any_more() -> None:
+def test_what_came_is_known_when_nobody_asks_any_more() -> None:
     demand = Demand()
     requests(demand, "a", START_MS, 4)
     demand.forecast("a", forecast(START_MS + QUARTER_MS, 1.0))
     demand.passed(START_MS + 3 * QUARTER_MS)
-    demand.settle()
-    assert demand.mae == (1.0, 4.0)
-    assert demand.points("a")[0].actual == 0
+    (point,) = demand.points("a")
+    assert (point.actual, point.naive) == (0, 4)
 
 
-def test_nothing_is_scored_whose_quarter_before_is_not_in_the_log() -> None:
+def test_nothing_naive_is_shown_whose_quarter_is_not_in_the_log() -> None:
     demand = Demand()
     demand.forecast("a", forecast(START_MS, 3.0))
     requests(demand, "a", START_MS, 3)
     requests(demand, "a", START_MS + 2 * QUARTER_MS, 3)
-    demand.settle()
-    assert demand.scored == 0
-    assert demand.mae is None
+    (point,) = demand.points("a")
+    assert (point.actual, point.naive) == (3, None)
+
+
+def test_the_scores_of_a_day_are_summed_up_each_once() -> None:
+    demand = Demand()
+    assert (demand.scored, demand.mae) == (0, None)
+    for _ in range(2):  # surge publishes again after a crash
+        demand.score(START_MS, Score(forecasts=3, error=3.0, naive_error=9.0))
+    demand.score(START_MS + SLOT_MS, Score(forecasts=1, error=3.0, naive_error=1.0))
+    assert (demand.scored, demand.mae) == (4, (1.5, 2.5))
+    for slot in range(2, 290):
+        demand.score(START_MS + slot * SLOT_MS, Score(forecasts=1, error=1.0, naive_error=2.0))
+    assert (demand.scored, demand.mae) == (288, (1.0, 2.0))
 
 
 def test_the_busiest_cell_is_shown_and_does_not_jump() -> None:
@@ -78,7 +80,5 @@ def test_what_is_kept_is_bounded(days: int) -> None:
     for slot in range(days * 288):
         demand.requested("a", START_MS + slot * SLOT_MS)
         demand.forecast("a", forecast(START_MS + slot * SLOT_MS, 1.0))
-        demand.settle()
     assert len(demand._slots) == 60
     assert len(demand.points("a")) == 24
-    assert len(demand._waiting) < 10

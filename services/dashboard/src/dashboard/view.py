@@ -18,8 +18,6 @@ _RIDES_SHOWN: Final = 4_000
 _SLOW_EVERY: Final = 4  # ticks
 _LEDGER_FIELDS: Final = ("phase", "so_far", "balanced", "lines", "left_out", "audited_s_ago", "sabotage")
 """What the page shows of the demo's ledger; the demo writes all figures of its run beside them."""
-_CAUGHT_UP: Final = 1_000
-"""Records that may be unread when forecasts are compared with what came."""
 _PROCESSES_FRESH_S: Final = 20.0
 """How old the demo's file may be for what it says of its processes to be shown."""
 
@@ -78,8 +76,6 @@ class View:
         message = self._clock()
         if self._ticks % _SLOW_EVERY == 0:
             self._lake.refresh()
-            if self._watch.ends and self._watch.status.behind < _CAUGHT_UP:
-                city.demand.settle()
             message |= self._slow()
             if city.cars.changed:
                 message["cars"] = [_car(city, number) for number in city.cars.changed]

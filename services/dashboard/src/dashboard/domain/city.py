@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+import h3
 from hailbus import ContractError, Event
 from hailbus.codec import decode
 from ride_events import CATALOGUE
@@ -16,15 +17,15 @@ from ride_events.drivers import (
     DriverWentOffline,
     DriverWentOnline,
 )
-from ride_events.geo import LatLng
-from ride_events.pricing import DemandForecastPublished, SurgeUpdated
+from ride_events.geo import PRICING_RESOLUTION, LatLng
+from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
 from ride_events.quotes import QuoteOffered
 from ride_events.recommendations import RecommendationChosen, RecommendationServed
 from ride_events.rides import RideEvent, RideRequested
 from ride_events.zones import zone_of_cell
 
 from dashboard.domain.cars import Cars
-from dashboard.domain.demand import HORIZON_MIN, Demand, Forecast
+from dashboard.domain.demand import HORIZON_MIN, Demand, Forecast, Score
 from dashboard.domain.flow import Flow, OffsetTimes
 from dashboard.domain.rides import RideBook
 from dashboard.domain.timeline import Record, Timelines
@@ -32,6 +33,7 @@ from dashboard.domain.timeline import Record, Timelines
 _SHOWN_TYPES: Final = frozenset(
     {
         b"demand.forecast_published",
+        b"demand.forecast_scored",
         b"quote.offered",
         b"surge.updated",
         b"recommendation.served",
@@ -164,10 +166,17 @@ class City:
                     )
                     self.changed_cells.add(event.cell)
             case DemandForecastPublished():
-                if event.horizon_min == HORIZON_MIN:
+                # Requests are counted in pricing cells: forecasts of larger ones have nothing to stand beside.
+                if event.horizon_min == HORIZON_MIN and h3.get_resolution(event.cell) == PRICING_RESOLUTION:
                     issued_ms = _ms(event.issued_at)
                     expected = Forecast(issued_ms=issued_ms, p10=event.p10, p50=event.p50, p90=event.p90)
                     self.demand.forecast(event.cell, expected)
+            case DemandForecastScored():
+                if event.horizon_min == HORIZON_MIN and event.resolution == PRICING_RESOLUTION:
+                    score = Score(
+                        forecasts=event.forecasts, error=event.absolute_error, naive_error=event.naive_absolute_error
+                    )
+                    self.demand.score(_ms(event.issued_at), score)
             case RecommendationServed():
                 self.recommendations.take(event, at_ms)
             case RecommendationChosen():

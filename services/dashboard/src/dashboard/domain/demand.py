@@ -1,6 +1,5 @@
-"""Demand and its forecasts: what was expected of a cell in 15 minutes, what came, and how far off that was."""
+"""Demand and its forecasts: what was expected of a cell in 15 minutes, what came, and how surge scored all of them."""
 
-import heapq
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
@@ -11,9 +10,10 @@ SLOTS: Final = 3
 HORIZON_MIN: Final = 15
 _KEPT_SLOTS: Final = 60
 _FORECASTS_PER_CELL: Final = 24
-_WAITING: Final = 20_000
+_SCORES: Final = 24 * 12
+"""Of a day: there is one for each slot."""
 _LATE_MS: Final = 120_000
-"""How long after its end a forecast is compared: partitions are read side by side, so some requests come later."""
+"""How long after its end a forecast is shown with what came: partitions are read side by side, so some is late."""
 _STAYS: Final = 1.5
 """Another cell is shown once this much more is expected of it: otherwise the card would jump."""
 
@@ -40,19 +40,25 @@ class Point:
     naive: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Sums of the absolute errors of so many forecasts, and of the naive ones for the same cells and time."""
+
+    forecasts: int
+    error: float
+    naive_error: float
+
+
 class Demand:
-    """Requests per cell and slot of five minutes in the last five hours of event time, and forecasts of them."""
+    """Requests per pricing cell and slot of five minutes in the last five hours of event time, and their forecasts."""
 
     def __init__(self) -> None:
         self._slots: dict[int, dict[str, int]] = {}
         self._first_ms: int | None = None
         self._newest_ms = 0
         self._forecasts: dict[str, deque[Forecast]] = {}
-        self._waiting: list[tuple[int, str, float]] = []
+        self._scores: dict[int, Score] = {}
         self._shown: str | None = None
-        self.scored = 0
-        self._error = 0.0
-        self._error_naive = 0.0
 
     def requested(self, cell: str, at_ms: int) -> None:
         """Count a request."""
@@ -76,28 +82,26 @@ class Demand:
         if known and forecast.issued_ms <= known[-1].issued_ms:
             return
         known.append(forecast)
-        if len(self._waiting) < _WAITING:
-            heapq.heappush(self._waiting, (forecast.issued_ms, cell, forecast.p50))
 
-    def settle(self) -> None:
-        """Compare the forecasts whose 15 minutes are over. Call it when the log is read to its end.
+    def score(self, issued_ms: int, score: Score) -> None:
+        """Take the score of the forecasts made at a moment; those of a day are kept."""
+        self._scores[issued_ms] = score
+        if len(self._scores) > _SCORES:
+            del self._scores[min(self._scores)]
 
-        Partitions are read side by side, so while the log is caught up with, requests of that time may be missing.
-        """
-        while self._waiting and self._is_over(self._waiting[0][0]):
-            issued_ms, cell, median = heapq.heappop(self._waiting)
-            naive = self._naive(cell, issued_ms)
-            if naive is None or issued_ms // SLOT_MS - SLOTS <= self._newest_ms // SLOT_MS - _KEPT_SLOTS:
-                continue
-            came = self._came(cell, issued_ms)
-            self.scored += 1
-            self._error += abs(came - median)
-            self._error_naive += abs(came - naive)
+    @property
+    def scored(self) -> int:
+        """How many forecasts were scored in the last day."""
+        return sum(score.forecasts for score in self._scores.values())
 
     @property
     def mae(self) -> tuple[float, float] | None:
         """The mean absolute error of the medians, and that of the naive forecast for the same cells and times."""
-        return None if not self.scored else (self._error / self.scored, self._error_naive / self.scored)
+        scored = self.scored
+        if not scored:
+            return None
+        error = sum(score.error for score in self._scores.values())
+        return error / scored, sum(score.naive_error for score in self._scores.values()) / scored
 
     def shown(self) -> str | None:
         """Return the cell of which most is expected; `None` before there is a forecast."""
@@ -134,4 +138,4 @@ class Demand:
         return sum(self._slots.get(slot, {}).get(cell, 0) for slot in range(first, first + SLOTS))
 
 
-__all__ = ["HORIZON_MIN", "SLOT_MS", "Demand", "Forecast", "Point"]
+__all__ = ["HORIZON_MIN", "SLOT_MS", "Demand", "Forecast", "Point", "Score"]

@@ -21,7 +21,7 @@ export function showForecast(state) {
   const last = found.points.at(-1);
   put("forecast-zone", found.zone);
   put("forecast-error", found.mae ? `MAE ${found.mae[0].toFixed(1)} against naive ${found.mae[1].toFixed(1)}` : "not scored yet");
-  $("forecast-error").title = found.mae ? `mean absolute error of ${count(found.scored)} forecasts of all cells, against "as many as in the 15 minutes before"` : "the first 15 minutes are not over";
+  $("forecast-error").title = found.mae ? `mean absolute error of ${count(found.scored)} forecasts of all cells in the last day, as surge scored them, against "as many as in the 15 minutes before"` : "the first forecasts that have 15 minutes before them are not over";
   draw(found);
   $("forecast-chart").setAttribute("aria-label", `${found.zone}, from ${hour(last[0])} for 15 minutes: ${last[2]} requests expected, ${last[1]} to ${last[3]} likely` + (last[5] === null ? "" : `, naive ${last[5]}`));
 }
