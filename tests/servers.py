@@ -9,6 +9,7 @@ import os
 import pwd
 import shlex
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,17 +205,39 @@ def shared_apache_kafka(*, nodes: int = 1) -> str:
 
     def start(folder: Path) -> Started:
         started = start_apache_kafka(folder, SHARED_APACHE_PROPERTIES, nodes=nodes)
-        wait_for_coordinators(started.address)
+        try:
+            wait_for_coordinators(started.address)
+        except BaseException:
+            subprocess.run(shlex.split(started.stop), check=False)  # so that the next test can start it
+            raise
         return started
 
     return run_servers().address(name, start)
 
 
-def wait_for_coordinators(bootstrap: str) -> None:
-    """Ask for a commit, which makes the topic of commits; until that has leaders, some clients' first call fails."""
+NO_COORDINATOR_YET = {
+    confluent_kafka.KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    confluent_kafka.KafkaError.COORDINATOR_NOT_AVAILABLE,
+    confluent_kafka.KafkaError.NOT_COORDINATOR,
+}
+
+
+def wait_for_coordinators(bootstrap: str, *, within_s: float = 60.0) -> None:
+    """Ask for a commit until it is told: the first call makes the topic of commits, which has no leaders at once."""
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "first"})
-    consumer.committed([confluent_kafka.TopicPartition("first", 0)], 60)
-    consumer.close()
+    deadline = time.monotonic() + within_s
+    try:
+        while True:
+            try:
+                consumer.committed([confluent_kafka.TopicPartition("first", 0)], within_s)
+            except confluent_kafka.KafkaException as error:
+                if error.args[0].code() not in NO_COORDINATOR_YET or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
+    finally:
+        consumer.close()
 
 
 class PostgreSQL:
