@@ -223,7 +223,10 @@ NO_COORDINATOR_YET = {
 
 
 def wait_for_coordinators(bootstrap: str, *, within_s: float = 60.0) -> None:
-    """Ask for a commit until it is told: the first call makes the topic of commits, which has no leaders at once."""
+    """Return once the broker answers a request for committed offsets.
+
+    The first request creates the topic of commits; until its partitions have leaders, the broker answers with an error.
+    """
     consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "first"})
     deadline = time.monotonic() + within_s
     try:

@@ -51,7 +51,7 @@ class ScoreKeeper:
     def observe(self, slot: int, counts: Floats) -> list[Score]:
         """Take what a slot brought, shape (cells,); return the scores of the forecasts that ended with it.
 
-        Forecasts of cells whose naive forecast is unknown, because nothing was counted so long before, have no score.
+        There is no score where the naive forecast is unknown, because too few slots before it were counted.
         """
         self._counts.append(counts)
         scores = []
