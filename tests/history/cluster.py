@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -153,6 +154,14 @@ class Node:
     def has_ended(self) -> bool:
         return self.process is None or self.process.poll() is not None
 
+    def listens(self) -> bool:
+        place = self.place
+        try:
+            socket.create_connection((place.host, place.listen_port or place.port), timeout=5).close()
+        except OSError:
+            return False
+        return True
+
     def tail(self) -> str:
         return self.log_path.read_text()[-3000:]
 
@@ -218,6 +227,8 @@ class Cluster:
         """Return which broker says what is missing; nothing if all nodes serve and every replica is in sync."""
         for node in self.nodes.values():
             assert not node.has_ended(), f"node {node.node_id} has ended:\n{node.tail()}"
+            if not node.listens():  # it was killed and is back so soon that the others still count on it
+                return f"node {node.node_id} does not listen yet"
         found = self.metadata()
         if found is None:
             return "no broker answers"

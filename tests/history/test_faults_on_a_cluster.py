@@ -184,7 +184,6 @@ class Faults:
 
 @pytest.mark.timeout(600)
 @pytest.mark.needs("network namespaces")
-@pytest.mark.slow
 def test_clients_make_progress_during_and_after_each_fault(tmp_path: Path) -> None:
     def run() -> None:
         with network(NODES) as net:
