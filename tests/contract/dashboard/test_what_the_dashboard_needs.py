@@ -10,7 +10,13 @@ from ride_events.drivers import (
     DriverWentOffline,
     DriverWentOnline,
 )
-from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
+from ride_events.pricing import (
+    DemandForecastPublished,
+    DemandForecastScored,
+    SupplyForecastPublished,
+    SupplyForecastScored,
+    SurgeUpdated,
+)
 from ride_events.quotes import QuoteOffered
 from ride_events.recommendations import RecommendationChosen, RecommendationServed
 from ride_events.rides import (
@@ -48,11 +54,16 @@ def test_prices_forecasts_and_recommendations(needs: NeedsRecorder) -> None:
     city.take(needs("dashboard", example(DemandForecastPublished).model_copy(update={"horizon_min": 15})), 3000)
     fifteen = {"horizon_min": 15, "resolution": 8}
     city.take(needs("dashboard", example(DemandForecastScored).model_copy(update=fifteen)), 3500)
+    supply = example(SupplyForecastPublished).model_copy(update={"horizon_min": 15})
+    city.take(needs("dashboard", supply), 3600)
+    city.take(needs("dashboard", example(SupplyForecastScored).model_copy(update=fifteen)), 3700)
     city.take(needs("dashboard", example(RecommendationServed)), 4000)
     city.take(needs("dashboard", example(RecommendationChosen)), 5000)
     assert len(city.cells) == 1
     assert city.demand.shown() is not None
-    assert city.demand.mae is not None
+    assert city.demand.scores.mae is not None
+    assert city.supply.expected(supply.cell, round(supply.issued_at.timestamp() * 1000)) is not None
+    assert city.supply.scores.mae is not None
     assert (city.recommendations.served, city.recommendations.chosen) == (1, 1)
 
 

@@ -17,7 +17,13 @@ from hailbus.testing import MemoryBus
 from playwright.async_api import Browser, Page, Response, expect
 from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported
-from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
+from ride_events.pricing import (
+    DemandForecastPublished,
+    DemandForecastScored,
+    SupplyForecastPublished,
+    SupplyForecastScored,
+    SurgeUpdated,
+)
 
 from tests.e2e.browsing import MARKS, browser
 from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, TIMES_SQUARE, BusOfThree, Story, page, story
@@ -917,7 +923,14 @@ async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, he
             await tell.say(DemandForecastScored(horizon_min=horizon, resolution=resolution, **sums, **score), ended)
         # Those of 15 minutes in pricing cells are shown, as the chart is of them.
         await shows(tab, "#forecast-error", "MAE 1.0 against naive 1.5")
+        await expect(tab.locator("#supply-expected")).to_be_hidden()
+        free: dict[str, Any] = {"p10": 1, "p50": 4, "p90": 9, "mean": 4.2, "model": "m", "cell": HOT}
+        issued_at = EVENING + timedelta(minutes=30)
+        await tell.say(SupplyForecastPublished(horizon_min=15, issued_at=issued_at, **free), ended)
+        sums = {"absolute_error": 1, "naive_absolute_error": 4}
+        await tell.say(SupplyForecastScored(horizon_min=15, resolution=8, **sums, **score), ended)
         await expect_of(HOT, 30, 7.0)
+        await shows(tab, "#supply-expected", "free drivers then: 4, 1 to 9 likely; MAE 0.5 against naive 2.0")
         await expect(tab.locator("#forecast-chart")).to_have_attribute(
             "aria-label",
             "Midtown Center, from 18:30:00 for 15 minutes: 7 requests expected, 3.5 to 14 likely, naive 6",
@@ -928,7 +941,7 @@ async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, he
         await expect(tab.locator("#forecast-chart .came")).to_have_count(1)
         card = await tab.locator("#forecast").bounding_box()
         assert card is not None
-        for inside in ("#forecast-zone", "#forecast-chart", "#forecast-key"):
+        for inside in ("#forecast-zone", "#forecast-chart", "#forecast-key", "#supply-expected"):
             box = await tab.locator(inside).bounding_box()
             assert box is not None
             assert box["y"] + box["height"] <= card["y"] + card["height"], inside

@@ -20,7 +20,7 @@ from ride_events.drivers import DriverBecameBusy, DriverLocationReported
 from ride_events.pricing import FORECASTS, SURGE
 from ride_events.quotes import QuoteOffered
 from ride_events.rides import RIDES, RideRequested
-from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, price_event, score_event
+from surge.adapters.streams.records import fact_of, forecast_events, milliseconds, price_event
 from surge.adapters.streams.skipped import SkippedRecords
 from surge.adapters.streams.worker import SOURCES, changelog_topics, topics
 from surge.app.city import City
@@ -89,7 +89,7 @@ def expected(told: list[Told]) -> dict[str, dict[str, bytes]]:
         minute = city.close_minute(end_ms)
         for encoded in map(price_event, minute.prices):
             wanted[SURGE.name][dict(encoded.headers)["ce_id"].decode()] = encoded.value
-        for encoded in (*map(forecast_event, minute.forecasts), *map(score_event, minute.scores)):
+        for encoded in forecast_events(minute.demand, minute.supply):
             wanted[FORECASTS.name][dict(encoded.headers)["ce_id"].decode()] = encoded.value
     return wanted
 

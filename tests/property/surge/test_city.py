@@ -52,6 +52,7 @@ class Table:
         self.windows: dict[str, str] = {}
         self.state: str | None = None
         self.slots: dict[int, str] = {}
+        self.drivers: dict[int, str] = {}
         self.snapshots: list[tuple[int, bytes]] = []
 
     def take_snapshot(self, city: City, *, drops_rows: bool) -> None:
@@ -64,14 +65,17 @@ class Table:
         next_slot = city.closed_until_ms // SLOT_MS
         self.snapshots.append((next_slot, file.getvalue()))
         if drops_rows:
-            self.slots = {number: row for number, row in self.slots.items() if number >= next_slot}
+            for rows in (self.slots, self.drivers):
+                for number in [number for number in rows if number < next_slot]:
+                    del rows[number]
 
     def city(self) -> City:
-        city = City(rules=RULES, least_pickups=0.0)
+        city = City(rules=RULES, least_counts=0.0)
         city.restore(
             state=None if self.state is None else json.loads(self.state),
             windows={key: json.loads(row) for key, row in self.windows.items()},
             slots={number: json.loads(row) for number, row in self.slots.items()},
+            drivers={number: json.loads(row) for number, row in self.drivers.items()},
             snapshot=dict(np.load(io.BytesIO(self.snapshots[-1][1]))) if self.snapshots else None,
         )
         return city
@@ -101,7 +105,10 @@ def run(told: list[Fact], *, crashes: random.Random | None) -> tuple[dict[int, M
                 minute = city.close_minute(end_ms)
                 assert published.setdefault(end_ms, minute) == minute
                 if minute.slot is not None:
-                    table.slots[minute.slot[0]] = json.dumps(minute.slot[1])
+                    table.slots[minute.slot.number] = json.dumps(minute.slot.pickups)
+                    if crashed := dies():
+                        break
+                    table.drivers[minute.slot.number] = json.dumps(minute.slot.drivers)
                 if crashed := dies():
                     break
                 table.state = json.dumps(city.state_row())
@@ -124,24 +131,27 @@ def test_a_crash_at_any_write_changes_nothing_that_is_published(seed: int, fate:
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 @settings(max_examples=2, deadline=None)
 def test_a_crash_at_any_write_changes_no_score(seed: int, fate: int) -> None:
-    assert {5, 15} <= assert_crashes_change_nothing(facts(seed, minutes=37), fate)
+    demand, supply = assert_crashes_change_nothing(facts(seed, minutes=37), fate)
+    assert {5, 15} <= demand & supply
 
 
-def assert_crashes_change_nothing(told: list[Fact], fate: int) -> set[int]:
-    """Return the horizons that were scored."""
+def assert_crashes_change_nothing(told: list[Fact], fate: int) -> tuple[set[int], set[int]]:
+    """Return the horizons of demand and of supply that were scored."""
     whole, _ = run(told, crashes=None)
     assert len(whole) >= len(told) // 20 - 2
     broken, _ = run(told, crashes=random.Random(fate))
     assert broken == whole
-    return {score.horizon_min for minute in broken.values() for score in minute.scores}
+    demand = {score.horizon_min for minute in broken.values() for score in minute.demand.scores}
+    supply = {score.horizon_min for minute in broken.values() for score in minute.supply.scores}
+    return demand, supply
 
 
 def test_scores_are_what_the_published_forecasts_and_the_slots_after_and_before_them_give() -> None:
     closed, _ = run(facts(7, minutes=67), crashes=None)
-    slots = dict(minute.slot for minute in closed.values() if minute.slot is not None)
+    slots = {minute.slot.number: minute.slot.pickups for minute in closed.values() if minute.slot is not None}
     medians: dict[tuple[int, int, int], dict[str, float]] = {}
     for minute in closed.values():
-        for made in minute.forecasts:
+        for made in minute.demand.forecasts:
             key = (resolution_of(made.cell), made.horizon_min, made.issued_at_ms)
             medians.setdefault(key, {})[made.cell] = made.p50
 
@@ -150,7 +160,7 @@ def test_scores_are_what_the_published_forecasts_and_the_slots_after_and_before_
 
     scored = set()
     for minute in closed.values():
-        for score in minute.scores:
+        for score in minute.demand.scores:
             key = (score.resolution, score.horizon_min, score.issued_at_ms)
             since_ms, long_ms = score.issued_at_ms, score.horizon_min * MINUTE_MS
             assert minute.end_ms == since_ms + long_ms
@@ -173,8 +183,30 @@ def test_scores_are_what_the_published_forecasts_and_the_slots_after_and_before_
     assert {horizon_min for _, horizon_min, _ in scored} == set(HORIZONS_MIN)
 
 
+def test_scores_of_supply_are_what_the_published_forecasts_and_the_free_drivers_then_give() -> None:
+    closed, _ = run(facts(7, minutes=67), crashes=None)
+    free = {minute.end_ms: minute.slot.drivers for minute in closed.values() if minute.slot is not None}
+    medians: dict[tuple[int, int], dict[str, float]] = {}
+    for minute in closed.values():
+        for made in minute.supply.forecasts:
+            medians.setdefault((made.horizon_min, made.issued_at_ms), {})[made.cell] = made.p50
+    scored = set()
+    for minute in closed.values():
+        for score in minute.supply.scores:
+            key = (score.horizon_min, score.issued_at_ms)
+            assert minute.end_ms == score.issued_at_ms + score.horizon_min * MINUTE_MS
+            then, now = free[minute.end_ms], free[score.issued_at_ms]
+            assert score.absolute_error == sum(abs(then.get(cell, 0) - median) for cell, median in medians[key].items())
+            assert score.naive_absolute_error == sum(abs(then.get(cell, 0) - now.get(cell, 0)) for cell in medians[key])
+            assert score.forecasts == len(medians[key])
+            scored.add(key)
+    last_ms = max(closed)
+    assert scored == {key for key in medians if key[1] + key[0] * MINUTE_MS <= last_ms}
+    assert {horizon_min for horizon_min, _ in scored} == set(HORIZONS_MIN)
+
+
 def test_no_forecast_is_scored_over_a_gap() -> None:
-    city = City(rules=RULES, least_pickups=0.0)
+    city = City(rules=RULES, least_counts=0.0)
     night_ms = 12 * 3_600_000
     told = facts(3, minutes=27)
     told += [replace(fact, at_ms=fact.at_ms + night_ms) for fact in facts(4, minutes=32)]
@@ -182,7 +214,7 @@ def test_no_forecast_is_scored_over_a_gap() -> None:
     for fact in told:
         city.apply(fact)
         while (end_ms := city.next_end(fact.at_ms)) is not None:
-            scores.extend(city.close_minute(end_ms).scores)
+            scores.extend(city.close_minute(end_ms).demand.scores)
     begins_ms = START_MS + night_ms
     assert {score.issued_at_ms >= begins_ms for score in scores} == {True, False}
     for score in scores:
@@ -232,35 +264,35 @@ def test_a_city_asleep_skips_the_night() -> None:
 def test_roll_up_cells_are_counted_from_the_point_and_survive_a_restart() -> None:
     """Near its edge a pricing cell reaches into another roll-up cell than its parent."""
     beyond = next(other for other in map(parent, ring(CENTRE)) if other != parent(CENTRE))
-    city = City(rules=RULES, least_pickups=1.0)
+    city = City(rules=RULES, least_counts=1.0)
     for number, area in enumerate([parent(CENTRE), beyond, beyond]):
         at_ms = START_MS + number * 1000
         city.apply(Requested(at_ms=at_ms, cell=CENTRE, area=area, ride_id=f"r{number}", rider_id=f"u{number}"))
     rows = json.loads(json.dumps(city.changed_rows()))
-    again = City(rules=RULES, least_pickups=1.0)
-    again.restore(state=None, windows=rows, slots={})
+    again = City(rules=RULES, least_counts=1.0)
+    again.restore(state=None, windows=rows, slots={}, drivers={})
     for one in (city, again):
         closed: list[MinuteClosed] = []
         while (end_ms := one.next_end(START_MS + SLOT_MS)) is not None:
             closed.append(one.close_minute(end_ms))
         (slot,) = [minute.slot for minute in closed if minute.slot is not None]
-        assert slot[1] == {CENTRE: 3, parent(CENTRE): 1, beyond: 2}
-        assert {made.cell for minute in closed for made in minute.forecasts} == {CENTRE, parent(CENTRE), beyond}
+        assert slot.pickups == {CENTRE: 3, parent(CENTRE): 1, beyond: 2}
+        assert {made.cell for minute in closed for made in minute.demand.forecasts} == {CENTRE, parent(CENTRE), beyond}
 
 
 def test_slots_of_a_version_that_knew_no_roll_up_cells_count_for_the_parents() -> None:
-    old, new = City(rules=RULES, least_pickups=1.0), City(rules=RULES, least_pickups=1.0)
+    old, new = City(rules=RULES, least_counts=1.0), City(rules=RULES, least_counts=1.0)
     number = START_MS // SLOT_MS
     state = {"closed_until_ms": START_MS + SLOT_MS, "late_count": 0, "prices": {}}
-    old.restore(state=state, windows={}, slots={number: {CENTRE: 5}})
-    new.restore(state=state, windows={}, slots={number: {CENTRE: 5, parent(CENTRE): 5}})
+    old.restore(state=state, windows={}, slots={number: {CENTRE: 5}}, drivers={})
+    new.restore(state=state, windows={}, slots={number: {CENTRE: 5, parent(CENTRE): 5}}, drivers={})
     for one in (old, new):
         one.apply(Requested(at_ms=START_MS + SLOT_MS, cell=CENTRE, area=parent(CENTRE), ride_id="r", rider_id="u"))
     made = []
     for one in (old, new):
         forecasts: list[CellForecast] = []
         while (end_ms := one.next_end(START_MS + 2 * SLOT_MS)) is not None:
-            forecasts.extend(one.close_minute(end_ms).forecasts)
+            forecasts.extend(one.close_minute(end_ms).demand.forecasts)
         made.append(forecasts)
     assert made[0] == made[1]
     assert {forecast.cell for forecast in made[0]} == {CENTRE, parent(CENTRE)}
@@ -274,6 +306,6 @@ def test_a_cell_with_few_recent_pickups_gets_no_forecast() -> None:
         city.apply(Requested(at_ms=at_ms, cell=cell, area=parent(cell), ride_id=f"r{number}", rider_id=f"u{number}"))
     forecasts: list[CellForecast] = []
     while (end_ms := city.next_end(START_MS + SLOT_MS)) is not None:
-        forecasts.extend(city.close_minute(end_ms).forecasts)
+        forecasts.extend(city.close_minute(end_ms).demand.forecasts)
     assert CENTRE in {made.cell for made in forecasts}
     assert quiet not in {made.cell for made in forecasts}

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ride_events.pricing import FORECASTS, SURGE
-from surge.adapters.streams.records import forecast_event, price_event, score_event
-from surge.adapters.streams.worker import SurgeWorker
+from surge.adapters.streams.records import forecast_events, price_event
+from surge.adapters.streams.worker import SurgeWorker, by_slot
 from surge.app.city import City
 from surge.app.decided import Decided
 from surge.domain.windows import MINUTE_MS, Fact
@@ -47,8 +47,8 @@ class Worker(SurgeWorker):
         self._settings: Any = SimpleNamespace(clock="event", state_dir=log.folder)
         self._windows, self._state, self._slots = (log.table(name) for name in ("windows", "state", "slots"))
         self._slots_kept = deque()
-        self._city = City(rules=RULES, least_pickups=0.0)
-        self._restore_city({int(number): row for number, row in self._slots.items()})
+        self._city = City(rules=RULES, least_counts=0.0)
+        self._restore_city(*by_slot(self._slots))
         self.watermark_ms = 0
         self.is_resumed = False
         self._watermark: Any = SimpleNamespace(current=lambda **_: self.watermark_ms)
@@ -138,6 +138,5 @@ async def crash_again_and_again(seed: int, log: Log) -> None:
     for event_id, contents in log.published.items():
         assert len(set(contents)) == 1, f"{event_id} has {len(set(contents))} contents (seed {seed})"
     events = [price_event(price) for price in last.decided.prices]
-    events += [forecast_event(forecast) for forecast in last.decided.forecasts]
-    events += [score_event(score) for score in last.decided.scores]
+    events += forecast_events(last.decided.demand, last.decided.supply)
     assert {dict(event.headers)["ce_id"].decode() for event in events} <= log.published.keys()

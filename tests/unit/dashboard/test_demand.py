@@ -55,14 +55,14 @@ def test_nothing_naive_is_shown_whose_quarter_is_not_in_the_log() -> None:
 
 def test_the_scores_of_a_day_are_summed_up_each_once() -> None:
     demand = Demand()
-    assert (demand.scored, demand.mae) == (0, None)
+    assert (demand.scores.scored, demand.scores.mae) == (0, None)
     for _ in range(2):  # surge publishes again after a crash
-        demand.score(START_MS, Score(forecasts=3, error=3.0, naive_error=9.0))
-    demand.score(START_MS + SLOT_MS, Score(forecasts=1, error=3.0, naive_error=1.0))
-    assert (demand.scored, demand.mae) == (4, (1.5, 2.5))
+        demand.scores.take(START_MS, Score(forecasts=3, error=3.0, naive_error=9.0))
+    demand.scores.take(START_MS + SLOT_MS, Score(forecasts=1, error=3.0, naive_error=1.0))
+    assert (demand.scores.scored, demand.scores.mae) == (4, (1.5, 2.5))
     for slot in range(2, 290):
-        demand.score(START_MS + slot * SLOT_MS, Score(forecasts=1, error=1.0, naive_error=2.0))
-    assert (demand.scored, demand.mae) == (288, (1.0, 2.0))
+        demand.scores.take(START_MS + slot * SLOT_MS, Score(forecasts=1, error=1.0, naive_error=2.0))
+    assert (demand.scores.scored, demand.scores.mae) == (288, (1.0, 2.0))
 
 
 def test_the_busiest_cell_is_shown_and_does_not_jump() -> None:

@@ -1,12 +1,13 @@
 """The demand model on made-up cities, where the answer is known."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
 from surge.domain.cells import ring
-from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, SLOTS_PER_DAY, DemandModel, Neighbours, Profile
-from surge.domain.quantiles import Floats, quantiles
+from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, SLOTS_PER_DAY, CountModel, Neighbours, Profile, Quantity
+from surge.domain.quantiles import LEVELS, Floats, quantiles
 
 CELLS = ("882a100d63fffff", "882a100d67fffff", "882a10725bfffff")
 """The first two are neighbours, the third is far from both."""
@@ -20,8 +21,8 @@ def city(days: int, seed: int = 1) -> Floats:
     return np.random.default_rng(seed).poisson(rates).astype(np.float64)
 
 
-def run(counts: Floats, model: DemandModel | None = None) -> tuple[DemandModel, Floats]:
-    model = model or DemandModel(CELLS[: counts.shape[1]])
+def run(counts: Floats, model: CountModel | None = None) -> tuple[CountModel, Floats]:
+    model = model or CountModel(CELLS[: counts.shape[1]])
     if model.next_slot is None:
         model.start_at(0)
     means = []
@@ -59,7 +60,7 @@ def test_the_same_counts_give_the_same_forecasts() -> None:
 def test_asking_twice_or_never_changes_nothing() -> None:
     counts = city(2)
     once, _ = run(counts)
-    twice, never = DemandModel(CELLS), DemandModel(CELLS)
+    twice, never = CountModel(CELLS), CountModel(CELLS)
     twice.start_at(0)
     never.start_at(0)
     for slot, row in enumerate(counts):
@@ -87,7 +88,7 @@ def test_a_cell_that_appears_later_was_quiet_before() -> None:
 def test_cells_that_appear_make_no_difference_to_whether_somebody_asked() -> None:
     """A model that is built anew from its counts learns all of them, and nobody asks for the forecasts in between."""
     counts = city(2)
-    asked, built_anew = DemandModel(CELLS[:1]), DemandModel(CELLS[:1])
+    asked, built_anew = CountModel(CELLS[:1]), CountModel(CELLS[:1])
     asked.start_at(0)
     built_anew.start_at(0)
     asked.forecast()
@@ -106,14 +107,14 @@ def test_a_model_that_is_restored_goes_on_as_the_one_before() -> None:
     before.grow(CELLS[2:])
     before.forecast()
     kept = {name: array.copy() for name, array in before.snapshot().items()}
-    again = DemandModel(CELLS)
+    again = CountModel(CELLS)
     again.restore(kept)
     assert again.snapshot().keys() == kept.keys()
     assert all(np.array_equal(again.snapshot()[name], kept[name]) for name in kept)
     rest = counts[-SLOTS_PER_DAY:]
     assert np.array_equal(run(rest, again)[1], run(rest, before)[1])
     assert np.array_equal(again.forecast().quantiles, before.forecast().quantiles)
-    assert np.array_equal(again.recent_pickups(), before.recent_pickups())
+    assert np.array_equal(again.recent_counts(), before.recent_counts())
     assert np.array_equal(again.usual(), before.usual())
 
 
@@ -135,7 +136,7 @@ def test_a_rise_around_a_cell_raises_its_forecast() -> None:
     """Neighbours rise together and an hour before the others: the model learns to look at them."""
     around = ring(CELLS[0])
     cells, chance = (CELLS[0], *around), np.random.default_rng(5)
-    quiet = DemandModel(cells)
+    quiet = CountModel(cells)
     quiet.start_at(0)
     level = 1.0
     for _ in range(14 * SLOTS_PER_DAY):
@@ -190,3 +191,51 @@ def test_dispersion_widens_the_quantiles_and_large_means_stay_sane() -> None:
     narrow, wide = quantiles(np.array([20.0])), quantiles(np.array([20.0]), 0.2)
     assert wide[0, 0] < narrow[0, 0] < narrow[2, 0] < wide[2, 0]
     assert quantiles(np.array([1000.0]))[:, 0] == pytest.approx([959.5, 1000, 1040.5], abs=0.1)
+
+
+def queues(days: int, seed: int = 1) -> Floats:
+    """Drivers who wait in two cells: each stays for another slot with a chance of 0.9, and more come with a wave."""
+    chance = np.random.default_rng(seed)
+    slots = np.arange(days * SLOTS_PER_DAY)
+    arrivals = chance.poisson((1 + 0.8 * np.sin(2 * np.pi * slots / SLOTS_PER_DAY))[:, None] * np.array([0.8, 0.2]))
+    waiting = np.zeros(2, dtype=np.int64)
+    counts = np.empty((len(slots), 2))
+    for slot, arrived in enumerate(arrivals):
+        waiting = chance.binomial(waiting, 0.9) + arrived
+        counts[slot] = waiting
+    return counts
+
+
+def test_a_stock_is_forecast_for_the_end_of_the_horizon_and_better_than_by_what_is_there_now() -> None:
+    counts = queues(14)
+    _, means = run(counts, CountModel(CELLS[:2], quantity=Quantity.STOCK))
+    for index, length in enumerate(HORIZON_SLOTS):
+        rows = np.arange(7 * SLOTS_PER_DAY, len(counts) - length)
+        came = counts[rows + length - 1]
+        naive = ((came - counts[rows - 1]) ** 2).mean()
+        assert ((came - means[rows, index]) ** 2).mean() < naive * (0.99, 0.9, 0.8)[index]
+
+
+def test_a_stock_is_taken_to_stay_before_anything_is_learnt() -> None:
+    model = CountModel(CELLS[:1], quantity=Quantity.STOCK)
+    model.start_at(0)
+    for _ in range(3):
+        model.observe(np.array([7.0]))
+    assert np.allclose(model.mean(), 7.0)
+
+
+@pytest.mark.parametrize("dispersion", [0.0, 0.004, 0.05, 0.4, 1.0])
+@pytest.mark.parametrize("mean", [0.0051, 0.3, 2.0, 17.0, 150.0, 599.0])
+def test_quantiles_are_the_least_counts_whose_probabilities_add_up_to_the_level(mean: float, dispersion: float) -> None:
+    def probability(count: int) -> float:
+        if not dispersion:
+            return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
+        r = 1 / dispersion
+        ways = math.lgamma(count + r) - math.lgamma(r) - math.lgamma(count + 1)
+        return math.exp(ways + r * math.log(r / (r + mean)) + count * math.log(mean / (r + mean)))
+
+    for level, found in zip(LEVELS, quantiles(np.array([mean]), dispersion)[:, 0], strict=True):
+        below = sum(map(probability, range(int(found))))
+        # The table is that of a mean up to 1 % beside: the sum up to a quantile may lie as little beside the level.
+        assert below < level + 0.01 * (1 + mean) * probability(int(found) or 1)
+        assert below + probability(int(found)) > level - 0.01 * (1 + mean) * probability(int(found))

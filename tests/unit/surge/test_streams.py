@@ -12,9 +12,9 @@ from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported, DriverWentOffline, DriverWentOnline
 from ride_events.quotes import QuoteExpired
 from surge.adapters.streams.declared import create_service
-from surge.adapters.streams.records import fact_of, forecast_event, milliseconds, moment_of, price_event, score_event
+from surge.adapters.streams.records import fact_of, forecast_events, milliseconds, moment_of, price_event
 from surge.adapters.streams.worker import EagerConsumer, Intake
-from surge.app.city import CellForecast, ForecastScore, PriceChange
+from surge.app.city import CellForecast, ForecastScore, Outlook, PriceChange
 from surge.config import Settings
 from surge.domain.forecast import MODEL
 from surge.domain.windows import Seen
@@ -63,13 +63,16 @@ def test_what_the_worker_publishes_is_declared() -> None:
     score = ForecastScore(
         resolution=8, horizon_min=15, forecasts=3, absolute_error=2.0, naive_absolute_error=4.0, issued_at_ms=420_000
     )
-    events = (price_event(change), forecast_event(forecast), score_event(score))
+    outlook = Outlook((forecast,), (score,))
+    events = (price_event(change), *forecast_events(outlook, outlook))
     headers = [dict(encoded.headers) for encoded in events]
     service = create_service()
     assert [found["ce_type"].decode() for found in headers] == [event_info(cls).type for cls in service.published]
     assert {found["ce_source"].decode() for found in headers} == {service.source}
-    assert headers[2]["ce_time"] == b"1970-01-01T00:22:00Z"  # when its 15 minutes are over
-    assert {events[2].key, headers[2]["ce_subject"]} == {MODEL.encode()}
+    for place in (2, 4):
+        assert headers[place]["ce_time"] == b"1970-01-01T00:22:00Z"  # when its 15 minutes are over
+        assert {events[place].key, headers[place]["ce_subject"]} == {MODEL.encode()}
+    assert len({found["ce_id"] for found in headers}) == len(events)
 
 
 def test_times_survive_the_way_through_milliseconds() -> None:

@@ -9,6 +9,7 @@ from dashboard.adapters.nodes import Nodes
 from dashboard.adapters.watch import TOPIC_NAMES, Watch, as_json, wall_ms
 from dashboard.domain.city import City
 from dashboard.domain.cluster import Cluster, topics_of
+from dashboard.domain.demand import Scores
 from dashboard.domain.health import GroupState, Health, ProcessState, judge
 from dashboard.domain.rides import Ride
 from dashboard.hexagons import is_land, name_of, shape
@@ -261,12 +262,16 @@ def _forecast(city: City) -> Json | None:
     cell = demand.shown()
     if cell is None:
         return None
-    mae = demand.mae
+    points = demand.points(cell)
+    supply = city.supply.expected(cell, points[-1].forecast.issued_ms)
     return {
         "cell": cell,
         "zone": name_of(cell),
-        "scored": demand.scored,
-        "mae": None if mae is None else [round(error, 2) for error in mae],
+        **_scored(demand.scores),
+        "supply": {
+            "expected": None if supply is None else [round(level, 1) for level in (supply.p10, supply.p50, supply.p90)],
+            **_scored(city.supply.scores),
+        },
         "points": [
             [
                 point.forecast.issued_ms,
@@ -276,9 +281,14 @@ def _forecast(city: City) -> Json | None:
                 point.actual,
                 point.naive,
             ]
-            for point in demand.points(cell)
+            for point in points
         ],
     }
+
+
+def _scored(scores: Scores) -> Json:
+    mae = scores.mae
+    return {"scored": scores.scored, "mae": None if mae is None else [round(error, 2) for error in mae]}
 
 
 def _lake(content: Json | None) -> Json | None:

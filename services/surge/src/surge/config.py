@@ -30,6 +30,8 @@ class Settings(BaseSettings):
     session_timeout_ms: int = Field(default=10_000, ge=6_000, le=300_000)
     connect_timeout_s: float = Field(default=60.0, gt=0, description="how long the start waits for a broker")
     forecast_least_pickups: float = Field(
-        default=3.0, ge=0, description="cells with fewer recent pickups, which halve each day, get no forecast"
+        default=3.0,
+        ge=0,
+        description="cells with fewer recent pickups, which halve each day, get no forecast; the same for free drivers",
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -31,6 +31,15 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what="rides were requested in cell", topic="rides.v1")
 
 
+@FAULTS.declare("surge's tables", "a driver is counted who is not there", "surge-drivers")
+def _(run: RecordedRun) -> Finding:
+    topic, cell = "surge-slots-changelog", "882a100d25fffff"
+    slot = min((r for r in run.all(topic) if r.value), key=lambda r: int(json.loads(r.key or b"")))
+    number = json.loads(slot.key or b"")
+    run.append(slot._replace(key=json.dumps(f"{number}/drivers").encode(), value=json.dumps({cell: 99}).encode()))
+    return Finding(what=f"at the end of slot {number} by the log", id=cell)
+
+
 @FAULTS.declare("surge's tables", "surge claims events and closes no minute", "surge-pickups")
 def _(run: RecordedRun) -> Finding:
     _table(run, "surge-city-changelog", lambda key, row: {**row, "closed_until_ms": 0} if key == "state" else None)

@@ -10,7 +10,7 @@ from ride_events.geo import ROLL_UP_RESOLUTION
 
 from hailbus_demo.ledger.accounts import Accounts
 from hailbus_demo.ledger.lines.registry import LineSpec
-from hailbus_demo.ledger.lines.repricing import Riders, demand_at, pricing_cell, reprice, riders
+from hailbus_demo.ledger.lines.repricing import Riders, demand_at, free_drivers, pricing_cell, reprice, riders
 from hailbus_demo.ledger.log import LogAccount, LogReader, milliseconds
 from hailbus_demo.ledger.model import Findings, Judgement
 
@@ -24,7 +24,8 @@ QUANTUM: Final = 0.1
 VALID_MS: Final = 300_000
 HORIZONS_MIN: Final = frozenset({5, 15, 30})
 EPSILON: Final = 1e-6
-SOURCES: Final = ("rides.v1", "quotes.v1", "drivers.v1", "driver-locations.v1")
+DRIVER_TOPICS: Final = ("drivers.v1", "driver-locations.v1")
+SOURCES: Final = ("rides.v1", "quotes.v1", *DRIVER_TOPICS)
 WINDOWS_OF_A_FACT: Final = WINDOW_MS // MINUTE_MS
 """A rider who asks counts in so many of a cell's windows."""
 
@@ -77,11 +78,7 @@ def _slots(accounts: Accounts) -> Judgement:
     state = _state(accounts, reader)
     closed, expected = closed_until_ms(reader, accounts.surge_group), expected_close_ms(reader)
     late = int(state.get("late_count", 0))
-    counted = {
-        int(number): {str(cell): int(count) for cell, count in row.items()}
-        for number, row in reader.tables.get(changelogs(accounts.surge_group)[1], {}).items()
-        if isinstance(row, dict)
-    }
+    counted, _ = _counted(accounts, reader)
     if expected is not None and not accounts.so_far and (closed is None or closed < expected):
         found.add(
             f"surge has closed the minutes until {closed}, and the log reaches to {expected}: it does not count",
@@ -108,6 +105,41 @@ def _slots(accounts: Accounts) -> Judgement:
                     found.add(what, id=cell)
     passed = f"; {late:,} facts came late" if late else ""
     return found.judge(f"{total:,} requested rides were counted in {len(counted):,} slots{passed}")
+
+
+def _drivers(accounts: Accounts) -> Judgement:
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    reader, found = log.reader, Findings()
+    closed = closed_until_ms(reader, accounts.surge_group)
+    late = int(_state(accounts, reader).get("late_count", 0))
+    if late or any(part.gaps or part.start for (topic, _), part in log.partitions.items() if topic in DRIVER_TOPICS):
+        # Facts that came late are in the log and not with surge; of what was deleted from the log it is the reverse.
+        return found.judge(f"not compared, because {late:,} facts came late or the log has lost some")
+    _, slots = _counted(accounts, reader)
+    total = compared = 0
+    for number, counted in slots.items():
+        if closed is None or (number + 1) * SLOT_MS > closed:
+            continue
+        compared += 1
+        total += sum(counted.values())
+        free = free_drivers(reader, (number + 1) * SLOT_MS)
+        for cell in sorted(cell for cell in free.keys() | counted.keys() if free.get(cell, 0) != counted.get(cell, 0)):
+            what = f"{free.get(cell, 0)} drivers were free in cell {cell} at the end of slot {number} by the log"
+            found.add(f"{what}, {counted.get(cell, 0)} by surge", id=cell)
+    return found.judge(f"{total:,} free drivers were counted at the ends of {compared:,} slots")
+
+
+def _counted(accounts: Accounts, reader: LogReader) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
+    """Return the pickups and the free drivers per cell that surge's table says, by slot."""
+    pickups: dict[int, dict[str, int]] = {}
+    drivers: dict[int, dict[str, int]] = {}
+    for key, row in reader.tables.get(changelogs(accounts.surge_group)[1], {}).items():
+        if isinstance(row, dict):
+            number, _, kind = key.partition("/")
+            counts = {str(cell): int(count) for cell, count in row.items()}
+            (drivers if kind == "drivers" else pickups)[int(number)] = counts
+    return pickups, drivers
 
 
 def _prices(accounts: Accounts) -> Judgement:
@@ -333,6 +365,13 @@ LINES: Final = (
         between=("rides.v1 in the log", SURGE_TABLES),
         needs=("log",),
         judge=_slots,
+    ),
+    LineSpec(
+        id="surge-drivers",
+        name="surge counted every free driver",
+        between=("drivers.v1 and driver-locations.v1 in the log", SURGE_TABLES),
+        needs=("log",),
+        judge=_drivers,
     ),
     LineSpec(
         id="surge-prices",

@@ -107,7 +107,7 @@ def reprice(reader: LogReader, asked: Riders, quoted: Riders, *, until_ms: int) 
                 break
             end = later
             continue
-        free = _free_drivers(reader.sightings.get(end - 1, {}), end * MINUTE_MS)
+        free = free_drivers(reader, end * MINUTE_MS)
         demand = {cell: demand_at(asked, quoted, cell, end) for cell in cells}
         after = _next_prices(prices, demand, free)
         for cell, price in after.items():
@@ -121,9 +121,10 @@ def reprice(reader: LogReader, asked: Riders, quoted: Riders, *, until_ms: int) 
     return updates
 
 
-def _free_drivers(sightings: Mapping[str, tuple[int, bool, str]], end_ms: int) -> dict[str, int]:
+def free_drivers(reader: LogReader, end_ms: int) -> dict[str, int]:
+    """Return how many drivers were free in each pricing cell at the end of a minute."""
     free: dict[str, int] = {}
-    for at_ms, busy, cell in sightings.values():
+    for at_ms, busy, cell in reader.sightings.get(end_ms // MINUTE_MS - 1, {}).values():
         if not busy and cell and end_ms - at_ms < FRESH_MS and (priced := pricing_cell(cell)) is not None:
             free[priced] = free.get(priced, 0) + 1
     return free

@@ -18,7 +18,13 @@ from ride_events.drivers import (
     DriverWentOnline,
 )
 from ride_events.geo import PRICING_RESOLUTION, LatLng
-from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
+from ride_events.pricing import (
+    DemandForecastPublished,
+    DemandForecastScored,
+    SupplyForecastPublished,
+    SupplyForecastScored,
+    SurgeUpdated,
+)
 from ride_events.quotes import QuoteOffered
 from ride_events.recommendations import RecommendationChosen, RecommendationServed
 from ride_events.rides import RideEvent, RideRequested
@@ -28,12 +34,15 @@ from dashboard.domain.cars import Cars
 from dashboard.domain.demand import HORIZON_MIN, Demand, Forecast, Score
 from dashboard.domain.flow import Flow, OffsetTimes
 from dashboard.domain.rides import RideBook
+from dashboard.domain.supply import Supply
 from dashboard.domain.timeline import Record, Timelines
 
 _SHOWN_TYPES: Final = frozenset(
     {
         b"demand.forecast_published",
         b"demand.forecast_scored",
+        b"supply.forecast_published",
+        b"supply.forecast_scored",
         b"quote.offered",
         b"surge.updated",
         b"recommendation.served",
@@ -102,6 +111,7 @@ class City:
         self.changed_cells: set[str] = set()
         self.recommendations = Recommendations()
         self.demand = Demand()
+        self.supply = Supply()
         self.timelines = Timelines()
         self.flow = Flow(tick_s=tick_s)
         self.offsets = OffsetTimes()
@@ -165,18 +175,17 @@ class City:
                         surge_version=event.surge_version,
                     )
                     self.changed_cells.add(event.cell)
-            case DemandForecastPublished():
+            case DemandForecastPublished() | SupplyForecastPublished():
                 # Requests are counted in pricing cells: forecasts of larger ones have nothing to stand beside.
                 if event.horizon_min == HORIZON_MIN and h3.get_resolution(event.cell) == PRICING_RESOLUTION:
-                    issued_ms = _ms(event.issued_at)
-                    expected = Forecast(issued_ms=issued_ms, p10=event.p10, p50=event.p50, p90=event.p90)
-                    self.demand.forecast(event.cell, expected)
-            case DemandForecastScored():
+                    expected = Forecast(issued_ms=_ms(event.issued_at), p10=event.p10, p50=event.p50, p90=event.p90)
+                    self._outlook(event).forecast(event.cell, expected)
+            case DemandForecastScored() | SupplyForecastScored():
                 if event.horizon_min == HORIZON_MIN and event.resolution == PRICING_RESOLUTION:
                     score = Score(
                         forecasts=event.forecasts, error=event.absolute_error, naive_error=event.naive_absolute_error
                     )
-                    self.demand.score(_ms(event.issued_at), score)
+                    self._outlook(event).scores.take(_ms(event.issued_at), score)
             case RecommendationServed():
                 self.recommendations.take(event, at_ms)
             case RecommendationChosen():
@@ -195,6 +204,10 @@ class City:
                     self.cars.at(event.driver_id, event.position)
             case _:
                 pass
+
+    def _outlook(self, event: Event) -> Demand | Supply:
+        """What a forecast or a score is about."""
+        return self.supply if isinstance(event, SupplyForecastPublished | SupplyForecastScored) else self.demand
 
     def _is_shown(self, kind: bytes) -> bool:
         return kind in _SHOWN_TYPES or kind.startswith(_SHOWN_PREFIXES)

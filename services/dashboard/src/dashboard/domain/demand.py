@@ -20,7 +20,7 @@ _STAYS: Final = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Requests expected in a cell in the 15 minutes after `issued_ms`."""
+    """Requests expected in a cell in the 15 minutes after `issued_ms`, or drivers who are free at their end."""
 
     issued_ms: int
     p10: float
@@ -49,6 +49,33 @@ class Score:
     naive_error: float
 
 
+class Scores:
+    """The scores of the last day."""
+
+    def __init__(self) -> None:
+        self._scores: dict[int, Score] = {}
+
+    def take(self, issued_ms: int, score: Score) -> None:
+        """Take the score of the forecasts made at a moment."""
+        self._scores[issued_ms] = score
+        if len(self._scores) > _SCORES:
+            del self._scores[min(self._scores)]
+
+    @property
+    def scored(self) -> int:
+        """How many forecasts were scored."""
+        return sum(score.forecasts for score in self._scores.values())
+
+    @property
+    def mae(self) -> tuple[float, float] | None:
+        """The mean absolute error of the medians, and that of the naive forecast for the same cells and times."""
+        scored = self.scored
+        if not scored:
+            return None
+        error = sum(score.error for score in self._scores.values())
+        return error / scored, sum(score.naive_error for score in self._scores.values()) / scored
+
+
 class Demand:
     """Requests per pricing cell and slot of five minutes in the last five hours of event time, and their forecasts."""
 
@@ -57,7 +84,7 @@ class Demand:
         self._first_ms: int | None = None
         self._newest_ms = 0
         self._forecasts: dict[str, deque[Forecast]] = {}
-        self._scores: dict[int, Score] = {}
+        self.scores: Final = Scores()
         self._shown: str | None = None
 
     def requested(self, cell: str, at_ms: int) -> None:
@@ -82,26 +109,6 @@ class Demand:
         if known and forecast.issued_ms <= known[-1].issued_ms:
             return
         known.append(forecast)
-
-    def score(self, issued_ms: int, score: Score) -> None:
-        """Take the score of the forecasts made at a moment; those of a day are kept."""
-        self._scores[issued_ms] = score
-        if len(self._scores) > _SCORES:
-            del self._scores[min(self._scores)]
-
-    @property
-    def scored(self) -> int:
-        """How many forecasts were scored in the last day."""
-        return sum(score.forecasts for score in self._scores.values())
-
-    @property
-    def mae(self) -> tuple[float, float] | None:
-        """The mean absolute error of the medians, and that of the naive forecast for the same cells and times."""
-        scored = self.scored
-        if not scored:
-            return None
-        error = sum(score.error for score in self._scores.values())
-        return error / scored, sum(score.naive_error for score in self._scores.values()) / scored
 
     def shown(self) -> str | None:
         """Return the cell of which most is expected; `None` before there is a forecast."""
@@ -138,4 +145,4 @@ class Demand:
         return sum(self._slots.get(slot, {}).get(cell, 0) for slot in range(first, first + SLOTS))
 
 
-__all__ = ["HORIZON_MIN", "SLOT_MS", "Demand", "Forecast", "Point", "Score"]
+__all__ = ["HORIZON_MIN", "SLOT_MS", "Demand", "Forecast", "Point", "Score", "Scores"]

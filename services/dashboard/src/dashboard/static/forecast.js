@@ -17,13 +17,22 @@ export function showForecast(state) {
   shown = text;
   $("forecast-chart").toggleAttribute("hidden", !found);
   $("forecast-key").hidden = !found;
+  $("supply-expected").hidden = !found?.supply.expected;
   if (!found) return put("forecast-error", "no forecast yet");
   const last = found.points.at(-1);
   put("forecast-zone", found.zone);
   put("forecast-error", found.mae ? `MAE ${found.mae[0].toFixed(1)} against naive ${found.mae[1].toFixed(1)}` : "not scored yet");
   $("forecast-error").title = found.mae ? `mean absolute error of ${count(found.scored)} forecasts of all cells in the last day, as surge scored them, against "as many as in the 15 minutes before"` : "the first forecasts that have 15 minutes before them are not over";
+  showSupply(found.supply);
   draw(found);
   $("forecast-chart").setAttribute("aria-label", `${found.zone}, from ${hour(last[0])} for 15 minutes: ${last[2]} requests expected, ${last[1]} to ${last[3]} likely` + (last[5] === null ? "" : `, naive ${last[5]}`));
+}
+
+function showSupply({ expected, mae, scored }) {
+  if (!expected) return;
+  const [p10, p50, p90] = expected;
+  put("supply-expected", `free drivers then: ${p50}, ${p10} to ${p90} likely` + (mae ? `; MAE ${mae[0].toFixed(1)} against naive ${mae[1].toFixed(1)}` : ""));
+  $("supply-expected").title = mae ? `mean absolute error of ${count(scored)} forecasts of all cells in the last day, as surge scored them, against "as many as are free now"` : "no forecast is over yet";
 }
 
 function draw({ points }) {

@@ -1,6 +1,6 @@
 """One city: facts go in, prices and forecasts come out at the end of each minute of event time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from zlib import crc32
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surge.domain.cells import PRICING_RESOLUTION, ROLL_UP_RESOLUTION, parent, resolution_of, ring
-from surge.domain.forecast import HORIZONS_MIN, LONGEST, SLOT_S, SLOTS_PER_WEEK, Arrays, DemandModel
+from surge.domain.forecast import HORIZONS_MIN, LONGEST, SLOT_S, SLOTS_PER_WEEK, Arrays, CountModel, Quantity
 from surge.domain.pricing import CALM, CellPrice, PricingRules, reprice
 from surge.domain.quantiles import LEVELS, Floats
 from surge.domain.score import ScoreKeeper
@@ -43,7 +43,7 @@ class PriceChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellForecast:
-    """Pickups expected in a cell in the `horizon_min` minutes after `issued_at_ms`."""
+    """Pickups expected in a cell in the `horizon_min` minutes after `issued_at_ms`, or free drivers at their end."""
 
     cell: str
     horizon_min: int
@@ -59,7 +59,8 @@ class ForecastScore:
     """How far the forecasts of a resolution that were made at `issued_at_ms` for `horizon_min` minutes were off.
 
     `absolute_error` sums |median − pickups| over `forecasts` cells, `naive_absolute_error` |pickups before − pickups|,
-    before being the `horizon_min` minutes until `issued_at_ms`.
+    before being the `horizon_min` minutes until `issued_at_ms`. Of supply, it is free drivers at the end and at
+    `issued_at_ms`.
     """
 
     resolution: int
@@ -70,18 +71,38 @@ class ForecastScore:
     issued_at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected in the cells, and how far what was expected before was off."""
+
+    forecasts: tuple[CellForecast, ...] = ()
+    scores: tuple[ForecastScore, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The counts of a slot of five minutes that has ended.
+
+    `pickups` per pricing cell and per roll-up cell, `drivers` that were free at its end per pricing cell.
+    """
+
+    number: int
+    pickups: Mapping[str, int]
+    drivers: Mapping[str, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteClosed:
     """What the end of a minute brought.
 
-    `slot` holds the pickups of a slot of five minutes that ended too, per pricing cell and per roll-up cell.
+    `demand` and `supply` are forecasts and scores to publish.
     """
 
     end_ms: int
     prices: tuple[PriceChange, ...]
-    forecasts: tuple[CellForecast, ...]
-    scores: tuple[ForecastScore, ...]
-    slot: tuple[int, Mapping[str, int]] | None
+    demand: Outlook
+    supply: Outlook
+    slot: Slot | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,22 +120,22 @@ class Expected:
 
 
 class CellForecasts:
-    """The demand model of one resolution, with a column for every cell that was ever asked from."""
+    """The model of demand or supply at one resolution, with a column for every cell that ever had any."""
 
-    def __init__(self, resolution: int) -> None:
+    def __init__(self, resolution: int, quantity: Quantity = Quantity.FLOW) -> None:
         self._resolution = resolution
         self._columns: dict[str, int] = {}
-        self._model = DemandModel()
-        self._scores = ScoreKeeper()
+        self._model = CountModel(quantity=quantity)
+        self._scores = ScoreKeeper(quantity)
 
-    def observe(self, slot: int, pickups: Mapping[str, int]) -> list[ForecastScore]:
-        """Learn the pickups of one slot; return the scores of the forecasts that end with it.
+    def observe(self, slot: int, counted: Mapping[str, int]) -> list[ForecastScore]:
+        """Learn the counts of one slot; return the scores of the forecasts that end with it.
 
-        Of a slot that has no pickups of this resolution, those of its cells' parents are counted.
+        Of a slot that has no counts of this resolution, those of its cells' parents are taken.
         """
-        summed = {cell: count for cell, count in pickups.items() if resolution_of(cell) == self._resolution}
+        summed = {cell: count for cell, count in counted.items() if resolution_of(cell) == self._resolution}
         if not summed:  # it was kept by a version that counted pricing cells alone
-            for cell, count in pickups.items():
+            for cell, count in counted.items():
                 summed[parent(cell, self._resolution)] = summed.get(parent(cell, self._resolution), 0) + count
         unknown = sorted(summed.keys() - self._columns.keys())
         for cell in unknown:
@@ -171,12 +192,12 @@ class CellForecasts:
         )
         return Expected(mean=mean, quantiles=spread, level_only=level, usual=usual)
 
-    def forecast(self, *, least_pickups: float) -> list[CellForecast]:
-        """Forecasts to publish from the end of the last slot on, of the cells with at least so many recent pickups."""
+    def forecast(self, *, least: float) -> list[CellForecast]:
+        """Forecasts to publish from the end of the last slot on, of cells whose recent counts are at least `least`."""
         made = self._model.forecast()
         slot = self._model.next_slot
         assert slot is not None, "a forecast needs a slot before it"
-        columns = np.flatnonzero(self._model.recent_pickups() >= least_pickups)
+        columns = np.flatnonzero(self._model.recent_counts() >= least)
         self._scores.published(slot, columns, made.quantiles[:, _MEDIAN, columns])
         cells = list(self._columns)
         forecasts = []
@@ -206,17 +227,20 @@ class City:
     - `demand/…` and `supply/…`: who was seen in a minute, by cell or by share of the drivers; newest values only, so
       that rows that were written by half before a crash are completed by hearing the facts again.
     - the state: up to when minutes are closed, and all prices: one row, so that a minute is closed wholly or not.
-    - slots: pickups per cell of both resolutions and five minutes, from which the forecast is learnt again.
+    - slots: pickups per cell of both resolutions and five minutes, and free drivers at their end, from which the
+      forecasts are learnt again.
 
     A snapshot holds what the forecast has learnt from all slots until some moment, also from those whose rows are gone.
     """
 
-    def __init__(self, *, rules: PricingRules, least_pickups: float = 3.0) -> None:
+    def __init__(self, *, rules: PricingRules, least_counts: float = 3.0) -> None:
         self._rules = rules
-        self._least_pickups = least_pickups
+        self._least_counts = least_counts
         self._windows = Windows()
         self._prices: dict[str, CellPrice] = {}
-        self._forecasts = {number: CellForecasts(number) for number in (PRICING_RESOLUTION, ROLL_UP_RESOLUTION)}
+        self._demand = {number: CellForecasts(number) for number in (PRICING_RESOLUTION, ROLL_UP_RESOLUTION)}
+        self._supply = CellForecasts(PRICING_RESOLUTION, Quantity.STOCK)
+        self._by_name = {**{str(number): each for number, each in self._demand.items()}, "supply": self._supply}
         self._changed: set[tuple[str, int, str | int]] = set()
         self._rows_of_minute: dict[int, set[str]] = {}
 
@@ -302,20 +326,27 @@ class City:
         self._prices = after
         self._windows.close(end_ms)
         slot = None
+        demand = supply = Outlook()
+        if end_ms % SLOT_MS == 0:
+            began_ms = end_ms - SLOT_MS
+            slot = Slot(
+                number=end_ms // SLOT_MS - 1,
+                pickups=self._windows.rides(began_ms, end_ms) | self._windows.areas(began_ms, end_ms),
+                drivers=dict(sorted(self._windows.free_drivers(end_ms).items())),
+            )
+            demand = self._outlook(slot.number, slot.pickups, self._demand.values())
+            supply = self._outlook(slot.number, slot.drivers, [self._supply])
+        self._windows.forget_before(end_ms + MINUTE_MS - WINDOW_MS)
+        return MinuteClosed(end_ms=end_ms, prices=tuple(changes), demand=demand, supply=supply, slot=slot)
+
+    def _outlook(self, slot: int, counted: Mapping[str, int], models: Iterable[CellForecasts]) -> Outlook:
+        """Learn a slot, and say what is expected after it."""
         made: list[CellForecast] = []
         scores: list[ForecastScore] = []
-        if end_ms % SLOT_MS == 0:
-            number = end_ms // SLOT_MS - 1
-            began_ms = end_ms - SLOT_MS
-            pickups = self._windows.rides(began_ms, end_ms) | self._windows.areas(began_ms, end_ms)
-            slot = (number, pickups)
-            for forecasts in self._forecasts.values():
-                scores.extend(forecasts.observe(number, pickups))
-                made.extend(forecasts.forecast(least_pickups=self._least_pickups))
-        self._windows.forget_before(end_ms + MINUTE_MS - WINDOW_MS)
-        return MinuteClosed(
-            end_ms=end_ms, prices=tuple(changes), forecasts=tuple(made), scores=tuple(scores), slot=slot
-        )
+        for model in models:
+            scores.extend(model.observe(slot, counted))
+            made.extend(model.forecast(least=self._least_counts))
+        return Outlook(tuple(made), tuple(scores))
 
     # ------------------------------------------------------------------------------------------------ rows
 
@@ -367,11 +398,11 @@ class City:
         Arrays are not copied: they change with the next slot.
         """
         found: Arrays = {}
-        for resolution, forecasts in self._forecasts.items():
+        for kind, forecasts in self._by_name.items():
             learnt = forecasts.snapshot()
             if learnt is None:
                 return None
-            found |= {f"{resolution}/{name}": array for name, array in learnt.items()}
+            found |= {f"{kind}/{name}": array for name, array in learnt.items()}
         return found
 
     def restore(
@@ -380,6 +411,7 @@ class City:
         state: Row | None,
         windows: Mapping[str, Row],
         slots: Mapping[int, Mapping[str, int]],
+        drivers: Mapping[int, Mapping[str, int]],
         snapshot: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         """Become the city that these rows were taken from.
@@ -387,7 +419,8 @@ class City:
         Args:
             state: The state.
             windows: The rows of the windows.
-            slots: The slots that are kept; those that the snapshot has learnt are not needed.
+            slots: Pickups in the slots that are kept; those that the snapshot has learnt are not needed.
+            drivers: Free drivers at their ends; a version that did not forecast supply kept none.
             snapshot: Taken from a city with this history, when no more minutes were closed than in `state`.
         """
         if state is not None:
@@ -409,21 +442,24 @@ class City:
                 minute.sightings.update({driver: (at, busy, cell) for driver, (at, busy, cell) in row.items()})
             self._rows_of_minute.setdefault(start_ms, set()).add(key)
         closed_until_ms = self._windows.closed_until_ms
-        learnt_until = -1
+        learnt_until = dict.fromkeys(self._by_name, -1)
         if snapshot is not None:
-            for resolution, forecasts in self._forecasts.items():
-                own = _under(f"{resolution}/", snapshot)
+            for kind, forecasts in self._by_name.items():
+                own = _under(f"{kind}/", snapshot)
+                if not own:
+                    continue  # it was taken by a version that did not forecast supply
                 forecasts.restore(own)
-                learnt_until = int(own["next_slot"])
+                learnt_until[kind] = int(own["next_slot"])
         if closed_until_ms is None:
             return
         next_slot = closed_until_ms // SLOT_MS
-        # A slot may have been written and its minute not: it is counted again when the minute is closed again.
-        for number in sorted(number for number in slots if learnt_until <= number < next_slot):
-            for forecasts in self._forecasts.values():
-                forecasts.observe(number, slots[number])
+        for kind, forecasts in self._by_name.items():
+            kept = drivers if forecasts is self._supply else slots
+            # A slot may have been written and its minute not: it is counted again when the minute is closed again.
+            for number in sorted(number for number in kept if learnt_until[kind] <= number < next_slot):
+                forecasts.observe(number, kept[number])
                 if number >= next_slot - 1 - LONGEST:
-                    forecasts.forecast(least_pickups=self._least_pickups)  # it may still wait for its score
+                    forecasts.forecast(least=self._least_counts)  # it may still wait for its score
 
 
 def _under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:

@@ -1,4 +1,7 @@
-"""Demand in the next 5, 15 and 30 minutes per cell, learnt online from pickups counted in slots of five minutes.
+"""Demand or supply in the next 5, 15 and 30 minutes per cell, learnt online from counts in slots of five minutes.
+
+Demand is what comes in the minutes ahead, pickups in sum; supply is what is there when they are over, free drivers. The
+model is the same (`Quantity` is the difference), and what is said of pickups here holds for drivers.
 
 The model knows three things of a cell: how many pickups this time of the week and this kind of day usually bring
 (`Profile`), how far the last minutes and hours lie from that, over several half-lives, for the cell, its neighbours and
@@ -13,6 +16,7 @@ it was given, so the owner of the counts can rebuild it.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -38,9 +42,25 @@ MODEL: Final = "week-profile-blend-2"
 Arrays = dict[str, NDArray[Any]]  # Any: of numbers and of cells
 
 
+class Quantity(Enum):
+    """What the counts of a slot are, and so what a forecast for some slots is about."""
+
+    FLOW = "what came in the slot: the forecast is the sum over the slots"
+    STOCK = "what was there at the slot's end: the forecast is what is there at the end of the last one"
+
+    def over(self, per_slot: Floats, length: int) -> Floats:
+        """What a forecast for `length` slots is about, given each slot's share, shape (slots ≥ `length`, cells)."""
+        result: Floats = per_slot[:length].sum(axis=0) if self is Quantity.FLOW else per_slot[length - 1]
+        return result
+
+    def slots_before(self, length: int) -> int:
+        """How many slots before a forecast for `length` slots the naive one is taken from."""
+        return length if self is Quantity.FLOW else 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Pickups expected in the `HORIZONS_MIN` minutes from a moment on, per horizon and cell.
+    """Pickups expected in the `HORIZONS_MIN` minutes from a moment on, or drivers at their end, per horizon and cell.
 
     `mean` has shape (horizons, cells), `quantiles` (horizons, levels, cells).
     """
@@ -301,21 +321,25 @@ class Blend(Numbers):
             self.weights = np.linalg.solve(self._gram, self._moment).astype(np.float64)
 
 
-class DemandModel:
+class CountModel:
     """Online forecasts for a growing set of cells: `forecast`, then `observe` the slot that followed, and so on.
 
     `next_slot` is the slot (five-minute intervals since the epoch) that the next `observe` is about, None before the
     first.
     """
 
-    def __init__(self, cells: Sequence[str] = ()) -> None:
+    def __init__(self, cells: Sequence[str] = (), *, quantity: Quantity = Quantity.FLOW) -> None:
+        self._quantity: Final = quantity
         self.cells = 0
         self.next_slot: int | None = None
         self._profile = Profile(0)
         self._levels = Levels(0)
         self._neighbours = Neighbours()
         start = np.zeros(3 * len(Levels.HALF_LIVES_SLOTS) + Levels.RING_HALF_LIVES + 3)
-        start[1], start[2] = 0.7, 0.3  # the hour and the three hours behind, before anything is learnt
+        if quantity is Quantity.FLOW:
+            start[1], start[2] = 0.7, 0.3  # the hour and the three hours behind, before anything is learnt
+        else:
+            start = np.append(start, 1.0)  # what is there now
         self._blends = [Blend(start) for _ in HORIZON_SLOTS]
         self._views: list[deque[tuple[int, Floats, Floats]]] = [deque(maxlen=slots) for slots in HORIZON_SLOTS]
         self._recent: deque[tuple[int, Floats]] = deque(maxlen=LONGEST)
@@ -390,11 +414,14 @@ class DemandModel:
         )
         city, cells, rates = self._levels.city(), self._levels.cells(), self._levels.rates()
         rings = self._levels.rings(self._neighbours)
+        now = []
+        if self._quantity is Quantity.STOCK:
+            now.append(padded(self._recent[-1][1] if self._recent else np.zeros(0), self.cells))
         means = np.empty((len(HORIZON_SLOTS), self.cells))
         for index, (length, blend) in enumerate(zip(HORIZON_SLOTS, self._blends, strict=True)):
-            base = usual[:length].sum(axis=0)
-            days = [by_kind[:length].sum(axis=0), by_day[:length].sum(axis=0)]
-            views = np.vstack([base * cells, base * city, rates * length, base * rings, base, *days])
+            base, *days = (self._quantity.over(per_slot, length) for per_slot in (usual, by_kind, by_day))
+            average = rates * length if self._quantity is Quantity.FLOW else rates
+            views = np.vstack([base * cells, base * city, average, base * rings, base, *days, *now])
             means[index] = blend.predict(views)
             past = self._views[index]
             if not past or past[-1][0] != slot:  # asked twice: what is learnt later does not change
@@ -407,8 +434,8 @@ class DemandModel:
         spread = [quantiles(row, blend.dispersion) for row, blend in zip(mean, self._blends, strict=True)]
         return Forecast(mean=mean, quantiles=np.stack(spread))
 
-    def recent_pickups(self) -> Floats:
-        """Pickups per cell so far; each counts half as much a day later."""
+    def recent_counts(self) -> Floats:
+        """Pickups per cell so far, or drivers at all slots' ends; each counts half as much a day later."""
         return self._levels.recent()
 
     def level_only(self) -> Floats:
@@ -416,7 +443,7 @@ class DemandModel:
         assert self.next_slot is not None, "start_at comes first"
         usual = self._profile.by_week(np.arange(self.next_slot, self.next_slot + LONGEST))
         level = self._levels.cells()[1]
-        return np.stack([usual[:length].sum(axis=0) * level for length in HORIZON_SLOTS])
+        return np.stack([self._quantity.over(usual, length) * level for length in HORIZON_SLOTS])
 
     def observe(self, counts: Floats) -> None:
         """Learn what the next slot brought, shape (cells,), and move on to the one after."""
@@ -432,10 +459,13 @@ class DemandModel:
             if past and past[0][0] == slot - length + 1 and len(self._recent) >= length:
                 _, views, predicted = past.popleft()
                 known = views.shape[1]
-                came = np.zeros(known)
-                for _, recent in list(self._recent)[-length:]:
-                    came += recent[:known] if len(recent) >= known else np.pad(recent, (0, known - len(recent)))
-                blend.learn(views, predicted, came)
+                came = np.stack([padded(recent, known) for _, recent in list(self._recent)[-length:]])
+                blend.learn(views, predicted, self._quantity.over(came, length))
         self._levels.observe(counts, usual)
         self._profile.observe(slot, counts)
         self.next_slot = slot + 1
+
+
+def padded(counts: Floats, cells: int) -> Floats:
+    """The counts of the first `cells` cells; those that were not known yet had none."""
+    return counts[:cells] if len(counts) >= cells else np.pad(counts, (0, cells - len(counts)))

@@ -1,14 +1,17 @@
-"""How far published forecasts were off, beside the naive forecast: as many pickups as in the same time before."""
+"""How far published forecasts were off, beside the naive forecast.
+
+That is as many pickups as in the same time before, or as many drivers as are there at the beginning.
+"""
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from surge.domain.forecast import HORIZON_SLOTS, LONGEST, Arrays
+from surge.domain.forecast import HORIZON_SLOTS, LONGEST, Arrays, Quantity, padded
 from surge.domain.quantiles import Floats
 
 
@@ -16,7 +19,7 @@ from surge.domain.quantiles import Floats
 class Score:
     """Errors of the forecasts of one horizon (index into `HORIZON_SLOTS`) made at the start of slot `slot`.
 
-    `absolute_error` sums |median − pickups| over `forecasts` cells, `naive_absolute_error` the same of the naive
+    `absolute_error` sums |median − count| over `forecasts` cells, `naive_absolute_error` the same of the naive
     forecast.
     """
 
@@ -33,7 +36,8 @@ class ScoreKeeper:
     Arrays have one column per cell; columns are only ever appended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quantity: Quantity = Quantity.FLOW) -> None:
+        self._quantity: Final = quantity
         self._counts: deque[Floats] = deque(maxlen=2 * LONGEST)
         self._waiting: Final = [deque[tuple[int, NDArray[np.intp], Floats]](maxlen=slots) for slots in HORIZON_SLOTS]
 
@@ -60,27 +64,22 @@ class ScoreKeeper:
             if not waiting or waiting[0][0] != issued:
                 continue
             _, columns, medians = waiting.popleft()
-            if len(self._counts) < 2 * length or not len(columns):
+            slots_before = self._quantity.slots_before(length)
+            if len(self._counts) < slots_before + length or not len(columns):
                 continue
-            known = list(self._counts)
-            came, before = (self._sum(part)[columns] for part in (known[-length:], known[-2 * length : -length]))
+            known = np.stack([padded(each, len(counts))[columns] for each in self._counts])
+            came = self._quantity.over(known[-length:], length)
+            naive = self._quantity.over(known[-length - slots_before : -length], slots_before)
             scores.append(
                 Score(
                     horizon=horizon,
                     slot=issued,
                     forecasts=len(columns),
                     absolute_error=float(np.abs(came - medians).sum()),
-                    naive_absolute_error=float(np.abs(came - before).sum()),
+                    naive_absolute_error=float(np.abs(came - naive).sum()),
                 )
             )
         return scores
-
-    def _sum(self, part: Iterable[Floats]) -> Floats:
-        """Pickups per cell of some slots; a cell that was not known yet had none."""
-        total: Floats = np.zeros(len(self._counts[-1]))
-        for counts in part:
-            total[: len(counts)] += counts
-        return total
 
     def snapshot(self) -> Arrays:
         """All that is waited for, by name; arrays are not copied."""

@@ -2,7 +2,13 @@
 
 from hailbus import Service
 from ride_events import CATALOGUE
-from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
+from ride_events.pricing import (
+    DemandForecastPublished,
+    DemandForecastScored,
+    SupplyForecastPublished,
+    SupplyForecastScored,
+    SurgeUpdated,
+)
 
 from surge.adapters.streams.records import SOURCE
 
@@ -10,5 +16,7 @@ from surge.adapters.streams.records import SOURCE
 def create_service() -> Service:
     """Return the worker's declaration, for `hailbus docs`."""
     service = Service("surge", source=SOURCE, catalogue=CATALOGUE)
-    service.publishes(SurgeUpdated | DemandForecastPublished | DemandForecastScored)
+    service.publishes(
+        SurgeUpdated | DemandForecastPublished | DemandForecastScored | SupplyForecastPublished | SupplyForecastScored
+    )
     return service

@@ -1,5 +1,6 @@
 """Records as the SDK reads them, facts as the city counts them, and the city's answers as events."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from uuid import UUID, uuid5
 
@@ -12,11 +13,17 @@ from ride_events.drivers import (
     DriverWentOffline,
     DriverWentOnline,
 )
-from ride_events.pricing import DemandForecastPublished, DemandForecastScored, SurgeUpdated
+from ride_events.pricing import (
+    DemandForecastPublished,
+    DemandForecastScored,
+    SupplyForecastPublished,
+    SupplyForecastScored,
+    SurgeUpdated,
+)
 from ride_events.quotes import QuoteOffered
 from ride_events.rides import RideRequested
 
-from surge.app.city import CellForecast, ForecastScore, PriceChange
+from surge.app.city import CellForecast, ForecastScore, Outlook, PriceChange
 from surge.domain.cells import ROLL_UP_RESOLUTION, pricing_cell
 from surge.domain.forecast import MODEL
 from surge.domain.windows import MINUTE_MS, Fact, Quoted, Requested, Seen
@@ -72,9 +79,19 @@ def price_event(change: PriceChange) -> Encoded:
     return _encoded(event, f"{change.cell}/{change.version}", change.window_end_ms)
 
 
-def forecast_event(forecast: CellForecast) -> Encoded:
-    """`demand.forecast_published`: the id is that of cell, horizon and issue time."""
-    event = DemandForecastPublished(
+def forecast_events(demand: Outlook, supply: Outlook) -> Iterator[Encoded]:
+    """The events of `forecasts.v1`, in the order in which they are published."""
+    for outlook, published, scored in (
+        (demand, DemandForecastPublished, DemandForecastScored),
+        (supply, SupplyForecastPublished, SupplyForecastScored),
+    ):
+        yield from (_forecast_event(published, forecast) for forecast in outlook.forecasts)
+        yield from (_score_event(scored, score) for score in outlook.scores)
+
+
+def _forecast_event(kind: type[DemandForecastPublished | SupplyForecastPublished], forecast: CellForecast) -> Encoded:
+    """The id is that of cell, horizon and issue time."""
+    event = kind(
         cell=forecast.cell,
         horizon_min=forecast.horizon_min,
         p10=forecast.p10,
@@ -87,9 +104,9 @@ def forecast_event(forecast: CellForecast) -> Encoded:
     return _encoded(event, f"{forecast.cell}/{forecast.horizon_min}/{forecast.issued_at_ms}", forecast.issued_at_ms)
 
 
-def score_event(score: ForecastScore) -> Encoded:
-    """`demand.forecast_scored`: the id is that of resolution, horizon and issue time; its time is the end."""
-    event = DemandForecastScored(
+def _score_event(kind: type[DemandForecastScored | SupplyForecastScored], score: ForecastScore) -> Encoded:
+    """The id is that of resolution, horizon and issue time; its time is the end."""
+    event = kind(
         model=MODEL,
         resolution=score.resolution,
         horizon_min=score.horizon_min,

@@ -41,14 +41,13 @@ from ride_events.rides import RIDES
 from surge.adapters.snapshots import Snapshots
 from surge.adapters.streams.records import (
     fact_of,
-    forecast_event,
+    forecast_events,
     milliseconds,
     moment_of,
     price_event,
-    score_event,
 )
 from surge.adapters.streams.skipped import SkippedRecords
-from surge.app.city import KEPT_SLOTS, SLOT_MS, CellForecast, City, ForecastScore, PriceChange
+from surge.app.city import KEPT_SLOTS, SLOT_MS, City, MinuteClosed
 from surge.app.decided import Decided
 from surge.app.errors import WorkerError
 from surge.config import Settings
@@ -236,7 +235,7 @@ class SurgeWorker:
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._monotonic_ms = monotonic_ms
         self._wall_ms = wall_ms
-        self._city = City(rules=PricingRules(), least_pickups=settings.forecast_least_pickups)
+        self._city = City(rules=PricingRules(), least_counts=settings.forecast_least_pickups)
         self._watermark = Watermark(idle_after_ms=settings.idle_after_ms)
         self._intake = Intake(most=INTAKE_MAX)
         self._sent: list[Awaitable[Any]] = []
@@ -244,7 +243,7 @@ class SurgeWorker:
         self._finishing = False
         self._finished = asyncio.Event()
         self._last_seen: dict[str, int] = {}
-        self._slots_kept: deque[str] = deque()
+        self._slots_kept: deque[int] = deque()
         self.app = self._create_app()
         self._windows, self._state, self._slots = (self._table(name) for name in TABLES)
         for topic in SOURCES:
@@ -375,9 +374,9 @@ class SurgeWorker:
 
     def _load(self) -> None:
         began = time.monotonic()
-        slots = {int(number): row for number, row in self._slots.items()}
-        self._slots_kept.extend(str(number) for number in sorted(slots))
-        snapshot_slot = self._restore_city(slots)
+        slots, drivers = by_slot(self._slots)
+        self._slots_kept.extend(sorted(slots))
+        snapshot_slot = self._restore_city(slots, drivers)
         newest = self._state.get("newest") or {}
         self._last_seen = dict(newest)
         self._watermark.restore(newest, floor_ms=self._city.closed_until_ms)
@@ -390,7 +389,9 @@ class SurgeWorker:
             seconds=round(time.monotonic() - began, 3),
         )
 
-    def _restore_city(self, slots: Mapping[int, Mapping[str, int]]) -> int | None:
+    def _restore_city(
+        self, slots: Mapping[int, Mapping[str, int]], drivers: Mapping[int, Mapping[str, int]]
+    ) -> int | None:
         """Rebuild the city; return the first slot that its snapshot has not learnt, or None without a snapshot."""
         state = self._state.get("state")
         self._history = (state or {}).get("history") or uuid4().hex
@@ -402,7 +403,8 @@ class SurgeWorker:
                 since_slot=min(slots) if len(slots) >= KEPT_SLOTS else None,
             )
         snapshot_slot, snapshot = found or (None, None)
-        self._city.restore(state=state, windows=dict(self._windows.items()), slots=slots, snapshot=snapshot)
+        windows = dict(self._windows.items())
+        self._city.restore(state=state, windows=windows, slots=slots, drivers=drivers, snapshot=snapshot)
         return snapshot_slot
 
     async def _find_offsets(self) -> None:
@@ -467,35 +469,33 @@ class SurgeWorker:
         watermark_ms = self._watermark.current(now_ms=now_ms, behind=behind)
         if watermark_ms is None:
             return False
-        closed = 0
-        prices: list[PriceChange] = []
-        forecasts: list[CellForecast] = []
-        scores: list[ForecastScore] = []
+        closed: list[MinuteClosed] = []
+        events = 0
         may_be_more, ends_day = True, False
         while may_be_more and (end_ms := self._city.next_end(watermark_ms)) is not None:
             minute = self._city.close_minute(end_ms)
-            closed += 1
-            prices.extend(minute.prices)
-            forecasts.extend(minute.forecasts)
-            scores.extend(minute.scores)
-            may_be_more = closed < MINUTES_AT_ONCE and len(prices) + len(forecasts) < EVENTS_AT_ONCE
-            if minute.slot is not None:
-                number, pickups = minute.slot
-                self._slots[str(number)] = dict(pickups)
-                self._slots_kept.append(str(number))
-                ends_day = ends_day or (number + 1) % SLOTS_PER_DAY == 0
+            closed.append(minute)
+            events += len(minute.prices) + len(minute.demand.forecasts) + len(minute.supply.forecasts)
+            may_be_more = len(closed) < MINUTES_AT_ONCE and events < EVENTS_AT_ONCE
+            if (slot := minute.slot) is not None:
+                self._slots[str(slot.number)] = dict(slot.pickups)
+                self._slots[_drivers_key(slot.number)] = dict(slot.drivers)
+                self._slots_kept.append(slot.number)
+                ends_day = ends_day or (slot.number + 1) % SLOTS_PER_DAY == 0
         if not closed:
             return False
         # Slots first: a slot whose minute is not closed is counted again, a minute whose slot is missing is lost.
         await self._written()
-        decided = Decided(tuple(prices), tuple(forecasts), tuple(scores))
+        decided = Decided.at_end_of(closed)
         self._state["state"] = self._city.state_row() | {"decided": decided.row(), "history": self._history}
         await self._written()
         await self._publish_decided(decided)
         for key in self._city.obsolete_rows():
             self._windows.pop(key, None)
         while len(self._slots_kept) > KEPT_SLOTS:
-            self._slots.pop(self._slots_kept.popleft(), None)
+            gone = self._slots_kept.popleft()
+            self._slots.pop(str(gone), None)
+            self._slots.pop(_drivers_key(gone), None)
         if ends_day:
             await self._keep_snapshot()
         return not may_be_more
@@ -518,10 +518,8 @@ class SurgeWorker:
         """Publish what the state says was decided, and wait until the log has it."""
         for change in decided.prices:
             await self._publish(SURGE.name, *price_event(change))
-        for forecast in decided.forecasts:
-            await self._publish(FORECASTS.name, *forecast_event(forecast))
-        for score in decided.scores:
-            await self._publish(FORECASTS.name, *score_event(score))
+        for event in forecast_events(decided.demand, decided.supply):
+            await self._publish(FORECASTS.name, *event)
         await self._written()
 
     def _behind(self) -> list[str]:
@@ -581,6 +579,23 @@ class SurgeWorker:
                 f"the broker did not acknowledge {len(waiting)} writes within {WRITE_TIMEOUT_S:.0f} s; "
                 "nothing is lost: start the worker again when the broker is well"
             ) from error
+
+
+def _drivers_key(slot: int) -> str:
+    """Key of the row with the drivers that were free at a slot's end; its pickups are under the number alone."""
+    return f"{slot}/drivers"
+
+
+def by_slot(
+    table: Mapping[str, Mapping[str, int]],
+) -> tuple[dict[int, Mapping[str, int]], dict[int, Mapping[str, int]]]:
+    """Pickups, and free drivers, by slot."""
+    pickups: dict[int, Mapping[str, int]] = {}
+    drivers: dict[int, Mapping[str, int]] = {}
+    for key, row in table.items():
+        number, _, kind = key.partition("/")
+        (drivers if kind else pickups)[int(number)] = row
+    return pickups, drivers
 
 
 def _text(at_ms: int | None) -> str | None:
