@@ -57,6 +57,7 @@ OWNERS = {
     "quote": "booking",
     "recommendation": "recommender",
     "ride": "booking",
+    "supply": "surge",
     "surge": "surge",
 }
 
