@@ -930,7 +930,10 @@ async def test_the_forecast_card_shows_band_naive_line_and_errors(width: int, he
         sums = {"absolute_error": 1, "naive_absolute_error": 4}
         await tell.say(SupplyForecastScored(horizon_min=15, resolution=8, **sums, **score), ended)
         await expect_of(HOT, 30, 7.0)
-        await shows(tab, "#supply-expected", "free drivers then: 4, 1 to 9 likely; MAE 0.5 against naive 2.0")
+        await shows(tab, "#supply-expected", "drivers free then: 4 (1 to 9)")
+        await expect(tab.locator("#supply-expected")).to_have_attribute(
+            "title", re.compile("^MAE 0.5 against naive 2.0")
+        )
         await expect(tab.locator("#forecast-chart")).to_have_attribute(
             "aria-label",
             "Midtown Center, from 18:30:00 for 15 minutes: 7 requests expected, 3.5 to 14 likely, naive 6",

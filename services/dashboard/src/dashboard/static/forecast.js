@@ -31,8 +31,8 @@ export function showForecast(state) {
 function showSupply({ expected, mae, scored }) {
   if (!expected) return;
   const [p10, p50, p90] = expected;
-  put("supply-expected", `free drivers then: ${p50}, ${p10} to ${p90} likely` + (mae ? `; MAE ${mae[0].toFixed(1)} against naive ${mae[1].toFixed(1)}` : ""));
-  $("supply-expected").title = mae ? `mean absolute error of ${count(scored)} forecasts of all cells in the last day, as surge scored them, against "as many as are free now"` : "no forecast is over yet";
+  put("supply-expected", `drivers free then: ${p50} (${p10} to ${p90})`);
+  $("supply-expected").title = mae ? `MAE ${mae[0].toFixed(1)} against naive ${mae[1].toFixed(1)}: mean absolute error of ${count(scored)} forecasts of all cells in the last day, as surge scored them, against "as many as are free now"` : "no forecast is over yet";
 }
 
 function draw({ points }) {
