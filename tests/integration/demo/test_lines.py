@@ -60,6 +60,7 @@ SAID = {
     "recommender-journeys": "15 completed rides were learned once each",
     "journal-log": "503 lines, one per event, with the bytes of the log",
     "surge-pickups": "24 requested rides were counted in 9 slots",
+    "surge-drivers": "15 free drivers were counted at the ends of 9 slots",
     "surge-prices": "6 cells have the price that surge holds, 0 of them above 1.0",
     "surge-demand": "54 updates state the demand that rides.v1 and quotes.v1 hold",
     "surge-repriced": "54 updates follow from the rides, quotes and drivers in the log",
