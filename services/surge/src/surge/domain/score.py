@@ -67,9 +67,10 @@ class ScoreKeeper:
             slots_before = self._quantity.slots_before(length)
             if len(self._counts) < slots_before + length or not len(columns):
                 continue
-            known = np.stack([padded(each, len(counts))[columns] for each in self._counts])
-            came = self._quantity.over(known[-length:], length)
-            naive = self._quantity.over(known[-length - slots_before : -length], slots_before)
+            needed = list(self._counts)[-slots_before - length :]
+            known = np.stack([padded(each, len(counts))[columns] for each in needed])
+            came = self._quantity.over(known[slots_before:], length)
+            naive = self._quantity.over(known[:slots_before], slots_before)
             scores.append(
                 Score(
                     horizon=horizon,
