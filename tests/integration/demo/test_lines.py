@@ -9,7 +9,7 @@ import pytest
 from hailbus_demo.ledger.accounts import ProviderAccount, RecommenderAccount
 from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.ledger.lines.log import RETENTION_MS
-from hailbus_demo.ledger.log import Step, milliseconds
+from hailbus_demo.ledger.log import LogAccount, Step, milliseconds
 
 from tests.integration.demo.accounts import (
     accounts_of,
@@ -322,6 +322,28 @@ async def test_during_the_run_the_provider_may_be_one_movement_ahead_while_payme
     run.take_out(run.find("payment.authorised", ride_id=ride_id))
     two = replace(await accounts_of(run), so_far=True, payment=replace(payment, payments=asking))
     assert line(two, "money-provider-log").verdict == "disagrees"
+
+
+async def test_during_the_run_a_declined_amount_is_owed_by_the_log_while_payment_asks_again(run: RecordedRun) -> None:
+    accounts = await accounts_of(run)
+    payment = payment_of(accounts)
+    log = accounts.log
+    assert isinstance(log, LogAccount)
+    ride_id, kept = next(iter(payment.payments.items()))
+    declined = {"stage": "capture", "amount": {"amount_minor": 800}, "owed": {"amount_minor": 800}}
+    steps = log.reader.payments[ride_id]
+    steps.append(steps[-1]._replace(type="payment.failed", seq=kept.seq + 1, data=declined))
+    kept = kept._replace(seq=kept.seq + 1, owed=800)
+    for so_far, changes, verdict in (
+        (False, {}, "agrees"),
+        (True, {"owed": 0, "step": "capture"}, "agrees"),
+        (True, {"owed": 0}, "disagrees"),
+        (False, {"owed": 0, "step": "capture"}, "disagrees"),
+        (True, {"owed": 0, "step": "capture", "seq": kept.seq + 1}, "disagrees"),
+    ):
+        payments = {**payment.payments, ride_id: kept._replace(**changes)}
+        changed = replace(accounts, so_far=so_far, payment=replace(payment, payments=payments))
+        assert line(changed, "money-payment-log").verdict == verdict
 
 
 async def test_an_authorisation_that_the_provider_lost_holds_nothing(run: RecordedRun) -> None:
