@@ -296,6 +296,7 @@ def service_specs(
         env={
             "SURGE_BOOTSTRAP_SERVERS": bootstrap,
             "SURGE_DATABASE_URL": data_dir.database_url("surge"),
+            "SURGE_HOLIDAYS": "US-NY",
             "SURGE_STATE_DIR": str((data_dir.root / "surge").absolute()),
             "SURGE_CLOCK": event_time,
         },

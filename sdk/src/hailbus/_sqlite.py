@@ -1,8 +1,11 @@
-"""SQLite in a thread, one crossing per statement.
+"""SQLite in a thread, one crossing per statement, and one writer after the other.
 
 aiosqlite runs each step of a statement (make a cursor, execute, fetch, close) in the connection's thread and comes back
 to the event loop between them. Each crossing wakes two threads that share one interpreter lock; with small statements,
 four of them cost more than SQLite. Here a statement and its first rows are one step.
+
+A writer that finds SQLite's lock taken sleeps, for up to a tenth of a second, and looks again. Of several tasks that
+write all the time most sleep while the lock is free. Here the tasks of a process take turns before they ask for it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from hailbus._extras import extra
 with extra("sql"):
     import aiosqlite
 
-__all__ = ["SqliteConnection", "SqliteCursor"]
+__all__ = ["BEGIN_TO_WRITE", "SqliteConnection", "SqliteCursor", "WriteTurns"]
+
+BEGIN_TO_WRITE = "BEGIN IMMEDIATE"
+"""Begins a transaction that holds the write lock from its beginning on."""
 
 FIRST_ROWS = 1_000
 """Rows that come with the statement itself; a larger result is fetched on, as far as its reader goes."""
@@ -76,10 +82,42 @@ def _settle(future: asyncio.Future[Any], setter: Callable[[asyncio.Future[Any], 
         setter(future, value)
 
 
-class SqliteConnection(aiosqlite.Connection):
-    """As aiosqlite's, for SQLAlchemy's adapter: with cursors that cross once."""
+class WriteTurns:
+    """Which connection of an engine writes next: they do in the order in which they ask.
 
-    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+    Connections of other engines, threads and processes wait for each other as SQLite has them do.
+
+    Args:
+        wait_s: How long a connection waits for its turn, in seconds. Then it leaves it to SQLite who writes.
+    """
+
+    def __init__(self, *, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+
+    async def take(self) -> Callable[[], None]:
+        """Wait for a turn; return what ends it, from any thread."""
+        loop = asyncio.get_running_loop()
+        lock = self._locks.setdefault(loop, asyncio.Lock())
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await lock.acquire()
+        except TimeoutError:
+            return _nothing
+
+        def end() -> None:
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits
+                loop.call_soon_threadsafe(lock.release)
+
+        return end
+
+
+class SqliteConnection(aiosqlite.Connection):
+    """As aiosqlite's, for SQLAlchemy's adapter: with cursors that cross once, and with turns to write."""
+
+    def __init__(self, connector: Callable[[], sqlite3.Connection], *, turns: WriteTurns) -> None:
+        self._turns = turns
+        self._end_of_turn: Callable[[], None] = _nothing
         self._opened: sqlite3.Connection | None = None
         self._connect_raw = connector
         super().__init__(self._connect_in_thread, iter_chunk_size=64)
@@ -105,6 +143,7 @@ class SqliteConnection(aiosqlite.Connection):
         """Stop the thread behind its last step, without an answer: the event loop may be closed by then."""
         self._running = False
         self._tx.put_nowait((None, self._close_and_stop))
+        self.end_turn()
 
     def _connect_in_thread(self) -> sqlite3.Connection:
         self._opened = self._connect_raw()  # kept: the caller may be cancelled before it gets the connection
@@ -120,6 +159,37 @@ class SqliteConnection(aiosqlite.Connection):
         """Run a step in the connection's thread, behind what was given to it before."""
         found: T = await self._execute(step, *arguments)  # aiosqlite's own, untyped
         return found
+
+    async def take_turn(self) -> None:
+        """Wait until this connection may begin to write."""
+        self.end_turn()
+        self._end_of_turn = await self._turns.take()
+
+    def end_turn(self) -> None:
+        """Let the next connection write. It may be this one's turn or not."""
+        end, self._end_of_turn = self._end_of_turn, _nothing
+        end()
+
+    async def commit(self) -> None:
+        """End the transaction, and the turn."""
+        try:
+            await super().commit()
+        finally:
+            self.end_turn()
+
+    async def rollback(self) -> None:
+        """Undo the transaction, and end the turn."""
+        try:
+            await super().rollback()
+        finally:
+            self.end_turn()
+
+    async def close(self) -> None:
+        """Close the connection; its turn ends."""
+        try:
+            await super().close()
+        finally:
+            self.end_turn()
 
     def cursor(self) -> SqliteCursor:  # type: ignore[override]  # the adapter enters it, and needs no more of it
         """A cursor, made without asking the thread."""
@@ -149,6 +219,8 @@ class SqliteCursor:
 
     async def execute(self, sql: str, parameters: Iterable[Any] = ()) -> Self:
         """Run a statement and fetch its first rows."""
+        if sql == BEGIN_TO_WRITE:
+            await self._connection.take_turn()
         await self._connection.in_thread(self._run, sql, parameters)
         return self
 

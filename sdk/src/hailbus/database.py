@@ -17,7 +17,7 @@ with extra("sql"):
     from sqlalchemy.exc import ArgumentError
     from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from hailbus._sqlite import SqliteConnection
+from hailbus._sqlite import BEGIN_TO_WRITE, SqliteConnection, WriteTurns
 from hailbus.errors import ConfigurationError
 
 __all__ = ["CREATE_TABLES", "READ_ONLY", "create_engine", "ensure_tables", "metadata", "table_metadata"]
@@ -46,7 +46,7 @@ def create_engine(
 
     SQLite gets WAL (readers never wait for the writer), a busy timeout, and transactions that take the write lock at
     their beginning: a transaction that reads first and writes later would otherwise fail at once with "database is
-    locked", whatever the timeout. Missing parent directories are made.
+    locked", whatever the timeout. The writers of an engine take turns. Missing parent directories are made.
 
     Args:
         url: `sqlite:///path`, `sqlite+aiosqlite:///path`, `postgresql://…` or `postgresql+asyncpg://…`. On PostgreSQL
@@ -81,8 +81,10 @@ def create_engine(
     )  # Any: as sqlite3.connect has them
     arguments, more = connect_args
 
+    turns = WriteTurns(wait_s=busy_timeout_ms / 1000)
+
     def connect() -> SqliteConnection:
-        return SqliteConnection(lambda: sqlite3.connect(*arguments, **more))
+        return SqliteConnection(lambda: sqlite3.connect(*arguments, **more), turns=turns)
 
     # SQLAlchemy awaits what it gets, and a connection is its own awaitable.
     engine = create_async_engine(parsed, async_creator=connect, **options)
@@ -132,7 +134,7 @@ def set_up_sqlite(engine: Engine, *, busy_timeout_ms: int, synchronous: str) -> 
     @event.listens_for(engine, "begin")
     def _on_begin(connection: Any) -> None:  # Any: a sync Connection
         read_only = connection.get_execution_options().get("hailbus_read_only", False)
-        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+        connection.exec_driver_sql("BEGIN" if read_only else BEGIN_TO_WRITE)
 
 
 # ------------------------------------------------------------------------------------------------ tables

@@ -16,6 +16,7 @@ from surge.adapters.streams.records import forecast_events, price_event
 from surge.adapters.streams.worker import SurgeWorker, by_slot
 from surge.app.city import City
 from surge.app.decided import Decided
+from surge.domain.forecast import UTC_CALENDAR
 from surge.domain.windows import MINUTE_MS, Fact
 
 from tests.property.surge.test_city import RULES, START_MS, facts
@@ -47,6 +48,7 @@ class Worker(SurgeWorker):
         self._settings: Any = SimpleNamespace(clock="event", state_dir=log.folder)
         self._windows, self._state, self._slots = (log.table(name) for name in ("windows", "state", "slots"))
         self._slots_kept = deque()
+        self._calendar = UTC_CALENDAR
         self._city = City(rules=RULES, least_counts=0.0)
         self._restore_city(*by_slot(self._slots))
         self.watermark_ms = 0

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
-from hailbus._sqlite import SqliteConnection
+from hailbus._sqlite import SqliteConnection, WriteTurns
 from hailbus.testing.virtual import run_virtual
 
 
@@ -25,7 +25,7 @@ class Gate:
 
 
 async def connected() -> SqliteConnection:
-    connection = SqliteConnection(lambda: sqlite3.connect(":memory:"))
+    connection = SqliteConnection(lambda: sqlite3.connect(":memory:"), turns=WriteTurns(wait_s=10))
     await connection
     return connection
 
@@ -55,7 +55,7 @@ async def test_a_cancelled_connect_leaves_no_connection_open() -> None:
     async def begin() -> None:
         await connection
 
-    connection = SqliteConnection(connect)
+    connection = SqliteConnection(connect, turns=WriteTurns(wait_s=10))
     task = asyncio.create_task(begin())
     await asyncio.to_thread(gate.entered.wait, 30)
     task.cancel()
@@ -131,7 +131,7 @@ def test_virtual_time_does_not_overtake_a_connect() -> None:
         return sqlite3.connect(":memory:", check_same_thread=False)
 
     async def main() -> None:
-        connection = SqliteConnection(connect)
+        connection = SqliteConnection(connect, turns=WriteTurns(wait_s=10))
         threading.Timer(0.6, gate.opened.set).start()  # longer than other threads are waited for
         async with asyncio.timeout(1.0):
             await connection

@@ -5,9 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from surge.domain.calendar import SLOTS_PER_DAY
 from surge.domain.cells import ring
-from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, SLOTS_PER_DAY, CountModel, Neighbours, Profile, Quantity
-from surge.domain.quantiles import LEVELS, Floats, quantiles
+from surge.domain.dispersion import POISSON, Dispersion
+from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, UTC_CALENDAR, CountModel, Neighbours, Quantity
+from surge.domain.numbers import Floats
+from surge.domain.profile import Profile
+from surge.domain.quantiles import LEVELS, quantiles
 
 CELLS = ("882a100d63fffff", "882a100d67fffff", "882a10725bfffff")
 """The first two are neighbours, the third is far from both."""
@@ -151,7 +155,7 @@ def test_a_rise_around_a_cell_raises_its_forecast() -> None:
 
 def test_a_kind_of_day_has_its_own_times() -> None:
     """Saturdays differ from working days, and a working day that the week has not seen yet is like the others."""
-    profile = Profile(1)
+    profile = Profile(1, UTC_CALENDAR)
     monday = 4 * SLOTS_PER_DAY  # day 4 since the epoch
     for day in range(3):
         for slot in range(SLOTS_PER_DAY):
@@ -159,7 +163,7 @@ def test_a_kind_of_day_has_its_own_times() -> None:
     for slot in range(SLOTS_PER_DAY):
         profile.observe(monday + 5 * SLOTS_PER_DAY + slot, np.array([20.0]))
     noon = SLOTS_PER_DAY // 2
-    thursday, saturday = (np.array([monday + day * SLOTS_PER_DAY + noon]) for day in (3, 12))
+    thursday, saturday = (np.array([day * SLOTS_PER_DAY + noon]) for day in (3, 5))
     assert profile.by_kind(thursday)[0, 0] == pytest.approx(4, rel=0.25)
     assert profile.by_kind(saturday)[0, 0] > 14
     assert profile.by_day(thursday)[0, 0] > 7
@@ -188,7 +192,7 @@ def test_poisson_quantiles_are_those_of_the_textbook() -> None:
 
 
 def test_dispersion_widens_the_quantiles_and_large_means_stay_sane() -> None:
-    narrow, wide = quantiles(np.array([20.0])), quantiles(np.array([20.0]), 0.2)
+    narrow, wide = quantiles(np.array([20.0])), quantiles(np.array([20.0]), Dispersion(0.4, 0.18))
     assert wide[0, 0] < narrow[0, 0] < narrow[2, 0] < wide[2, 0]
     assert quantiles(np.array([1000.0]))[:, 0] == pytest.approx([959.5, 1000, 1040.5], abs=0.1)
 
@@ -224,17 +228,21 @@ def test_a_stock_is_taken_to_stay_before_anything_is_learnt() -> None:
     assert np.allclose(model.mean(), 7.0)
 
 
-@pytest.mark.parametrize("dispersion", [0.0, 0.004, 0.05, 0.4, 1.0])
+@pytest.mark.parametrize("dispersion", [POISSON, (0, 0.004), (0, 0.05), (0.3, 0.1), (2.0, 1.0), (0.7, 0)])
 @pytest.mark.parametrize("mean", [0.0051, 0.3, 2.0, 17.0, 150.0, 599.0])
-def test_quantiles_are_the_least_counts_whose_probabilities_add_up_to_the_level(mean: float, dispersion: float) -> None:
+def test_quantiles_are_the_least_counts_whose_probabilities_add_up_to_the_level(
+    mean: float, dispersion: tuple[float, float]
+) -> None:
+    linear, quadratic = dispersion
+
     def probability(count: int) -> float:
-        if not dispersion:
+        if not linear + quadratic:
             return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
-        r = 1 / dispersion
+        r = 1 / (linear / mean + quadratic)
         ways = math.lgamma(count + r) - math.lgamma(r) - math.lgamma(count + 1)
         return math.exp(ways + r * math.log(r / (r + mean)) + count * math.log(mean / (r + mean)))
 
-    for level, found in zip(LEVELS, quantiles(np.array([mean]), dispersion)[:, 0], strict=True):
+    for level, found in zip(LEVELS, quantiles(np.array([mean]), Dispersion(linear, quadratic))[:, 0], strict=True):
         below = sum(map(probability, range(int(found))))
         # The table is that of a mean up to 1 % beside: the sum up to a quantile may lie as little beside the level.
         assert below < level + 0.01 * (1 + mean) * probability(int(found) or 1)

@@ -45,6 +45,8 @@ def test_it_prints_the_table_and_writes_predictions(
     errors = next(line for line in out.splitlines() if line.startswith("| last value |")).split("|")[2].split("/")
     # One ride every 15 minutes: any window of 15 or 30 equals the one before, and two of three of 5 do not.
     assert [float(error) for error in errors] == pytest.approx([1 / 3, 0, 0], abs=0.01)
+    tenths = [line.split("|")[2:-1] for line in out.splitlines() if line.startswith("| blend") and ", mean, " in line]
+    assert [sum(map(float, shares)) for shares in tenths] == pytest.approx([1, 1, 1], abs=0.01)
     frame = pl.read_parquet(target)
     assert frame.columns == ["ts", "cell", "horizon_min", "pred", "q10", "q50", "q90", "multiplier"]
     assert len(frame) == 288 * 2 * 3

@@ -12,7 +12,7 @@ ARRAYS = {"8/next_slot": np.array(7), "8/cells": np.array(["a", "b"]), "8/levels
 
 @pytest.fixture
 def snapshots(tmp_path: Path) -> Snapshots:
-    return Snapshots(tmp_path, history="one")
+    return Snapshots(tmp_path, history="one", calendar="UTC")
 
 
 def test_what_was_written_is_read(snapshots: Snapshots) -> None:
@@ -37,9 +37,12 @@ def test_the_two_newest_stay_and_none_is_read_that_knows_more_than_the_state(
         assert (found and found[0]) == expected
 
 
-def test_a_snapshot_of_another_history_is_passed_over(snapshots: Snapshots, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("history", "calendar"), [("other", "UTC"), ("one", "America/New_York US")])
+def test_a_snapshot_of_another_history_or_calendar_is_passed_over(
+    snapshots: Snapshots, tmp_path: Path, history: str, calendar: str
+) -> None:
     snapshots.write(7, ARRAYS)
-    Snapshots(tmp_path, history="other").write(8, ARRAYS)
+    Snapshots(tmp_path, history=history, calendar=calendar).write(8, ARRAYS)
     with capture_logs() as lines:
         found = snapshots.read(until_slot=9, since_slot=None)
     assert found is not None

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from surge.adapters.calendars import calendar_of
 
 
 class Settings(BaseSettings):
@@ -15,6 +17,11 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(env_prefix="SURGE_", frozen=True, extra="forbid")
+
+    @model_validator(mode="after")
+    def _has_a_calendar(self) -> "Settings":
+        calendar_of(self.time_zone, self.holidays)
+        return self
 
     bootstrap_servers: str = Field(min_length=1, description="HOST:PORT of the cluster, several joined by commas")
     database_url: SecretStr = Field(
@@ -33,5 +40,9 @@ class Settings(BaseSettings):
         default=3.0,
         ge=0,
         description="cells with fewer recent pickups, which halve each day, get no forecast; the same for free drivers",
+    )
+    time_zone: str = Field(default="UTC", description="the city's time zone, such as America/New_York")
+    holidays: str = Field(
+        default="", description="whose public holidays are like Sundays, such as US or US-NY; nobody's if empty"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"

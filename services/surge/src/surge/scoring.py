@@ -23,12 +23,16 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit("surge-score needs polars: install surge[scoring]") from error
 
+from surge.adapters.calendars import calendar_of
 from surge.app.city import CellForecasts
 from surge.domain.baselines import Ewma, HourOfWeekAverage, LastValue, Model, SeasonalNaive
+from surge.domain.calendar import SLOT_S, SLOTS_PER_DAY, Calendar
 from surge.domain.cells import resolution_of, ring
-from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, SLOT_S, SLOTS_PER_DAY
+from surge.domain.dispersion import Dispersion
+from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, UTC_CALENDAR
+from surge.domain.numbers import Floats
 from surge.domain.pricing import CellPrice, PricingRules, reprice
-from surge.domain.quantiles import LEVELS, Floats, quantiles
+from surge.domain.quantiles import LEVELS, quantiles, randomised_pit
 from surge.domain.windows import Activity
 
 GAP_SLOTS = SLOTS_PER_DAY
@@ -147,6 +151,7 @@ class Score:
     came: Floats = field(default_factory=lambda: np.zeros(len(HORIZONS_MIN)))
     pinball: Floats = field(default_factory=lambda: np.zeros(len(HORIZONS_MIN)))
     covered: Floats = field(default_factory=lambda: np.zeros(len(HORIZONS_MIN)))
+    tenths: Floats = field(default_factory=lambda: np.zeros((len(HORIZONS_MIN), 10)))
     learn_s: float = 0.0
     forecast_s: float = 0.0
 
@@ -162,6 +167,10 @@ class Score:
             self.pinball[horizon] += np.maximum(level * miss, (level - 1) * miss).sum() / len(LEVELS)
         self.covered[horizon] += ((came >= spread[:, 0]) & (came <= spread[:, -1])).sum()
 
+    def add_pit(self, horizon: int, places: Floats) -> None:
+        """Count in which tenths of their forecast distributions the counts lay that came."""
+        self.tenths[horizon] += np.histogram(places, bins=10, range=(0.0, 1.0))[0]
+
 
 @dataclass(slots=True)
 class Rival:
@@ -174,7 +183,13 @@ class Rival:
 
 
 def score(
-    recording: Recording, *, start_slot: int, end_slot: int, point: str = "median", keep: bool = False
+    recording: Recording,
+    *,
+    start_slot: int,
+    end_slot: int,
+    calendar: Calendar = UTC_CALENDAR,
+    point: str = "median",
+    keep: bool = False,
 ) -> tuple[list[Score], list[pl.DataFrame], int]:
     """Run every model over the recording, and score the forecasts issued in `[start_slot, end_slot)`.
 
@@ -195,7 +210,7 @@ def score(
     single = Score("hour-of-week × current level (online)")
     blend_mean, blend_median = Score("blend of levels (online), mean"), Score("blend of levels (online), median")
     floor = Score("Poisson noise floor (of the blend's mean)")
-    service = CellForecasts(resolution_of(recording.cells[0]))
+    service = CellForecasts(resolution_of(recording.cells[0]), calendar=calendar)
     service.begin(first)
     chance = np.random.default_rng(2014)
     prices: dict[str, CellPrice] = {}
@@ -204,6 +219,7 @@ def score(
     slots: list[int] = []
     singles: list[tuple[Floats, Floats]] = []
     blends: list[tuple[Floats, Floats]] = []
+    dispersions: list[tuple[Dispersion, ...]] = []
     multipliers: list[Floats] = []
     events = 0
 
@@ -224,6 +240,9 @@ def score(
             mean, spread = kept_means[known, index], kept_spreads[known, index]
             blend_mean.add(index, came, mean, spread)
             blend_median.add(index, came, spread[:, 1], spread)
+            for made, dispersion, that_came in zip(mean, itertools.compress(dispersions, known), came, strict=True):
+                above_0 = np.maximum(made, 1e-9)
+                blend_mean.add_pit(index, randomised_pit(that_came, above_0, dispersion[index], chance))
             drawn = chance.poisson(mean).astype(np.float64)
             poisson = np.moveaxis(quantiles(mean.ravel()).reshape(len(LEVELS), *mean.shape), 0, 1)
             floor.add(index, drawn, mean, poisson)
@@ -232,7 +251,7 @@ def score(
         for rival in rivals:
             rival.means.clear()
             rival.spreads.clear()
-        for waiting in (slots, singles, blends, multipliers):
+        for waiting in (slots, singles, blends, dispersions, multipliers):
             waiting.clear()
 
     # A hole is left out of learning by every model, so that no one takes it for quiet weeks.
@@ -262,6 +281,7 @@ def score(
             blend_mean.forecast_s += spent
             blend_median.forecast_s += spent
             blends.append((expected.mean, expected.quantiles))
+            dispersions.append(expected.dispersion)
             singles.append((expected.level_only, _poisson(expected.level_only)))
             if keep:
                 last = counts[row - 1] if row else np.zeros(cells)
@@ -344,6 +364,19 @@ def table(scores: Sequence[Score], *, events: int) -> str:
     return "\n".join(lines)
 
 
+def pit_table(scores: Sequence[Score]) -> str:
+    """The shares of what came in each tenth of the forecast distributions, of the models that have them, as Markdown.
+
+    A share of .100 in each says that the distributions are right.
+    """
+    lines = ["| model, minutes | " + " | ".join(f"{tenth / 10:.1f}" for tenth in range(10)) + " |", "|---" * 11 + "|"]
+    for one in scores:
+        for minutes, tenths in zip(HORIZONS_MIN, one.tenths, strict=True):
+            if total := tenths.sum():
+                lines.append(f"| {one.name}, {minutes} | {' | '.join(f'{count / total:.3f}' for count in tenths)} |")
+    return "\n".join(lines)
+
+
 def _pair(values: Floats) -> str:
     return " / ".join(f"{value:.3f}" for value in values)
 
@@ -372,6 +405,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--until", dest="end", type=_moment, help="first moment not to forecast at (default: the end)")
     parser.add_argument("--cells", type=Path, required=True, help="file of the H3 cells to forecast, one per line")
     parser.add_argument("--res", type=int, choices=(7, 8), required=True, help="H3 resolution of the cells")
+    parser.add_argument(
+        "--holidays",
+        default="",
+        help="whose public holidays the service's model takes for Sundays, such as US or US-NY (default: nobody's)",
+    )
     parser.add_argument("--predictions", type=Path, help="write the blend's forecasts to this .parquet or .jsonl file")
     parser.add_argument(
         "--point",
@@ -393,6 +431,10 @@ def _run(options: argparse.Namespace) -> int:
         raise InputError(f"{target} ends in neither .parquet nor .jsonl; name the predictions file so")
     if target is not None and not target.parent.is_dir():
         raise InputError(f"the folder of {target} does not exist; create it first")
+    try:
+        calendar = calendar_of("UTC", options.holidays)  # rides have local times without a zone
+    except ValueError as error:
+        raise InputError(str(error)) from error
     began = time.perf_counter()
     recording = read_rides(options.rides, read_cells(options.cells, options.res), options.res)
     end_of_data = recording.first_slot + len(recording.counts)
@@ -403,7 +445,12 @@ def _run(options: argparse.Namespace) -> int:
         last = datetime.fromtimestamp(end_of_data * SLOT_S, UTC)
         raise InputError(f"no moment to score in that period; the rides run from {first:%F %R} to {last:%F %R}")
     scores, frames, events = score(
-        recording, start_slot=start_slot, end_slot=end_slot, point=options.point, keep=target is not None
+        recording,
+        start_slot=start_slot,
+        end_slot=end_slot,
+        calendar=calendar,
+        point=options.point,
+        keep=target is not None,
     )
     begin, end = (datetime.fromtimestamp(slot * SLOT_S, UTC) for slot in (start_slot, end_slot))
     print(
@@ -411,6 +458,8 @@ def _run(options: argparse.Namespace) -> int:
     )
     print(f"each figure for {' / '.join(map(str, HORIZONS_MIN))} min; {events:,} pickups in these cells.\n")
     print(table(scores, events=events))
+    print("\nShare of what came by tenths of its forecast distribution (randomised PIT; .100 in each is right):\n")
+    print(pit_table(scores))
     print(f"\nCounting a ride into its cell took {recording.count_us:.1f} µs more, for every model.", end=" ")
     print(
         f"{recording.rides:,} rides read, {recording.rejected:,} rejected; {time.perf_counter() - began:.1f} s in all."

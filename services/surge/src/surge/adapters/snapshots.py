@@ -15,7 +15,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from surge.domain.forecast import MODEL, Arrays
+from surge.domain.forecast import MODEL
+from surge.domain.numbers import Arrays
 
 log = structlog.get_logger("surge")
 
@@ -28,11 +29,12 @@ class Snapshots:
     Args:
         folder: Where the files are; it exists.
         history: What the city's rows say which history they are of: a snapshot of another one is passed over.
+        calendar: The name of the calendar by which the forecasts learn; the same holds for it.
     """
 
-    def __init__(self, folder: Path, *, history: str) -> None:
+    def __init__(self, folder: Path, *, history: str, calendar: str) -> None:
         self._folder = folder
-        self._named = f"{MODEL} {history}"
+        self._named = f"{MODEL} {history} {calendar}"
 
     def write(self, next_slot: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep what was learnt from the slots before `next_slot`.

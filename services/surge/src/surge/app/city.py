@@ -8,10 +8,13 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from surge.domain.calendar import SLOT_S, SLOTS_PER_WEEK, Calendar
 from surge.domain.cells import PRICING_RESOLUTION, ROLL_UP_RESOLUTION, parent, resolution_of, ring
-from surge.domain.forecast import HORIZONS_MIN, LONGEST, SLOT_S, SLOTS_PER_WEEK, Arrays, CountModel, Quantity
+from surge.domain.dispersion import Dispersion
+from surge.domain.forecast import HORIZONS_MIN, LONGEST, UTC_CALENDAR, CountModel, Quantity
+from surge.domain.numbers import Arrays, Floats
 from surge.domain.pricing import CALM, CellPrice, PricingRules, reprice
-from surge.domain.quantiles import LEVELS, Floats
+from surge.domain.quantiles import LEVELS
 from surge.domain.score import ScoreKeeper
 from surge.domain.windows import MINUTE_MS, WINDOW_MS, CellDemand, Fact, Minute, Seen, Windows
 
@@ -110,11 +113,12 @@ class Expected:
     """Pickups expected in some cells.
 
     `mean` and `level_only`, the mean by the first model, have shape (horizons, cells), `quantiles` (horizons, levels,
-    cells), and `usual`, what the next slot usually brings, (cells,).
+    cells), and `usual`, what the next slot usually brings, (cells,). `dispersion` is that of each horizon.
     """
 
     mean: Floats
     quantiles: Floats
+    dispersion: tuple[Dispersion, ...]
     level_only: Floats
     usual: Floats
 
@@ -122,10 +126,12 @@ class Expected:
 class CellForecasts:
     """The model of demand or supply at one resolution, with a column for every cell that ever had any."""
 
-    def __init__(self, resolution: int, quantity: Quantity = Quantity.FLOW) -> None:
+    def __init__(
+        self, resolution: int, quantity: Quantity = Quantity.FLOW, *, calendar: Calendar = UTC_CALENDAR
+    ) -> None:
         self._resolution = resolution
         self._columns: dict[str, int] = {}
-        self._model = CountModel(quantity=quantity)
+        self._model = CountModel(quantity=quantity, calendar=calendar)
         self._scores = ScoreKeeper(quantity)
 
     def observe(self, slot: int, counted: Mapping[str, int]) -> list[ForecastScore]:
@@ -190,7 +196,7 @@ class CellForecasts:
             np.concatenate([array, np.zeros((*array.shape[:-1], 1))], axis=-1)[..., columns]
             for array in (made.mean, made.quantiles, self._model.level_only(), self._model.usual())
         )
-        return Expected(mean=mean, quantiles=spread, level_only=level, usual=usual)
+        return Expected(mean=mean, quantiles=spread, dispersion=made.dispersion, level_only=level, usual=usual)
 
     def forecast(self, *, least: float) -> list[CellForecast]:
         """Forecasts to publish from the end of the last slot on, of cells whose recent counts are at least `least`."""
@@ -233,13 +239,15 @@ class City:
     A snapshot holds what the forecast has learnt from all slots until some moment, also from those whose rows are gone.
     """
 
-    def __init__(self, *, rules: PricingRules, least_counts: float = 3.0) -> None:
+    def __init__(self, *, rules: PricingRules, least_counts: float = 3.0, calendar: Calendar = UTC_CALENDAR) -> None:
         self._rules = rules
         self._least_counts = least_counts
         self._windows = Windows()
         self._prices: dict[str, CellPrice] = {}
-        self._demand = {number: CellForecasts(number) for number in (PRICING_RESOLUTION, ROLL_UP_RESOLUTION)}
-        self._supply = CellForecasts(PRICING_RESOLUTION, Quantity.STOCK)
+        self._demand = {
+            number: CellForecasts(number, calendar=calendar) for number in (PRICING_RESOLUTION, ROLL_UP_RESOLUTION)
+        }
+        self._supply = CellForecasts(PRICING_RESOLUTION, Quantity.STOCK, calendar=calendar)
         self._by_name = {**{str(number): each for number, each in self._demand.items()}, "supply": self._supply}
         self._changed: set[tuple[str, int, str | int]] = set()
         self._rows_of_minute: dict[int, set[str]] = {}

@@ -5,14 +5,10 @@ from typing import Protocol
 
 import numpy as np
 
-from surge.domain.forecast import (
-    HORIZON_SLOTS,
-    LONGEST,
-    SLOT_S,
-    SLOTS_PER_WEEK,
-    Profile,
-)
-from surge.domain.quantiles import Floats
+from surge.domain.calendar import SLOT_S, SLOTS_PER_WEEK
+from surge.domain.forecast import HORIZON_SLOTS, LONGEST, UTC_CALENDAR
+from surge.domain.numbers import Floats
+from surge.domain.profile import Profile
 
 
 class Model(Protocol):
@@ -72,12 +68,13 @@ class HourOfWeekAverage:
     """The smoothed, weekly fading average of this time of the week."""
 
     def __init__(self, cells: int, *, first_slot: int) -> None:
-        self._profile = Profile(cells)
+        self._profile = Profile(cells, UTC_CALENDAR)
         self._slot = first_slot
 
     def mean(self) -> Floats:
         """See `Model`."""
-        usual = self._profile.by_week(np.arange(self._slot, self._slot + LONGEST))
+        week = UTC_CALENDAR.slots_of_the_week(np.arange(self._slot, self._slot + LONGEST))
+        usual = self._profile.by_week(week)
         return np.stack([usual[:length].sum(axis=0) for length in HORIZON_SLOTS])
 
     def observe(self, counts: Floats) -> None:

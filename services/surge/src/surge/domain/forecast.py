@@ -17,29 +17,24 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from surge.domain.calendar import SLOT_S, SLOTS_PER_WEEK, Calendar
 from surge.domain.cells import ring
-from surge.domain.quantiles import Floats, quantiles
+from surge.domain.dispersion import Dispersion, DispersionLearner
+from surge.domain.numbers import Arrays, Floats, Numbers
+from surge.domain.profile import Profile
+from surge.domain.quantiles import quantiles
 
-SLOT_S: Final = 300
-SLOTS_PER_DAY: Final = 86_400 // SLOT_S
-SLOTS_PER_WEEK: Final = 7 * SLOTS_PER_DAY
 HORIZONS_MIN: Final = (5, 15, 30)
 HORIZON_SLOTS: Final = tuple(minutes * 60 // SLOT_S for minutes in HORIZONS_MIN)
 LONGEST: Final = max(HORIZON_SLOTS)
-KINDS_OF_DAY: Final = np.array([0, 0, 0, 0, 1, 2, 3])
-"""From Monday on: Monday to Thursday are alike, and each other day is a kind of its own."""
-_EPOCH_WEEKDAY: Final = 3
-"""Day 0 of the epoch was a Thursday."""
-MODEL: Final = "week-profile-blend-2"
+MODEL: Final = "week-profile-blend-3"
 """Name of this model in what is published, and in its snapshots: one of another name is not read."""
-
-
-Arrays = dict[str, NDArray[Any]]  # Any: of numbers and of cells
+UTC_CALENDAR: Final = Calendar()
 
 
 class Quantity(Enum):
@@ -62,117 +57,12 @@ class Quantity(Enum):
 class Forecast:
     """Pickups expected in the `HORIZONS_MIN` minutes from a moment on, or drivers at their end, per horizon and cell.
 
-    `mean` has shape (horizons, cells), `quantiles` (horizons, levels, cells).
+    `mean` has shape (horizons, cells), `quantiles` (horizons, levels, cells). `dispersion` is that of each horizon.
     """
 
     mean: Floats
     quantiles: Floats
-
-
-class Numbers:
-    """Something whose numbers can be taken out and put back.
-
-    `PARTS` names the attributes that hold them: arrays, integers and floats.
-    """
-
-    PARTS: ClassVar[tuple[str, ...]]
-
-    def take_out(self) -> Arrays:
-        """The numbers by the names of their attributes; arrays are not copied."""
-        return {part: np.asarray(getattr(self, part)) for part in self.PARTS}
-
-    def put_back(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Hold copies of these numbers."""
-        for part in self.PARTS:
-            setattr(self, part, arrays[part].copy() if arrays[part].ndim else arrays[part].item())
-
-
-class Rhythm(Numbers):
-    """Sums per phase of a cycle. A phase fades to `keep` each time that it comes round.
-
-    `sums` has shape (phases, cells), `weights` (phases,).
-    """
-
-    PARTS = ("sums", "weights")
-
-    def __init__(self, phases: int, cells: int, *, keep: float) -> None:
-        self._keep = keep
-        self.sums: Floats = np.zeros((phases, cells))
-        self.weights: Floats = np.zeros(phases)
-
-    def grow(self, cells: int) -> None:
-        """Append columns of cells that were quiet so far."""
-        self.sums = np.hstack([self.sums, np.zeros((len(self.sums), cells))])
-
-    def observe(self, phases: NDArray[np.intp], kernel: Floats, counts: Floats) -> None:
-        """Spread the counts of a slot over neighbouring phases; the last of them has just come round."""
-        leading = phases[-1]
-        self.sums[leading] *= self._keep
-        self.weights[leading] *= self._keep
-        self.sums[phases] += kernel[:, None] * counts
-        self.weights[phases] += kernel
-
-
-class Profile:
-    """Usual pickups per slot: sums that fade from week to week, spread over the neighbouring slots.
-
-    A slot of the week, or of a kind of day, that was never seen falls back on the same time of other days.
-    """
-
-    WEEK_KEEP = 0.9
-    KIND_KEEP = 0.9
-    DAY_KEEP = 0.8
-    SPREAD_SLOTS = 4.0
-    DAY_WEIGHT = 0.5
-
-    def __init__(self, cells: int) -> None:
-        reach = int(3 * self.SPREAD_SLOTS)
-        offsets = np.arange(-reach, reach + 1)
-        kernel = np.exp(-0.5 * (offsets / self.SPREAD_SLOTS) ** 2)
-        self._offsets = offsets
-        self._kernel: Floats = kernel / kernel.sum()
-        self._week = Rhythm(SLOTS_PER_WEEK, cells, keep=self.WEEK_KEEP)
-        self._kind = Rhythm(len(set(KINDS_OF_DAY)) * SLOTS_PER_DAY, cells, keep=self.KIND_KEEP)
-        self._day = Rhythm(SLOTS_PER_DAY, cells, keep=self.DAY_KEEP)
-        self.rhythms: Final = {"week": self._week, "kind": self._kind, "day": self._day}
-
-    def grow(self, cells: int) -> None:
-        """Append columns of cells that were quiet so far."""
-        for rhythm in self.rhythms.values():
-            rhythm.grow(cells)
-
-    def by_day(self, slots: NDArray[np.intp]) -> Floats:
-        """Usual pickups at these slots by time of day alone, shape (slots, cells)."""
-        day = slots % SLOTS_PER_DAY
-        result: Floats = (self._day.sums[day] + 0.02) / (self._day.weights[day] + 0.2)[:, None]
-        return result
-
-    def by_kind(self, slots: NDArray[np.intp]) -> Floats:
-        """Usual pickups at these slots on this kind of day, shape (slots, cells)."""
-        return self._with_day(self._kind, _phase_of_kind(slots), slots)
-
-    def by_week(self, slots: NDArray[np.intp]) -> Floats:
-        """Usual pickups at these slots of the week, shape (slots, cells)."""
-        return self._with_day(self._week, slots % SLOTS_PER_WEEK, slots)
-
-    def _with_day(self, rhythm: Rhythm, phases: NDArray[np.intp], slots: NDArray[np.intp]) -> Floats:
-        weights = rhythm.weights[phases] + self.DAY_WEIGHT
-        result: Floats = (rhythm.sums[phases] + self.DAY_WEIGHT * self.by_day(slots)) / weights[:, None]
-        return result
-
-    def observe(self, slot: int, counts: Floats) -> None:
-        """Learn what slot number `slot` (since the epoch) brought."""
-        slots = slot + self._offsets
-        self._week.observe(slots % SLOTS_PER_WEEK, self._kernel, counts)
-        self._kind.observe(_phase_of_kind(slots), self._kernel, counts)
-        self._day.observe(slots % SLOTS_PER_DAY, self._kernel, counts)
-
-
-def _phase_of_kind(slots: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The time of day within its kind of day."""
-    kind = KINDS_OF_DAY[(slots // SLOTS_PER_DAY + _EPOCH_WEEKDAY) % 7]
-    result: NDArray[np.intp] = kind * SLOTS_PER_DAY + slots % SLOTS_PER_DAY
-    return result
+    dispersion: tuple[Dispersion, ...]
 
 
 class Neighbours:
@@ -283,7 +173,7 @@ class Blend(Numbers):
     SOLVE_EVERY = 12
     ERROR_POWER = 0.6
     FLOOR = 0.01
-    PARTS = ("_gram", "_moment", "_seen", "weights", "_excess", "_square")
+    PARTS = ("_gram", "_moment", "_seen", "weights")
 
     def __init__(self, start: Floats) -> None:
         self._start = start
@@ -291,13 +181,7 @@ class Blend(Numbers):
         self._moment: Floats = self._gram @ start
         self._seen = 0
         self.weights: Floats = start.copy()
-        # φ as a quotient, begun with a mild over-dispersion that a day of data outweighs.
-        self._excess, self._square = 1.5, 50.0
-
-    @property
-    def dispersion(self) -> float:
-        """φ of the variance m + φ·m², from the errors made so far."""
-        return min(1.0, max(0.0, self._excess / self._square))
+        self.spread: Final = DispersionLearner()
 
     def predict(self, views: Floats) -> Floats:
         """The mean, from views of shape (views, cells)."""
@@ -314,8 +198,7 @@ class Blend(Numbers):
         self._moment *= keep
         self._moment += weighted @ came
         self._moment += self.RIDGE * (1 - keep) * self._start
-        self._excess = self._excess * keep + float(((came - predicted) ** 2 - predicted).sum())
-        self._square = self._square * keep + float((predicted**2).sum())
+        self.spread.learn(predicted, came, keep=keep)
         self._seen += 1
         if self._seen % self.SOLVE_EVERY == 0:
             self.weights = np.linalg.solve(self._gram, self._moment).astype(np.float64)
@@ -328,11 +211,18 @@ class CountModel:
     first.
     """
 
-    def __init__(self, cells: Sequence[str] = (), *, quantity: Quantity = Quantity.FLOW) -> None:
+    def __init__(
+        self,
+        cells: Sequence[str] = (),
+        *,
+        quantity: Quantity = Quantity.FLOW,
+        calendar: Calendar = UTC_CALENDAR,
+    ) -> None:
         self._quantity: Final = quantity
+        self._calendar = calendar
         self.cells = 0
         self.next_slot: int | None = None
-        self._profile = Profile(0)
+        self._profile = Profile(0, calendar)
         self._levels = Levels(0)
         self._neighbours = Neighbours()
         start = np.zeros(3 * len(Levels.HALF_LIVES_SLOTS) + Levels.RING_HALF_LIVES + 3)
@@ -388,6 +278,7 @@ class CountModel:
         yield "levels", self._levels
         for index, blend in enumerate(self._blends):
             yield f"blend/{index}", blend
+            yield f"spread/{index}", blend.spread
 
     def start_at(self, slot: int) -> None:
         """The next slot is this one. A gap behind is unknown, not quiet: levels are forgotten, the profile stays."""
@@ -401,16 +292,17 @@ class CountModel:
     def usual(self) -> Floats:
         """What the next slot usually brings, per cell."""
         assert self.next_slot is not None, "start_at comes first"
-        result: Floats = self._profile.by_week(np.array([self.next_slot]))[0]
+        week = self._calendar.slots_of_the_week(np.array([self.next_slot]))
+        result: Floats = self._profile.by_week(week)[0]
         return result
 
     def mean(self) -> Floats:
         """Expected pickups from the start of the next slot on, shape (horizons, cells)."""
         slot = self.next_slot
         assert slot is not None, "start_at comes first"
-        slots = np.arange(slot, slot + LONGEST)
+        week = self._calendar.slots_of_the_week(np.arange(slot, slot + LONGEST))
         usual, by_kind, by_day = (
-            of(slots) for of in (self._profile.by_week, self._profile.by_kind, self._profile.by_day)
+            of(week) for of in (self._profile.by_week, self._profile.by_kind, self._profile.by_day)
         )
         city, cells, rates = self._levels.city(), self._levels.cells(), self._levels.rates()
         rings = self._levels.rings(self._neighbours)
@@ -431,8 +323,9 @@ class CountModel:
     def forecast(self) -> Forecast:
         """Mean and quantiles from the start of the next slot on."""
         mean = self.mean()
-        spread = [quantiles(row, blend.dispersion) for row, blend in zip(mean, self._blends, strict=True)]
-        return Forecast(mean=mean, quantiles=np.stack(spread))
+        dispersion = tuple(blend.spread.dispersion for blend in self._blends)
+        spread = [quantiles(row, known) for row, known in zip(mean, dispersion, strict=True)]
+        return Forecast(mean=mean, quantiles=np.stack(spread), dispersion=dispersion)
 
     def recent_counts(self) -> Floats:
         """Pickups per cell so far, or drivers at all slots' ends; each counts half as much a day later."""
@@ -441,7 +334,8 @@ class CountModel:
     def level_only(self) -> Floats:
         """The first model: usual pickups times the cell's level over the last half hour or so, as `mean`'s shape."""
         assert self.next_slot is not None, "start_at comes first"
-        usual = self._profile.by_week(np.arange(self.next_slot, self.next_slot + LONGEST))
+        week = self._calendar.slots_of_the_week(np.arange(self.next_slot, self.next_slot + LONGEST))
+        usual = self._profile.by_week(week)
         level = self._levels.cells()[1]
         return np.stack([self._quantity.over(usual, length) * level for length in HORIZON_SLOTS])
 

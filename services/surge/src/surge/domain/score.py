@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from surge.domain.forecast import HORIZON_SLOTS, LONGEST, Arrays, Quantity, padded
-from surge.domain.quantiles import Floats
+from surge.domain.forecast import HORIZON_SLOTS, LONGEST, Quantity, padded
+from surge.domain.numbers import Arrays, Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

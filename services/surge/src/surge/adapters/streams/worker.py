@@ -38,6 +38,7 @@ from ride_events.pricing import FORECASTS, SURGE
 from ride_events.quotes import QUOTES
 from ride_events.rides import RIDES
 
+from surge.adapters.calendars import calendar_of
 from surge.adapters.snapshots import Snapshots
 from surge.adapters.streams.records import (
     fact_of,
@@ -51,7 +52,7 @@ from surge.app.city import KEPT_SLOTS, SLOT_MS, City, MinuteClosed
 from surge.app.decided import Decided
 from surge.app.errors import WorkerError
 from surge.config import Settings
-from surge.domain.forecast import SLOTS_PER_DAY
+from surge.domain.calendar import SLOTS_PER_DAY
 from surge.domain.pricing import PricingRules
 from surge.domain.watermark import LATENESS_MS, Watermark
 
@@ -235,7 +236,8 @@ class SurgeWorker:
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._monotonic_ms = monotonic_ms
         self._wall_ms = wall_ms
-        self._city = City(rules=PricingRules(), least_counts=settings.forecast_least_pickups)
+        self._calendar = calendar_of(settings.time_zone, settings.holidays)
+        self._city = City(rules=PricingRules(), least_counts=settings.forecast_least_pickups, calendar=self._calendar)
         self._watermark = Watermark(idle_after_ms=settings.idle_after_ms)
         self._intake = Intake(most=INTAKE_MAX)
         self._sent: list[Awaitable[Any]] = []
@@ -395,7 +397,7 @@ class SurgeWorker:
         """Rebuild the city; return the first slot that its snapshot has not learnt, or None without a snapshot."""
         state = self._state.get("state")
         self._history = (state or {}).get("history") or uuid4().hex
-        self._snapshots = Snapshots(self._settings.state_dir, history=self._history)
+        self._snapshots = Snapshots(self._settings.state_dir, history=self._history, calendar=self._calendar.name)
         found = None
         if state is not None and state["closed_until_ms"] is not None:
             found = self._snapshots.read(
