@@ -205,23 +205,17 @@ class CellForecasts:
         assert slot is not None, "a forecast needs a slot before it"
         columns = np.flatnonzero(self._model.recent_counts() >= least)
         self._scores.published(slot, columns, made.quantiles[:, _MEDIAN, columns])
-        cells = list(self._columns)
-        forecasts = []
-        for index, horizon_min in enumerate(HORIZONS_MIN):
-            for column in columns:
-                p10, p50, p90 = (float(value) for value in made.quantiles[index, :, column])
-                forecasts.append(
-                    CellForecast(
-                        cell=cells[column],
-                        horizon_min=horizon_min,
-                        mean=round(float(made.mean[index, column]), 4),
-                        p10=p10,
-                        p50=p50,
-                        p90=p90,
-                        issued_at_ms=slot * SLOT_MS,
-                    )
-                )
-        return forecasts
+        known = list(self._columns)
+        cells = [known[column] for column in columns]
+        return [
+            CellForecast(
+                cell=cell, horizon_min=horizon_min, mean=mean, p10=p10, p50=p50, p90=p90, issued_at_ms=slot * SLOT_MS
+            )
+            for horizon_min, means, spread in zip(
+                HORIZONS_MIN, made.mean[:, columns].round(4), made.quantiles[:, :, columns], strict=True
+            )
+            for cell, mean, (p10, p50, p90) in zip(cells, means.tolist(), spread.T.tolist(), strict=True)
+        ]
 
 
 class City:
