@@ -338,8 +338,8 @@ async def test_a_second_worker_of_the_group_refuses(broker: Broker, worker: Work
     [
         ({"SURGE_BOOTSTRAP_SERVER": "x:1"}, "unknown setting SURGE_BOOTSTRAP_SERVER"),
         ({"SURGE_CLOCK": "sun"}, "SURGE_CLOCK: "),
-        ({"SURGE_TIME_ZONE": "New York"}, "'New York' is no time zone"),
-        ({"SURGE_HOLIDAYS": "US-XX"}, "no holidays are known of 'US-XX'"),
+        ({"SURGE_TIME_ZONE": "New York"}, "SURGE_TIME_ZONE: Value error, 'New York' is no time zone"),
+        ({"SURGE_HOLIDAYS": "US-XX"}, "SURGE_HOLIDAYS: Value error, no holidays are known of 'US-XX'"),
         ({"SURGE_DATABASE_URL": "mysql://x/y"}, "database 'mysql' is not supported"),
         ({"SURGE_CONNECT_TIMEOUT_S": "1"}, "no Kafka broker answers at"),
     ],

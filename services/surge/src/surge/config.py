@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from surge.adapters.calendars import calendar_of
@@ -18,10 +18,17 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SURGE_", frozen=True, extra="forbid")
 
-    @model_validator(mode="after")
-    def _has_a_calendar(self) -> "Settings":
-        calendar_of(self.time_zone, self.holidays)
-        return self
+    @field_validator("time_zone")
+    @classmethod
+    def _is_a_time_zone(cls, value: str) -> str:
+        calendar_of(value, "")
+        return value
+
+    @field_validator("holidays")
+    @classmethod
+    def _has_known_holidays(cls, value: str) -> str:
+        calendar_of("UTC", value)
+        return value
 
     bootstrap_servers: str = Field(min_length=1, description="HOST:PORT of the cluster, several joined by commas")
     database_url: SecretStr = Field(
