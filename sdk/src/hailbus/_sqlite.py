@@ -4,8 +4,8 @@ aiosqlite runs each step of a statement (make a cursor, execute, fetch, close) i
 to the event loop between them. Each crossing wakes two threads that share one interpreter lock; with small statements,
 four of them cost more than SQLite. Here a statement and its first rows are one step.
 
-A writer that finds SQLite's lock taken sleeps, for up to a tenth of a second, and looks again. Of several tasks that
-write all the time most sleep while the lock is free. Here the tasks of a process take turns before they ask for it.
+A connection that finds SQLite's write lock taken sleeps for up to 100 ms before it tries again, also if the lock is
+released earlier. Here the connections of an engine queue for the lock in the event loop, in FIFO order.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def _settle(future: asyncio.Future[Any], setter: Callable[[asyncio.Future[Any], 
 
 
 class WriteTurns:
-    """Which connection of an engine writes next: they do in the order in which they ask.
+    """The queue of an engine's connections that want to write, in FIFO order.
 
-    Connections of other engines, threads and processes wait for each other as SQLite has them do.
+    Between engines, threads and processes only SQLite's own lock decides.
 
     Args:
-        wait_s: How long a connection waits for its turn, in seconds. Then it leaves it to SQLite who writes.
+        wait_s: How long a connection waits for its turn, in seconds. After that it tries SQLite's lock without a turn.
     """
 
     def __init__(self, *, wait_s: float) -> None:

@@ -51,7 +51,7 @@ def create_engine(
     Args:
         url: `sqlite:///path`, `sqlite+aiosqlite:///path`, `postgresql://…` or `postgresql+asyncpg://…`. On PostgreSQL
             `?search_path=SCHEMA` has tables found and created in that schema.
-        busy_timeout_ms: How long a SQLite writer waits for another.
+        busy_timeout_ms: How long a SQLite writer waits for those of this engine, and then for those of others.
         synchronous: SQLite's pragma. NORMAL survives a killed process; FULL survives a power cut as well.
         create_tables: Whether outbox, inbox and the others create their tables where they are missing. False refuses to
             start without them; None leaves it to the environment variable `HAILBUS_CREATE_TABLES`.

@@ -24,11 +24,10 @@ except ModuleNotFoundError as error:
     raise SystemExit("surge-score needs polars: install surge[scoring]") from error
 
 from surge.adapters.calendars import calendar_of
-from surge.app.city import CellForecasts
+from surge.app.city import CellForecasts, Expected
 from surge.domain.baselines import Ewma, HourOfWeekAverage, LastValue, Model, SeasonalNaive
 from surge.domain.calendar import SLOT_S, SLOTS_PER_DAY, Calendar
 from surge.domain.cells import resolution_of, ring
-from surge.domain.dispersion import Dispersion
 from surge.domain.forecast import HORIZON_SLOTS, HORIZONS_MIN, UTC_CALENDAR
 from surge.domain.numbers import Floats
 from surge.domain.pricing import CellPrice, PricingRules, reprice
@@ -218,8 +217,7 @@ def score(
     frames: list[pl.DataFrame] = []
     slots: list[int] = []
     singles: list[tuple[Floats, Floats]] = []
-    blends: list[tuple[Floats, Floats]] = []
-    dispersions: list[tuple[Dispersion, ...]] = []
+    blends: list[Expected] = []
     multipliers: list[Floats] = []
     events = 0
 
@@ -228,7 +226,7 @@ def score(
         if not slots:
             return
         rows = np.array(slots) - first
-        kept_means, kept_spreads = (np.stack([item[part] for item in blends]) for part in (0, 1))
+        kept_means, kept_spreads = np.stack([one.mean for one in blends]), np.stack([one.quantiles for one in blends])
         single_means, single_spreads = (np.stack([item[part] for item in singles]) for part in (0, 1))
         for index, length in enumerate(HORIZON_SLOTS):
             known = rows + length <= len(counts)
@@ -240,9 +238,9 @@ def score(
             mean, spread = kept_means[known, index], kept_spreads[known, index]
             blend_mean.add(index, came, mean, spread)
             blend_median.add(index, came, spread[:, 1], spread)
-            for made, dispersion, that_came in zip(mean, itertools.compress(dispersions, known), came, strict=True):
-                above_0 = np.maximum(made, 1e-9)
-                blend_mean.add_pit(index, randomised_pit(that_came, above_0, dispersion[index], chance))
+            for made, that_came in zip(itertools.compress(blends, known), came, strict=True):
+                above_0 = np.maximum(made.mean[index], 1e-9)
+                blend_mean.add_pit(index, randomised_pit(that_came, above_0, made.dispersion[index], chance))
             drawn = chance.poisson(mean).astype(np.float64)
             poisson = np.moveaxis(quantiles(mean.ravel()).reshape(len(LEVELS), *mean.shape), 0, 1)
             floor.add(index, drawn, mean, poisson)
@@ -251,7 +249,7 @@ def score(
         for rival in rivals:
             rival.means.clear()
             rival.spreads.clear()
-        for waiting in (slots, singles, blends, dispersions, multipliers):
+        for waiting in (slots, singles, blends, multipliers):
             waiting.clear()
 
     # A hole is left out of learning by every model, so that no one takes it for quiet weeks.
@@ -280,8 +278,7 @@ def score(
             spent = time.thread_time() - began
             blend_mean.forecast_s += spent
             blend_median.forecast_s += spent
-            blends.append((expected.mean, expected.quantiles))
-            dispersions.append(expected.dispersion)
+            blends.append(expected)
             singles.append((expected.level_only, _poisson(expected.level_only)))
             if keep:
                 last = counts[row - 1] if row else np.zeros(cells)

@@ -32,7 +32,7 @@ class DispersionLearner(Numbers):
     That is about the inverse of their variance. It is begun with a mild dispersion, which a day of data outweighs.
     """
 
-    LEAST, MOST = Dispersion(0.0, 0.0), Dispersion(3.0, 1.0)
+    LEAST, MOST = POISSON, Dispersion(3.0, 1.0)
     START = Dispersion(0.2, 0.02)
     PRIOR = np.array([[500.0, 2_500.0], [2_500.0, 25_000.0]])
     PARTS = ("_gram", "_moment")
