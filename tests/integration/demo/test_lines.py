@@ -26,53 +26,53 @@ from tests.integration.demo.recorded import RecordedRun, data, header, with_data
 
 FAR_MS = 10**15
 SAID = {
-    "rides-book-booking": "24 rides: 15 completed, 0 cancelled, 9 unmatched, 0 in flight",
-    "rides-book-log": "24 rides end alike: 15 completed, 0 cancelled, 9 unmatched, 0 in flight",
-    "rides-booking-log": "24 rides: 15 completed, 0 cancelled, 9 unmatched, 0 in flight",
-    "order": "272 events stand in the order of their numbers, none is missing",
+    "rides-book-booking": "24 rides: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
+    "rides-book-log": "24 rides end alike: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
+    "rides-booking-log": "24 rides: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
+    "order": "285 events stand in the order of their numbers, none is missing",
     "rides-ended": "no ride is under way",
     "riders-rides": "24 riders requested 24 rides, one at a time",
-    "quotes-book-log": "26 quotes were offered at the fare that the rider was shown",
+    "quotes-book-log": "27 quotes were offered at the fare that the rider was shown",
     "rides-pooled": "0 rides were pooled, 0 of them turned back into single ones",
-    "money-rides-payments": "the money of 24 rides follows their events: 227.34 were charged",
-    "money-provider-log": "49 movements, in dollars: 390.08 authorised, 227.34 captured, 162.74 released, "
-    "0.00 refunded",
-    "money-payment-log": "24 payments have the amounts that were published: 9 closed, 15 settled",
-    "money-booking-log": "24 rides: 227.34 were paid, as payment published",
-    "money-book-log": "227.34 were charged for 24 rides, as quoted and told",
-    "drivers-rides": "24 drivers took 15 rides, one at a time or a pooled pair",
+    "money-rides-payments": "the money of 24 rides follows their events: 312.52 were charged",
+    "money-provider-log": "52 movements, in dollars: 398.99 authorised, 312.52 captured, 86.47 released, 0.00 refunded",
+    "money-payment-log": "24 payments have the amounts that were published: 8 closed, 16 settled",
+    "money-booking-log": "24 rides: 312.52 were paid, as payment published",
+    "money-book-log": "312.52 were charged for 24 rides, as quoted and told",
+    "drivers-rides": "24 drivers took 16 rides, one at a time or a pooled pair",
     "drivers-booking-log": "24 drivers, 0 of them with a ride",
-    "outbox-log": "all 235 published events are in the log as they were written, and no other",
-    "outbox-payment-log": "all 49 published events are in the log as they were written, and no other",
-    "log-offsets": "503 records in 60 partitions, each offset once and each an event",
+    "outbox-log": "all 246 published events are in the log as they were written, and no other",
+    "outbox-payment-log": "all 52 published events are in the log as they were written, and no other",
+    "log-offsets": "857 records in 60 partitions, each offset once and each an event",
     "log-repeats": "no event is in the log twice",
     "groups-log": "5 groups committed the end of every partition",
     "dead-letters": "0 dead-letter topics are empty",
     "parked-keys": "no key is parked",
     "still": "nothing was published, committed or applied while the accounts were read",
-    "inbox-booking": "115 events, each applied once",
-    "inbox-payment-saga": "49 events, each applied once",
-    "inbox-surge": "266 events, each applied once",
+    "inbox-booking": "119 events, each applied once",
+    "inbox-payment-saga": "52 events, each applied once",
+    "inbox-surge": "285 events, each applied once",
     "inbox-recommender": "48 events, each applied once",
-    "inbox-event-logger": "503 events, each applied once",
-    "booking-timers": "12 timers have elapsed, and none is pending",
+    "inbox-event-logger": "857 events, each applied once",
+    "booking-timers": "13 timers have elapsed, and none is pending",
     "booking-multipliers": "6 cells have the multiplier that surge published last",
-    "recommender-journeys": "15 completed rides were learned once each",
-    "journal-log": "503 lines, one per event, with the bytes of the log",
-    "surge-pickups": "24 requested rides were counted in 9 slots",
-    "surge-drivers": "15 free drivers were counted at the ends of 9 slots",
+    "recommender-journeys": "16 completed rides were learned once each",
+    "journal-log": "857 lines, one per event, with the bytes of the log",
+    "surge-pickups": "24 requested rides were counted in 16 slots",
+    "surge-drivers": "14 free drivers were counted at the ends of 16 slots",
     "surge-prices": "6 cells have the price that surge holds, 0 of them above 1.0",
     "surge-demand": "54 updates state the demand that rides.v1 and quotes.v1 hold",
     "surge-repriced": "54 updates follow from the rides, quotes and drivers in the log",
-    "forecasts": "115 forecasts, each cell and horizon once, none of the busy intervals without",
-    "quotes-surge": "26 quotes honour what surge published, 0 of them above 1.0",
-    "advice-book-log": "7 recommendations were served as published, 0 were taken",
-    "advice-recommender-log": "7 recommendations were published as they were kept",
-    "positions": "43 positions of 67 sent are in the log, none of them twice",
-    "lake-bronze": "503 records have the checksum of the ledger's own reading",
+    "forecasts": "315 forecasts, each cell and horizon once, none of the busy intervals without",
+    "quotes-surge": "27 quotes honour what surge published, 0 of them above 1.0",
+    "forecast-scores": "89 scores follow from forecasts and counts: off by 218, naively by 236",
+    "advice-book-log": "9 recommendations were served as published, 1 were taken",
+    "advice-recommender-log": "9 recommendations were published as they were kept",
+    "positions": "52 positions of 76 sent are in the log, none of them twice",
+    "lake-bronze": "857 records have the checksum of the ledger's own reading",
     "lake-silver": "all rows agree",
     "lake-gold": "all rows agree",
-    "lake-money": "gold.payments has the provider's sums in cents: authorised 39008, captured 22734, released 16274",
+    "lake-money": "gold.payments has the provider's sums in cents: authorised 39899, captured 31252, released 8647",
 }
 """What each line says of the recorded run."""
 
@@ -96,9 +96,9 @@ async def test_lines_count_what_is_out_of_the_ordinary(run: RecordedRun) -> None
     state(run, prices={cell: [1.1, 1.1, 1.1, milliseconds(data(last)["valid_until"])]})
     accounts, _ = await under_way(run)
     assert (
-        line(accounts, "rides-book-booking").detail == "24 rides: 14 completed, 0 cancelled, 9 unmatched, 1 in flight"
+        line(accounts, "rides-book-booking").detail == "24 rides: 15 completed, 0 cancelled, 8 unmatched, 1 in flight"
     )
-    assert line(accounts, "quotes-surge").detail == "26 quotes honour what surge published, 1 of them above 1.0"
+    assert line(accounts, "quotes-surge").detail == "27 quotes honour what surge published, 1 of them above 1.0"
     assert line(accounts, "surge-prices").detail == "6 cells have the price that surge holds, 1 of them above 1.0"
     booking = booking_of(accounts)
     ride_id, ride = next((one, ride) for one, ride in booking.rides.items() if ride.state == "matched")
@@ -107,7 +107,7 @@ async def test_lines_count_what_is_out_of_the_ordinary(run: RecordedRun) -> None
     held = line(replace(accounts, booking=replace(booking, drivers=drivers)), "drivers-booking-log")
     assert [one.what for one in held.findings if one.id == ride_id] == []
     advice = dict(book_of(accounts).advice)
-    name, told_advice = next(iter(advice.items()))
+    name, told_advice = next((one, told) for one, told in advice.items() if told.chosen is None)
     option = told_advice.options[0]
     served = run.find("recommendation.served", recommendation_id=name)
     made = with_header(with_header(served, "ce_type", "recommendation.chosen"), "ce_id", NEW_ID)
@@ -121,7 +121,7 @@ async def test_lines_count_what_is_out_of_the_ordinary(run: RecordedRun) -> None
     accounts = await accounts_of(run)
     book = replace(book_of(accounts), advice={**advice, name: told_advice._replace(chosen=option)})
     accounts = replace(accounts, book=book)
-    assert line(accounts, "advice-book-log").detail == "7 recommendations were served as published, 1 were taken"
+    assert line(accounts, "advice-book-log").detail == "9 recommendations were served as published, 2 were taken"
     assert line(accounts, "advice-recommender-log").verdict == "agrees"
 
 
@@ -180,9 +180,11 @@ async def test_an_event_expires_when_its_topic_has_kept_it_to_the_millisecond(ru
     event_id = lose_first(run, "rides.v1")
     accounts = await accounts_of(run)
     for group, name in (("event-logger", "inbox-event-logger"), ("event-logger", "outbox-log")):
-        inbox: Any = accounts.inboxes[group]
-        at_ms = next(
+        # What was published is known from when somebody applied it first.
+        inboxes: list[Any] = [accounts.inboxes[group]] if name.startswith("inbox") else list(accounts.inboxes.values())
+        at_ms = min(
             at
+            for inbox in inboxes
             for packed, at in zip(inbox.ids, inbox.applied_ms, strict=True)
             if packed.hex() == event_id.replace("-", "")
         )

@@ -15,7 +15,7 @@ async def test_every_ride_that_booking_lost_is_named(run: RecordedRun) -> None:
         "rides-booking-log": 24,
         "money-booking-log": 24,
         "drivers-booking-log": 24,
-        "booking-timers": 12,
+        "booking-timers": 13,
         "booking-multipliers": 6,
     }
     assert {name: len(line(without, name).findings) for name in counts} == counts
@@ -27,9 +27,9 @@ async def test_every_ride_and_recommendation_that_the_book_lacks_is_named(run: R
     counts = {
         "rides-book-booking": 24,
         "rides-book-log": 24,
-        "quotes-book-log": 26,
-        "advice-book-log": 7,
-        "positions": 43,
+        "quotes-book-log": 27,
+        "advice-book-log": 9,
+        "positions": 52,
     }
     assert {name: len(line(without, name).findings) for name in counts} == counts
 
@@ -44,16 +44,16 @@ async def test_every_trail_that_the_log_lost_is_named(run: RecordedRun) -> None:
         "rides-book-log": 24,
         "rides-booking-log": 24,
         "drivers-booking-log": 24,
-        "quotes-book-log": 26,
-        "advice-book-log": 7,
-        "advice-recommender-log": 7,
+        "quotes-book-log": 27,
+        "advice-book-log": 9,
+        "advice-recommender-log": 10,
         "booking-multipliers": 6,
-        "order": 24 + 26 + 24,
+        "order": 24 + 27 + 24,
         "surge-prices": 3,
-        "forecasts": 115,
+        "forecasts": 315,
     }
     assert {name: len(line(accounts, name).findings) for name in counts} == counts
-    assert len(line(accounts, "money-rides-payments").findings) == 49
+    assert len(line(accounts, "money-rides-payments").findings) == 52
 
 
 async def test_every_event_that_the_log_lost_is_named(run: RecordedRun) -> None:
@@ -62,13 +62,13 @@ async def test_every_event_that_the_log_lost_is_named(run: RecordedRun) -> None:
     reader.rows = {}
     replaced = len(run.all("drivers.v1")) - 24  # of each of 24 drivers the newest must be there
     counts = {
-        "outbox-log": 235 - replaced,
-        "outbox-payment-log": 49,
-        "inbox-booking": 115,
-        "inbox-payment-saga": 49,
-        "inbox-surge": 266,
+        "outbox-log": 246 - replaced,
+        "outbox-payment-log": 52,
+        "inbox-booking": 119,
+        "inbox-payment-saga": 52,
+        "inbox-surge": 285,
         "inbox-recommender": 48,
-        "journal-log": 503,
+        "journal-log": 857,
     }
     assert {name: len(line(accounts, name).findings) for name in counts} == counts
 
@@ -83,16 +83,16 @@ async def test_every_event_that_nobody_applied_or_wrote_is_named(run: RecordedRu
     run.write_journal([])
     accounts = await accounts_of(run)
     counts = {
-        "outbox-log": 235,
-        "outbox-payment-log": 49,
-        "inbox-booking": 115,
-        "inbox-payment-saga": 49,
-        "inbox-surge": 266,
+        "outbox-log": 246,
+        "outbox-payment-log": 52,
+        "inbox-booking": 119,
+        "inbox-payment-saga": 52,
+        "inbox-surge": 285,
         "inbox-recommender": 48,
-        "inbox-event-logger": 503,
-        "journal-log": 503,
-        "recommender-journeys": 15,
-        "advice-recommender-log": 7,
+        "inbox-event-logger": 857,
+        "journal-log": 857,
+        "recommender-journeys": 16,
+        "advice-recommender-log": 9,
     }
     assert {name: len(line(accounts, name).findings) for name in counts} == counts
 
@@ -116,7 +116,7 @@ async def test_every_quote_at_a_wrong_price_is_named(run: RecordedRun) -> None:
         for quote_id, (offered, *others) in quotes.items():
             told = {**offered.data, "multiplier": 2.0, "surge_version": version}
             quotes[quote_id] = [offered._replace(data=told), *others]
-        assert len(line(accounts, "quotes-surge").findings) == 26
+        assert len(line(accounts, "quotes-surge").findings) == 27
     for quote_id, steps in quotes.items():
         quotes[quote_id] = steps[1:] or steps
     assert line(accounts, "quotes-surge").verdict == "agrees"

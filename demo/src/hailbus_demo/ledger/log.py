@@ -118,7 +118,7 @@ class LogReader:
         rides: Ride id → its steps in the order of the log; `quotes`, `drivers` and `cells` map the same way.
         payments: By ride.
         served: Recommendation id → step, as does `chosen`.
-        forecasts: Every forecast.
+        forecasts: Every forecast of demand, `supplies` of supply; `scores` are how far they were off.
         timers: Every timer.
         overdue: Every ride whose time in a state was over.
         positions: For each position report, a hash of who was where when, see `position_hash`; `position_rows` are
@@ -144,6 +144,8 @@ class LogReader:
         self.served: dict[str, Step] = {}
         self.chosen: dict[str, Step] = {}
         self.forecasts: list[Step] = []
+        self.supplies: list[Step] = []
+        self.scores: list[Step] = []
         self.timers: list[Step] = []
         self.overdue: list[Step] = []
         self.positions = array("Q")
@@ -293,6 +295,10 @@ class LogReader:
             self.chosen[str(data["recommendation_id"])] = step
         elif step.type == "demand.forecast_published":
             self.forecasts.append(step)
+        elif step.type == "supply.forecast_published":
+            self.supplies.append(step)
+        elif step.type in {"demand.forecast_scored", "supply.forecast_scored"}:
+            self.scores.append(step)
         elif step.type == "booking.timer_elapsed":
             self.timers.append(step)
         elif step.type == "booking.ride_overdue":

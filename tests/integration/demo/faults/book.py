@@ -89,6 +89,12 @@ def _(run: RecordedRun) -> Finding:
     return Finding(what=f"quote {quote['quote_id']}:", id=quote["quote_id"])
 
 
+def _not_taken(run: RecordedRun) -> dict[str, Any]:
+    """Return the book's line of a recommendation that was served, and not taken."""
+    taken = {line["recommendation_id"] for line in _book(run, "advice") if line["chosen"] is not None}
+    return next(line for line in _book(run, "advice") if line["recommendation_id"] not in taken)
+
+
 @FAULTS.declare("the riders' book", "a recommendation was served that is not in the log", "advice-book-log")
 def _(run: RecordedRun) -> Finding:
     run.write_book([*run.book_lines(), {**next(_book(run, "advice")), "recommendation_id": "new"}])
@@ -98,9 +104,7 @@ def _(run: RecordedRun) -> Finding:
 
 @FAULTS.declare("the riders' book", "a recommendation was taken that is not in the log", "advice-book-log")
 def _(run: RecordedRun) -> Finding:
-    advice = next(line for line in _book(run, "advice") if line["chosen"] is None)
-    chosen = {line["recommendation_id"] for line in _book(run, "advice") if line["chosen"] is not None}
-    assert advice["recommendation_id"] not in chosen
+    advice = _not_taken(run)
     run.write_book([*run.book_lines(), {**advice, "chosen": advice["options"][0]}])
     served = run.find("recommendation.served", recommendation_id=advice["recommendation_id"])
     return at(served, f"recommendation {advice['recommendation_id']}: option {advice['options'][0]} was taken by")
@@ -179,10 +183,8 @@ def _(run: RecordedRun) -> Finding:
 
 @FAULTS.declare("the riders' book", "a recommendation was shown with other options", "advice-book-log")
 def _(run: RecordedRun) -> Finding:
-    lines = run.book_lines()
-    advice = next(line for line in lines if line["kind"] == "advice")
-    advice["options"] = advice["options"][1:]
-    run.write_book(lines)
+    advice = _not_taken(run)
     name = advice["recommendation_id"]
+    run.write_book([*run.book_lines(), {**advice, "options": advice["options"][1:]}])
     served = run.find("recommendation.served", recommendation_id=name)
     return at(served, f"recommendation {name} was served otherwise by the riders' book")

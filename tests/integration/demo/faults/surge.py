@@ -228,3 +228,43 @@ def _(run: RecordedRun) -> Finding:
 def _(run: RecordedRun) -> Finding:
     made = run.append(with_header(run.find("demand.forecast_published"), "ce_id", NEW_ID))
     return at(made, "forecast twice for")
+
+
+def _score(run: RecordedRun, **fields: Any) -> Any:
+    """Have surge publish one score of demand that says something else; return it."""
+    score = run.find("demand.forecast_scored")
+    everywhere(run, with_data(score, **fields))
+    return score
+
+
+@FAULTS.declare("surge", "a score makes its forecasts look better than they were", "forecast-scores")
+def _(run: RecordedRun) -> Finding:
+    score = run.find("demand.forecast_scored")
+    off = data(score)["absolute_error"]
+    return at(_score(run, absolute_error=off - 0.5), f"was off by {off - 0.5:g} by its score, by {off:g} by counts")
+
+
+@FAULTS.declare("surge", "a score makes the naive forecast look worse than it was", "forecast-scores")
+def _(run: RecordedRun) -> Finding:
+    off = data(run.find("demand.forecast_scored"))["naive_absolute_error"]
+    return at(_score(run, naive_absolute_error=off + 1), f"was naively off by {off + 1:g} by its score, by {off:g}")
+
+
+@FAULTS.declare("surge", "a score leaves a forecast out", "forecast-scores")
+def _(run: RecordedRun) -> Finding:
+    made = data(run.find("demand.forecast_scored"))["forecasts"]
+    score = _score(run, forecasts=made - 1)
+    return at(score, f"{made - 1} forecasts of {data(score)['issued_at']} are scored, {made} published")
+
+
+@FAULTS.declare("surge", "forecasts are scored twice", "forecast-scores")
+def _(run: RecordedRun) -> Finding:
+    made = run.append(with_header(run.find("demand.forecast_scored"), "ce_id", NEW_ID))
+    return at(made, f"is scored twice for {data(made)['issued_at']}")
+
+
+@FAULTS.declare("surge", "the forecasts of supply are never scored", "forecast-scores")
+def _(run: RecordedRun) -> Finding:
+    while scores := [r for r in run.all("forecasts.v1") if header(r, "ce_type") == "supply.forecast_scored"]:
+        run.take_out(scores[0])
+    return Finding(what="were never scored", topic="forecasts.v1")

@@ -1,6 +1,18 @@
 """The lines of the ledger: one pure function each, which compares two accounts and says what disagrees."""
 
-from hailbus_demo.ledger.lines import advice, consumers, drivers, lake, log, money, pooling, positions, pricing, rides
+from hailbus_demo.ledger.lines import (
+    advice,
+    consumers,
+    drivers,
+    lake,
+    log,
+    money,
+    pooling,
+    positions,
+    pricing,
+    rides,
+    scores,
+)
 from hailbus_demo.ledger.lines.registry import LineSpec
 
 LINES: tuple[LineSpec, ...] = (
@@ -11,6 +23,7 @@ LINES: tuple[LineSpec, ...] = (
     *log.LINES,
     *consumers.LINES,
     *pricing.LINES,
+    *scores.LINES,
     *advice.LINES,
     *positions.LINES,
     *lake.LINES,

@@ -78,7 +78,7 @@ def _slots(accounts: Accounts) -> Judgement:
     state = _state(accounts, reader)
     closed, expected = closed_until_ms(reader, accounts.surge_group), expected_close_ms(reader)
     late = int(state.get("late_count", 0))
-    counted, _ = _counted(accounts, reader)
+    counted, _ = counted_by_slot(accounts, reader)
     if expected is not None and not accounts.so_far and (closed is None or closed < expected):
         found.add(
             f"surge has closed the minutes until {closed}, and the log reaches to {expected}: it does not count",
@@ -116,7 +116,7 @@ def _drivers(accounts: Accounts) -> Judgement:
     if late or any(part.gaps or part.start for (topic, _), part in log.partitions.items() if topic in DRIVER_TOPICS):
         # Facts that came late are in the log and not with surge; of what was deleted from the log it is the reverse.
         return found.judge(f"not compared, because {late:,} facts came late or the log has lost some")
-    _, slots = _counted(accounts, reader)
+    _, slots = counted_by_slot(accounts, reader)
     total = compared = 0
     for number, counted in slots.items():
         if closed is None or (number + 1) * SLOT_MS > closed:
@@ -130,7 +130,9 @@ def _drivers(accounts: Accounts) -> Judgement:
     return found.judge(f"{total:,} free drivers were counted at the ends of {compared:,} slots")
 
 
-def _counted(accounts: Accounts, reader: LogReader) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
+def counted_by_slot(
+    accounts: Accounts, reader: LogReader
+) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
     """Return the pickups and the free drivers per cell that surge's table says, by slot."""
     pickups: dict[int, dict[str, int]] = {}
     drivers: dict[int, dict[str, int]] = {}
