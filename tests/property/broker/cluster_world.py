@@ -62,7 +62,7 @@ class World:
         self.tail_lost: set[tuple[bytes, int]] = set()
         self.vouched_for: list[int] = []
         """The ISR that a leader asks for."""
-        self.write(self.controller.activate(now_ms=self.now_ms, has_open_transaction=False), "activate")
+        self.write(self.controller.activate(next_offset=self.offset, now_ms=self.now_ms, has_open_transaction=False), "activate")
         if has_elr:
             self.write([FeatureLevelRecord(name=ELR_VERSION, feature_level=1)], "elr")
         self.actions: list[Callable[[], None]] = [
@@ -134,7 +134,7 @@ class World:
         broker_id = self.rng.choice(BROKERS)
         broker = self.image.brokers.get(broker_id)
         if broker is not None and self.rng.random() < 0.7:
-            self.write(self.controller.fence(broker_id, broker.broker_epoch), "fence")
+            self.write(self.controller.fence(broker_id, broker.broker_epoch, next_offset=self.offset), "fence")
         is_clean = broker is not None and self.rng.random() < 0.6
         previous = broker.broker_epoch if broker is not None and is_clean else -1
         decision = self.controller.register(
@@ -180,7 +180,8 @@ class World:
     def refused(self) -> None:
         broker_id = self.some_broker()
         if broker_id is not None:
-            self.write(self.controller.fence(broker_id, self.image.brokers[broker_id].broker_epoch), "fence")
+            epoch = self.image.brokers[broker_id].broker_epoch
+            self.write(self.controller.fence(broker_id, epoch, next_offset=self.offset), "fence")
             assert self.image.brokers[broker_id].fenced
 
     def fall_silent(self) -> None:
@@ -190,8 +191,8 @@ class World:
             if self.rng.random() < 0.8:
                 self.heartbeat(broker_id, want_fence=self.image.brokers[broker_id].fenced)
         while (deadline_ms := self.controller.deadline_ms()) is not None and deadline_ms <= self.now_ms:
-            self.write(self.controller.tick(now_ms=self.now_ms), "tick")
-        assert not self.controller.tick(now_ms=self.now_ms)
+            self.write(self.controller.tick(next_offset=self.offset, now_ms=self.now_ms), "tick")
+        assert not self.controller.tick(next_offset=self.offset, now_ms=self.now_ms)
 
     def unregister(self) -> None:
         broker_id = self.some_broker()
@@ -356,7 +357,7 @@ class World:
         broker_id = self.some_broker()
         if broker_id is not None:
             epoch = self.image.brokers[broker_id].broker_epoch
-            self.image.apply(self.controller.fence(broker_id, epoch))
+            self.image.apply(self.controller.fence(broker_id, epoch, next_offset=self.offset))
         self.image = self.controller.image = committed
         assert self.image.to_records() == expected
 

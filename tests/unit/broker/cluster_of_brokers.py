@@ -71,7 +71,7 @@ class Brokers:
             directory_id=bytes(16),
             chance=random.Random(5),
         )
-        self.write(self.controller.activate(now_ms=0, has_open_transaction=False))
+        self.write(self.controller.activate(next_offset=0, now_ms=0, has_open_transaction=False))
         if has_elr:
             self.write([FeatureLevelRecord(name=ELR_VERSION, feature_level=1)])
         for broker_id in broker_ids:
@@ -105,7 +105,11 @@ class Brokers:
 
     def fence(self, *broker_ids: int) -> None:
         for broker_id in broker_ids:
-            self.write(self.controller.fence(broker_id, self.image.brokers[broker_id].broker_epoch))
+            epoch = self.image.brokers[broker_id].broker_epoch
+            self.write(self.controller.fence(broker_id, epoch, next_offset=self.offset))
+
+    def tick(self, now_ms: int | None = None) -> list[Message]:
+        return self.controller.tick(next_offset=self.offset, now_ms=self.now_ms if now_ms is None else now_ms)
 
     def create(self, *replicas: Sequence[int], **configs: str) -> None:
         """Create the topic `rides` with a partition per list of replicas."""

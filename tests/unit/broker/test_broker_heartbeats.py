@@ -49,6 +49,47 @@ def test_a_broker_that_wants_a_fence_gets_it() -> None:
     assert (cluster.partition().leader, cluster.partition().isr) == (2, (2,))
 
 
+def test_a_heartbeat_from_before_the_fence_changes_nothing() -> None:
+    """It may arrive late, when the process that sent it has ended."""
+    cluster = Brokers(1, 2)
+    cluster.create([1, 2])
+    sent_before = cluster.offset - 1
+    cluster.fence(1)
+    fenced_offset = cluster.offset - 1
+    for offset in (sent_before, fenced_offset - 1):
+        answer = cluster.heartbeat(1, current_metadata_offset=offset)
+        assert (answer.is_caught_up, answer.is_fenced) == (False, True)
+    assert cluster.partition().leader == 2
+    answer = cluster.heartbeat(1, current_metadata_offset=fenced_offset)
+    assert (answer.is_caught_up, answer.is_fenced) == (True, False)
+
+
+@pytest.mark.parametrize("how", ["silence", "stop", "wish"])
+def test_whoever_fences_a_broker_waits_for_it_to_know(how: str) -> None:
+    cluster = Brokers(1, 2)
+    sent_before = cluster.offset - 1
+    match how:
+        case "silence":
+            cluster.now_ms = 9_001
+            cluster.heartbeat(1)
+            cluster.write(cluster.tick())
+        case "stop":
+            assert cluster.heartbeat(2, want_shut_down=True).should_shut_down
+        case "wish":
+            assert cluster.heartbeat(2, want_fence=True).is_fenced
+    assert cluster.image.brokers[2].fenced
+    assert cluster.heartbeat(2, current_metadata_offset=sent_before).is_fenced
+
+
+def test_a_new_controller_unfences_nobody_by_a_heartbeat_to_an_earlier_one() -> None:
+    cluster = Brokers(1, 2)
+    sent_before = cluster.offset - 1
+    cluster.fence(2)
+    cluster.write(cluster.controller.activate(next_offset=cluster.offset, now_ms=0, has_open_transaction=False))
+    assert cluster.heartbeat(2, current_metadata_offset=sent_before).is_fenced
+    assert not cluster.heartbeat(2).is_fenced
+
+
 def test_silent_brokers_are_fenced_one_after_the_other() -> None:
     cluster = Brokers(1, 2, 3)
     cluster.create([3, 2, 1])
@@ -59,7 +100,7 @@ def test_silent_brokers_are_fenced_one_after_the_other() -> None:
     fenced = []
     while (deadline_ms := cluster.controller.deadline_ms()) is not None and deadline_ms <= cluster.now_ms:
         before = {broker_id for broker_id, broker in cluster.image.brokers.items() if broker.fenced}
-        cluster.write(cluster.controller.tick(now_ms=cluster.now_ms))
+        cluster.write(cluster.tick())
         fenced += sorted({one for one, broker in cluster.image.brokers.items() if broker.fenced} - before)
     assert sorted(fenced) == [2, 3]
     assert (cluster.partition().leader, cluster.partition().isr) == (1, (1,))
@@ -70,15 +111,15 @@ def test_the_deadline_is_that_of_the_broker_that_is_silent_longest() -> None:
     cluster.now_ms = 300
     cluster.heartbeat(1)
     assert cluster.controller.deadline_ms() == 501
-    assert cluster.controller.tick(now_ms=500) == []
-    cluster.write(cluster.controller.tick(now_ms=501))
+    assert cluster.tick(500) == []
+    cluster.write(cluster.tick(501))
     assert cluster.image.brokers[2].fenced
     assert cluster.controller.deadline_ms() == 801
 
 
 def test_a_new_controller_gives_every_broker_a_whole_session() -> None:
     cluster = Brokers(1, 2, settings={"metadata.max.idle.interval.ms": "0"})
-    records = cluster.controller.activate(now_ms=50_000, has_open_transaction=True)
+    records = cluster.controller.activate(next_offset=cluster.offset, now_ms=50_000, has_open_transaction=True)
     assert [type(record) for record in records] == [AbortTransactionRecord]
     assert cluster.controller.deadline_ms() == 59_001
 
@@ -86,7 +127,7 @@ def test_a_new_controller_gives_every_broker_a_whole_session() -> None:
 def test_a_new_cluster_begins_with_its_levels_in_a_transaction() -> None:
     cluster = Brokers(settings={"min.insync.replicas": "2"})
     levels = {"group.version": 1, "metadata.version": 30, "eligible.leader.replicas.version": 1}
-    records = cluster.controller.activate(now_ms=0, has_open_transaction=False, bootstrap=levels)
+    records = cluster.controller.activate(next_offset=cluster.offset, now_ms=0, has_open_transaction=False, bootstrap=levels)
     assert [type(record).__name__ for record in records] == [
         "BeginTransactionRecord",
         "FeatureLevelRecord",
@@ -105,8 +146,8 @@ def test_a_new_cluster_begins_with_its_levels_in_a_transaction() -> None:
 def test_an_idle_controller_writes_records_without_meaning() -> None:
     cluster = Brokers(settings={"metadata.max.idle.interval.ms": "500"})
     assert cluster.controller.deadline_ms() == 500
-    assert [type(record) for record in cluster.controller.tick(now_ms=500)] == [NoOpRecord]
-    assert cluster.controller.tick(now_ms=999) == []
+    assert [type(record) for record in cluster.tick(500)] == [NoOpRecord]
+    assert cluster.tick(999) == []
     assert cluster.controller.deadline_ms() == 1_000
 
 
@@ -152,10 +193,10 @@ def test_a_broker_that_was_about_to_stop_returns_as_another_incarnation_only() -
 def test_a_fence_for_another_incarnation_does_nothing() -> None:
     cluster = Brokers(1, 2)
     epoch = cluster.image.brokers[2].broker_epoch
-    assert cluster.controller.fence(2, epoch - 1) == []
-    assert cluster.controller.fence(7, 0) == []
+    assert cluster.controller.fence(2, epoch - 1, next_offset=cluster.offset) == []
+    assert cluster.controller.fence(7, 0, next_offset=cluster.offset) == []
     cluster.fence(2)
-    assert cluster.controller.fence(2, epoch) == []
+    assert cluster.controller.fence(2, epoch, next_offset=cluster.offset) == []
 
 
 def test_replicas_of_a_lost_directory_leave_the_isr() -> None:

@@ -16,6 +16,7 @@ class Quorum:
     """A metadata log that has not heard yet that another node leads."""
 
     is_active = True
+    next_offset = 7
 
     def __init__(self) -> None:
         self.refused = 0
@@ -34,7 +35,7 @@ def test_a_decision_by_the_clock_is_dropped_when_another_node_leads() -> None:
         roles=SimpleNamespace(is_standalone=True),
         metadata=metadata,
         controller=SimpleNamespace(
-            deadline_ms=lambda: 0, tick=lambda *, now_ms: [now_ms], image=SimpleNamespace(brokers={})
+            deadline_ms=lambda: 0, tick=lambda **when: [when], image=SimpleNamespace(brokers={})
         ),
         clock=SimpleNamespace(now_ms=lambda: 1),
         failure=None,

@@ -126,7 +126,7 @@ def test_the_same_image_gives_the_same_decisions() -> None:
             case BrokerRegistrationChangeRecord():
                 broker = before.brokers[record.broker_id]
                 if record.fenced == FENCE and not broker.fenced:
-                    replay.explain_before(position, "fence", lambda one, broker=broker: one._fence(broker))
+                    replay.explain_before(position, "fence", lambda one, broker=broker: one._fence(broker, 0))
                 elif record.fenced == UNFENCE:
                     replay.explain_after(position, "unfence", replay.controller(position)._unfence(broker))
                 elif record.in_controlled_shutdown:

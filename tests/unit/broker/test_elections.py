@@ -195,8 +195,8 @@ def test_the_clock_gives_preferred_leaders_their_leaderships_back() -> None:
     cluster.heartbeat(1)
     cluster.alter_isr(2, 1)
     assert cluster.controller.deadline_ms() == 1_000
-    assert cluster.controller.tick(now_ms=999) == []
-    cluster.write(cluster.controller.tick(now_ms=1_000))
+    assert cluster.tick(999) == []
+    cluster.write(cluster.tick(1_000))
     assert cluster.partition().leader == 1
     off = Brokers(1, 2, settings={"auto.leader.rebalance.enable": "false", "metadata.max.idle.interval.ms": "0"})
     assert off.controller.deadline_ms() == 9_001, "the end of a session"

@@ -19,10 +19,10 @@ BROKER = ResourceType.BROKER
 def test_a_log_without_a_metadata_level_gets_one() -> None:
     cluster = Brokers()
     cluster.write([FeatureLevelRecord(name="group.version", feature_level=1)])
-    records = cluster.controller.activate(now_ms=0, has_open_transaction=False)
+    records = cluster.controller.activate(next_offset=cluster.offset, now_ms=0, has_open_transaction=False)
     assert records == [FeatureLevelRecord(name=METADATA_VERSION, feature_level=METADATA_LEVEL)]
     cluster.write(records)
-    assert cluster.controller.activate(now_ms=0, has_open_transaction=False) == []
+    assert cluster.controller.activate(next_offset=cluster.offset, now_ms=0, has_open_transaction=False) == []
 
 
 def test_a_single_node_finalises_all_but_the_levels_of_replicas() -> None:

@@ -30,7 +30,7 @@ def test_a_new_topic_gives_replicas_to_lead_and_to_follow() -> None:
 def test_a_lost_leader_makes_a_follower_lead_in_a_new_epoch() -> None:
     cluster = Brokers(1, 2)
     cluster.create([1, 2])
-    delta = cluster.write(cluster.controller.fence(1, cluster.image.brokers[1].broker_epoch))
+    delta = cluster.write(cluster.controller.fence(1, cluster.image.brokers[1].broker_epoch, next_offset=0))
     (found,) = local_changes(delta, cluster.image, 2).leads
     assert (found.is_new, found.begins_epoch, found.state.isr) == (False, True, (2,))
     (found,) = local_changes(delta, cluster.image, 1).follows

@@ -82,7 +82,7 @@ class ControllerRole:
             if deadline_ms is None or now_ms < deadline_ms:
                 return
             try:
-                metadata.write(controller.tick(now_ms=now_ms))
+                metadata.write(controller.tick(next_offset=metadata.next_offset, now_ms=now_ms))
             except StorageError:
                 return  # the metadata log has reported it, and takes no part in the quorum any more
             except ApiError:
@@ -153,6 +153,7 @@ class ControllerRole:
             return
         log.warning("broker_found_dead", broker_id=broker_id, reason=reason, effect="it is fenced at once")
         try:
-            metadata.write(self._core.controller.fence(broker_id, broker_epoch))
+            fenced = self._core.controller.fence(broker_id, broker_epoch, next_offset=metadata.next_offset)
+            metadata.write(fenced)
         except (ApiError, StorageError) as error:
             log.info("broker_not_fenced", broker_id=broker_id, error=str(error))

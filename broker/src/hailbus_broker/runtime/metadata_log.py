@@ -113,6 +113,11 @@ class MetadataLog:
 
     # ------------------------------------------------------------------ the controller's decisions
 
+    @property
+    def next_offset(self) -> Offset:
+        """Where the next record is appended."""
+        return self.quorum.log.log_end_offset
+
     def write(self, records: Sequence[Message]) -> asyncio.Future[None]:
         """Append records.
 
@@ -169,7 +174,7 @@ class MetadataLog:
         return result, self.write(records)
 
     def _append(self, records: Sequence[Message], batch: bytearray | None = None) -> asyncio.Future[None]:
-        start_offset = self.quorum.log.log_end_offset
+        start_offset = self.next_offset
         done: asyncio.Future[None] = self._loop.create_future()
         # It may be committed before `append` returns.
         self._writes.append(_Write(start_offset, start_offset + len(records), records, done))
@@ -193,9 +198,9 @@ class MetadataLog:
         """
         if not self.is_active:
             raise _not_active()
-        start_offset = self.quorum.log.log_end_offset
+        start_offset = self.next_offset
         self.quorum.upgrade_kraft_version(level)
-        end_offset = self.quorum.log.log_end_offset
+        end_offset = self.next_offset
         if end_offset > start_offset:
             self._last = self._loop.create_future()
             self._writes.append(_Write(start_offset, end_offset, (), self._last))
@@ -264,6 +269,7 @@ class MetadataLog:
         image = self._publisher.image
         is_new = not (image.features or image.brokers or image.topics)
         first = self._controller.activate(
+            next_offset=self.next_offset,
             now_ms=self._clock.now_ms(),
             has_open_transaction=self._reader.transactions.is_open,
             bootstrap=self._bootstrap if is_new else None,

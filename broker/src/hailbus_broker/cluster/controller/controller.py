@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hailbus_broker.cluster.metadata.image import MetadataImage
     from hailbus_broker.cluster.options import BrokerConfig
     from hailbus_broker.protocol.schema import Message, Uuid
+    from hailbus_broker.records import Offset
 
 
 class Controller(
@@ -65,16 +66,22 @@ class Controller(
         return Controller(image, self._config, node_id=self._node_id, directory_id=self._directory_id, chance=self._rng)
 
     def activate(
-        self, *, now_ms: int, has_open_transaction: bool, bootstrap: Mapping[str, int] | None = None
+        self,
+        *,
+        next_offset: Offset,
+        now_ms: int,
+        has_open_transaction: bool,
+        bootstrap: Mapping[str, int] | None = None,
     ) -> list[Message]:
         """Decide what a new leader of the metadata log writes before anything else.
 
         Args:
+            next_offset: Of the first record that this decision would append.
             now_ms: On the clock of the sessions, which begin now.
             has_open_transaction: Whether an earlier controller began a metadata transaction and did not end it.
             bootstrap: Levels of features to finalise, if the log has no records yet.
         """
-        self.sessions.reset(self.image.brokers, now_ms=now_ms)
+        self.sessions.reset(self.image.brokers, next_offset=next_offset, now_ms=now_ms)
         self._due_ms.clear()
         for name, (interval_ms, _) in self._periodic().items():
             self._due_ms[name] = now_ms + interval_ms
@@ -103,12 +110,14 @@ class Controller(
             times.append(session)
         return min(times, default=None)
 
-    def tick(self, *, now_ms: int) -> list[Message]:
+    def tick(self, *, next_offset: Offset, now_ms: int) -> list[Message]:
         """Decide what is due: one broker to fence, or else the periodic work.
+
+        The first record of the decision would be appended at `next_offset`.
 
         Call it again when its records were applied: `deadline_ms` says when.
         """
-        records = self.fence_silent(now_ms=now_ms)
+        records = self.fence_silent(next_offset=next_offset, now_ms=now_ms)
         if records:
             return records
         for name, (interval_ms, decide) in self._periodic().items():

@@ -32,7 +32,7 @@ class HeartbeatDecisions(ControllerState):
         | The broker is | and wants | it becomes |
         |---|---|---|
         | fenced | to stop | fenced, and may stop |
-        | fenced | to lead, and has applied its registration | unfenced, unless it was about to stop |
+        | fenced | to lead, and has applied its registration and what fenced it | unfenced, unless it was about to stop |
         | unfenced | to be fenced | fenced |
         | unfenced | to stop, and leads nothing | fenced, and may stop |
         | unfenced | to stop | in controlled shutdown |
@@ -51,7 +51,7 @@ class HeartbeatDecisions(ControllerState):
         session = self.sessions.touch(broker, now_ms=now_ms)
         session.metadata_offset = request.current_metadata_offset
         records: list[Message] = []
-        is_caught_up = request.current_metadata_offset >= session.registration_offset
+        is_caught_up = request.current_metadata_offset >= session.known_offset
         is_fenced, may_stop = broker.fenced, False
         if broker.fenced:
             if request.want_shut_down:
@@ -61,11 +61,11 @@ class HeartbeatDecisions(ControllerState):
                 records += self._unfence(broker)
         elif request.want_fence and not broker.in_controlled_shutdown:
             is_fenced, may_stop = True, request.want_shut_down
-            records += self._fence(broker)
+            records += self._fence(broker, next_offset)
         elif request.want_shut_down or broker.in_controlled_shutdown:
             if self._may_stop(broker, session):
                 is_fenced = may_stop = True
-                records += self._fence(broker)
+                records += self._fence(broker, next_offset)
             elif not broker.in_controlled_shutdown:
                 records += self._begin_shutdown(broker)
                 session.shutdown_offset = next_offset + len(records) - 1
@@ -79,29 +79,33 @@ class HeartbeatDecisions(ControllerState):
             BrokerHeartbeatResponse(is_caught_up=is_caught_up, is_fenced=is_fenced, should_shut_down=may_stop),
         )
 
-    def fence_silent(self, *, now_ms: int) -> list[Message]:
+    def fence_silent(self, *, next_offset: Offset, now_ms: int) -> list[Message]:
         """Decide to fence the broker that is silent longest beyond the session timeout, if there is one.
 
         One at a time: the next decision sees what the loss of this one has changed.
         """
         broker_id = self.sessions.stale(self.image.brokers, now_ms=now_ms)
-        return [] if broker_id is None else self.fence(broker_id, self.image.brokers[broker_id].broker_epoch)
+        if broker_id is None:
+            return []
+        return self.fence(broker_id, self.image.brokers[broker_id].broker_epoch, next_offset=next_offset)
 
-    def fence(self, broker_id: int, broker_epoch: int) -> list[Message]:
+    def fence(self, broker_id: int, broker_epoch: int, *, next_offset: Offset) -> list[Message]:
         """Decide to fence a broker that is known to be dead: its host refuses connections.
 
         Args:
             broker_id: Of the broker.
             broker_epoch: Of the incarnation that was found dead. For any other one nothing happens.
+            next_offset: Of the first record that this decision would append.
         """
         broker = self.image.brokers.get(broker_id)
         if broker is None or broker.broker_epoch != broker_epoch:
             return []
         self.sessions.end(broker_id)
-        return [] if broker.fenced else self._fence(broker)
+        return [] if broker.fenced else self._fence(broker, next_offset)
 
-    def _fence(self, broker: BrokerState) -> list[Message]:
+    def _fence(self, broker: BrokerState, next_offset: Offset) -> list[Message]:
         records = self.leader_and_isr_changes(self.partitions_in_sync_on(broker.node_id), removed=broker.node_id)
+        self.sessions.fence(broker, next_offset + len(records))
         records.append(_change(broker, fenced=FENCE))
         return records
 

@@ -18,15 +18,17 @@ class BrokerSession:
 
     Attributes:
         broker_epoch: Of the incarnation.
-        registration_offset: Where its registration is in the metadata log; it has to have applied it to be unfenced.
+        known_offset: In the metadata log, of its registration or of what fenced it since. A heartbeat that unfences it
+            has applied that: an earlier one may arrive late, even after the process has ended.
         metadata_offset: Of the last record that it has applied, as it said.
         shutdown_offset: Others have to have applied the records before it, so that the broker may stop; None while it
             is not shutting down.
+        last_contact_ms: None after the end of the session.
     """
 
     broker_epoch: int
-    registration_offset: Offset
-    last_contact_ms: int
+    known_offset: Offset
+    last_contact_ms: int | None
     metadata_offset: Offset = -1
     shutdown_offset: Offset | None = None
 
@@ -41,32 +43,49 @@ class BrokerSessions:
     def __init__(self, *, timeout_ms: int) -> None:
         self._timeout_ms: Final = timeout_ms
         self._by_broker: Final[dict[int, BrokerSession]] = {}
+        self._first_offset: Offset = 0
 
-    def reset(self, brokers: Mapping[int, BrokerState], *, now_ms: int) -> None:
-        """Begin a session of full length for every broker that is not fenced: a new controller has heard of none."""
+    def reset(self, brokers: Mapping[int, BrokerState], *, next_offset: Offset, now_ms: int) -> None:
+        """Begin a session of full length for every broker that is not fenced: a new controller has heard of none.
+
+        What fenced the others is before `next_offset`.
+        """
         self._by_broker.clear()
+        self._first_offset = next_offset
         for broker in brokers.values():
             if not broker.fenced:
                 self.begin(broker.node_id, broker.broker_epoch, broker.broker_epoch, now_ms=now_ms)
 
-    def begin(self, broker_id: int, broker_epoch: int, registration_offset: Offset, *, now_ms: int) -> None:
+    def begin(self, broker_id: int, broker_epoch: int, known_offset: Offset, *, now_ms: int | None) -> None:
         """Begin the session of a broker that registers."""
         self._by_broker[broker_id] = BrokerSession(
-            broker_epoch=broker_epoch, registration_offset=registration_offset, last_contact_ms=now_ms
+            broker_epoch=broker_epoch, known_offset=known_offset, last_contact_ms=now_ms
         )
 
     def touch(self, broker: BrokerState, *, now_ms: int) -> BrokerSession:
         """Note that a broker was heard of, and return its session."""
         session = self._by_broker.get(broker.node_id)
         if session is None or session.broker_epoch != broker.broker_epoch:
-            self.begin(broker.node_id, broker.broker_epoch, broker.broker_epoch, now_ms=now_ms)
+            # An earlier controller has fenced it, or registered it.
+            known_offset = max(broker.broker_epoch, self._first_offset - 1)
+            self.begin(broker.node_id, broker.broker_epoch, known_offset, now_ms=now_ms)
             session = self._by_broker[broker.node_id]
         session.last_contact_ms = now_ms
         return session
 
+    def fence(self, broker: BrokerState, fenced_offset: Offset) -> None:
+        """Note what fences a broker."""
+        session = self._by_broker.get(broker.node_id)
+        if session is None or session.broker_epoch != broker.broker_epoch:
+            self.begin(broker.node_id, broker.broker_epoch, fenced_offset, now_ms=None)
+        else:
+            session.known_offset = fenced_offset
+
     def end(self, broker_id: int) -> None:
-        """Forget a broker that has stopped, or is known to be dead."""
-        self._by_broker.pop(broker_id, None)
+        """End the session of a broker that has stopped, or is known to be dead."""
+        session = self._by_broker.get(broker_id)
+        if session is not None:
+            session.last_contact_ms = None
 
     def is_live(self, broker: BrokerState, *, now_ms: int) -> bool:
         """Whether an incarnation was heard of within the session timeout."""
@@ -74,6 +93,7 @@ class BrokerSessions:
         return (
             session is not None
             and session.broker_epoch == broker.broker_epoch
+            and session.last_contact_ms is not None
             and now_ms - session.last_contact_ms <= self._timeout_ms
         )
 
@@ -104,4 +124,6 @@ class BrokerSessions:
 
     def _last_contact_ms(self, broker: BrokerState) -> int:
         session = self._by_broker.get(broker.node_id)
-        return -self._timeout_ms if session is None else session.last_contact_ms
+        if session is None or session.last_contact_ms is None:
+            return -self._timeout_ms
+        return session.last_contact_ms

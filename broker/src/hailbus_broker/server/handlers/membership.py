@@ -20,7 +20,7 @@ def broker_registration(dispatcher: Dispatcher, _: Request, message: Any) -> Awa
         lambda: core.controller.register(
             message,
             cluster_id=core.cluster_id,
-            next_offset=core.metadata.quorum.log.log_end_offset,
+            next_offset=core.metadata.next_offset,
             now_ms=core.clock.now_ms(),
         )
     )
@@ -34,7 +34,7 @@ def broker_heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> 
         core.controller_role.heard(connection, message.broker_id, message.broker_epoch)
     return core.metadata.decide(
         lambda: core.controller.heartbeat(
-            message, next_offset=core.metadata.quorum.log.log_end_offset, now_ms=core.clock.now_ms()
+            message, next_offset=core.metadata.next_offset, now_ms=core.clock.now_ms()
         )
     )
 
