@@ -62,7 +62,10 @@ class World:
         self.tail_lost: set[tuple[bytes, int]] = set()
         self.vouched_for: list[int] = []
         """The ISR that a leader asks for."""
-        self.write(self.controller.activate(next_offset=self.offset, now_ms=self.now_ms, has_open_transaction=False), "activate")
+        self.write(
+            self.controller.activate(next_offset=self.offset, now_ms=self.now_ms, has_open_transaction=False),
+            "activate",
+        )
         if has_elr:
             self.write([FeatureLevelRecord(name=ELR_VERSION, feature_level=1)], "elr")
         self.actions: list[Callable[[], None]] = [

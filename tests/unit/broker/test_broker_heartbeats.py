@@ -127,7 +127,9 @@ def test_a_new_controller_gives_every_broker_a_whole_session() -> None:
 def test_a_new_cluster_begins_with_its_levels_in_a_transaction() -> None:
     cluster = Brokers(settings={"min.insync.replicas": "2"})
     levels = {"group.version": 1, "metadata.version": 30, "eligible.leader.replicas.version": 1}
-    records = cluster.controller.activate(next_offset=cluster.offset, now_ms=0, has_open_transaction=False, bootstrap=levels)
+    records = cluster.controller.activate(
+        next_offset=cluster.offset, now_ms=0, has_open_transaction=False, bootstrap=levels
+    )
     assert [type(record).__name__ for record in records] == [
         "BeginTransactionRecord",
         "FeatureLevelRecord",

@@ -32,7 +32,7 @@ class HeartbeatDecisions(ControllerState):
         | The broker is | and wants | it becomes |
         |---|---|---|
         | fenced | to stop | fenced, and may stop |
-        | fenced | to lead, and has applied its registration and what fenced it | unfenced, unless it was about to stop |
+        | fenced | to lead, and has applied its registration and last fence | unfenced, unless it was about to stop |
         | unfenced | to be fenced | fenced |
         | unfenced | to stop, and leads nothing | fenced, and may stop |
         | unfenced | to stop | in controlled shutdown |

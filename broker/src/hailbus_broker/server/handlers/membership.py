@@ -33,9 +33,7 @@ def broker_heartbeat(dispatcher: Dispatcher, request: Request, message: Any) -> 
     if connection is not None and core.controller_role is not None:
         core.controller_role.heard(connection, message.broker_id, message.broker_epoch)
     return core.metadata.decide(
-        lambda: core.controller.heartbeat(
-            message, next_offset=core.metadata.next_offset, now_ms=core.clock.now_ms()
-        )
+        lambda: core.controller.heartbeat(message, next_offset=core.metadata.next_offset, now_ms=core.clock.now_ms())
     )
 
 
