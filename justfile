@@ -50,6 +50,10 @@ bench-sdk *args:
 bench-city *args:
     uv run python tests/bench/bench_city.py {{args}}
 
+# what the surge worker's CPU costs per event
+bench-surge *args:
+    uv run python tests/bench/bench_surge.py {{args}}
+
 # how long the lake takes for a backlog
 bench-lake *args:
     uv run python tests/bench/bench_lake.py {{args}}

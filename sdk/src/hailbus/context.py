@@ -24,6 +24,12 @@ E_co = TypeVar("E_co", bound=Event, covariant=True)
 class Context:
     """The record that an event came in.
 
+    Args:
+        record: As it was read.
+        attempt: See below.
+        group: See below.
+        envelope: Of the record, if somebody has read it already.
+
     Attributes:
         attempt: 1 for the first call of the handler with this record by this process.
         group: The consumer group, None when reading without one.
@@ -32,12 +38,14 @@ class Context:
 
     __slots__ = ("_envelope", "attempt", "group", "record", "tx")
 
-    def __init__(self, record: Received, attempt: int = 1, group: str | None = None) -> None:
+    def __init__(
+        self, record: Received, attempt: int = 1, group: str | None = None, *, envelope: Envelope | None = None
+    ) -> None:
         self.record = record
         self.attempt = attempt
         self.group = group
         self.tx: AsyncConnection | None = None
-        self._envelope: Envelope | None = None
+        self._envelope = envelope
 
     @property
     def envelope(self) -> Envelope:

@@ -130,10 +130,14 @@ def test_columns_know_their_neighbours_whenever_they_appear() -> None:
     for cell in (centre, *around):
         later.grow([cell])
     assert at_once.table.tolist() == later.table.tolist()
-    assert sorted(at_once.table[0]) == [1, 2, 3, 4, 5, 6]
+    assert sorted(at_once.table[:, 0]) == [1, 2, 3, 4, 5, 6]
+    counts = np.array([[100.0, 1, 2, 3, 4, 5, 6], [0.0, 1, 1, 1, 1, 1, 1]])
+    sums = at_once.sums(counts)
+    assert sums[:, 0].tolist() == [21, 6]
     for column, cell in enumerate(around, start=1):
-        beside = {place for place in at_once.table[column].tolist() if place >= 0}
+        beside = {place for place in at_once.table[:, column].tolist() if place >= 0}
         assert beside == {index for index, other in enumerate((centre, *around)) if other in ring(cell)}
+        assert sums[:, column].tolist() == counts[:, sorted(beside)].sum(axis=1).tolist()
 
 
 def test_a_rise_around_a_cell_raises_its_forecast() -> None:

@@ -66,24 +66,33 @@ class Forecast:
 
 
 class Neighbours:
-    """Which columns are the cells around a cell: `table` has shape (cells, 6), −1 where no column is."""
+    """Which columns are the cells around a cell: `table` has shape (6, cells), −1 where no column is."""
 
     def __init__(self) -> None:
         self._columns: dict[str, int] = {}
-        self.table: NDArray[np.intp] = np.empty((0, 6), dtype=np.intp)
+        self.table: NDArray[np.intp] = np.empty((6, 0), dtype=np.intp)
 
     def grow(self, cells: Sequence[str]) -> None:
         """Append columns for these cells."""
         for cell in cells:
             self._columns[cell] = len(self._columns)
-        self.table = np.vstack([self.table, np.full((len(cells), 6), -1, dtype=np.intp)])
+        self.table = np.hstack([self.table, np.full((6, len(cells)), -1, dtype=np.intp)])
         for cell in cells:
             column = self._columns[cell]
             for place, other in enumerate(ring(cell)):
                 known = self._columns.get(other)
                 if known is not None:
-                    self.table[column, place] = known
-                    self.table[known, ring(other).index(cell)] = column
+                    self.table[place, column] = known
+                    self.table[ring(other).index(cell), known] = column
+
+    def sums(self, rows: Floats) -> Floats:
+        """Of each row, shape (rows, cells), the sum over the cells around each cell."""
+        known = np.hstack([rows, np.zeros((len(rows), 1))])  # −1 points to the last column
+        found = np.zeros_like(rows)
+        for index, row in enumerate(known):
+            for columns in self.table:
+                found[index] += row[columns]  # six gathers of a row are several times faster than one of all
+        return found
 
 
 class Levels(Numbers):
@@ -132,12 +141,7 @@ class Levels(Numbers):
 
     def rings(self, neighbours: Neighbours) -> Floats:
         """Ratio of the cells around each cell, shape (`RING_HALF_LIVES`, cells)."""
-        counted, usual = (
-            np.hstack([sums[: self.RING_HALF_LIVES], np.zeros((self.RING_HALF_LIVES, 1))])[:, neighbours.table].sum(
-                axis=2
-            )
-            for sums in (self._counted, self._usual)
-        )
+        counted, usual = (neighbours.sums(sums[: self.RING_HALF_LIVES]) for sums in (self._counted, self._usual))
         city = self.city()[: self.RING_HALF_LIVES]
         result: Floats = (counted + self.RING_PRIOR * city) / (usual + self.RING_PRIOR)
         return result

@@ -34,7 +34,8 @@ class Rhythm(Numbers):
         leading = phases[-1]
         self.sums[leading] *= self._keep
         self.weights[leading] *= self._keep
-        self.sums[phases] += kernel[:, None] * counts
+        busy = np.flatnonzero(counts)  # a few of thousands of cells
+        self.sums[np.ix_(phases, busy)] += kernel[:, None] * counts[busy]
         self.weights[phases] += kernel
 
 

@@ -449,7 +449,7 @@ class SurgeWorker:
             fact = fact_of(typed, at_ms)
             if fact is not None:
                 self._city.apply(fact)
-            contexts.append(Context(record))
+            contexts.append(Context(record, envelope=envelope))
         for key, row in self._city.changed_rows().items():
             self._windows[key] = row
         newest = {str(partition): at_ms for partition, at_ms in self._watermark.newest.items()}
