@@ -214,6 +214,53 @@ def test_a_partition_that_is_deleted_within_a_checkpoint_is_not_in_it(monkeypatc
         assert [line.rsplit(" ", 1)[0] for line in data.decode().splitlines()[2:]] == ["rides 1", "rides 2"]
 
 
+def write_down(logs: LogDirectory, *, start: int = 0) -> None:
+    """Synced, committed and deleted as far as possible, and all of it in the checkpoints."""
+    log = logs.logs[WHERE]
+    log.sync()
+    log.advance_high_watermark(log.log_end_offset)
+    log.delete_records(start)
+    logs.cleaned_offsets[WHERE] = log.log_end_offset
+    logs.prepare_checkpoint().run()
+
+
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_a_partition_has_none_of_the_offsets_of_an_earlier_one_with_its_name(loses_power: bool) -> None:
+    disk = SimulatedDisk(random.Random(0))
+    logs = open_directory(disk)
+    logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    for _ in range(5):
+        append(logs)
+    write_down(logs, start=3)
+    logs.delete(WHERE, unique="1" * 32)
+    if loses_power:  # what was deleted is gone, and the checkpoints still name it
+        disk.cut_power()
+        logs = open_directory(disk)
+    assert logs.is_noted(WHERE)
+    logs.create(WHERE, UUID(int=8), CONFIG, now_ms=0)
+    assert not logs.is_noted(WHERE)
+    for _ in range(4):
+        append(logs)
+    disk.kill_process()
+    again = open_directory(disk)
+    log = again.logs[WHERE]
+    assert (log.log_start_offset, log.log_end_offset, log.synced_end_offset) == (0, 4, 0)
+    assert (again.high_watermarks, again.cleaned_offsets) == ({}, {})
+
+
+def test_a_checkpoint_that_is_not_written_yet_leaves_the_names_of_the_one_before() -> None:
+    disk = SimulatedDisk(random.Random(0))
+    logs = open_directory(disk)
+    logs.create(WHERE, TOPIC_ID, CONFIG, now_ms=0)
+    append(logs)
+    write_down(logs)
+    logs.delete(WHERE, unique="1" * 32)
+    pending = logs.prepare_checkpoint()
+    assert logs.is_noted(WHERE)
+    pending.run()
+    assert not logs.is_noted(WHERE)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_partition_that_is_given_back_after_its_deletion_has_all_its_records_or_none(seed: int) -> None:
     config = LogConfig(segment_bytes=512)

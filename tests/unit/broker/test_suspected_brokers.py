@@ -26,7 +26,7 @@ class Core:
         self.loop = asyncio.get_running_loop()
         self.clock = SystemClock()
         self.node_id, self.broker_epoch, self.failure = 1, 16, None
-        self.metadata = SimpleNamespace(is_active=True, write=lambda _: None)
+        self.metadata = SimpleNamespace(is_active=True, next_offset=40, write=lambda _: None)
         endpoint = ListenerEndpoint(name="PLAINTEXT", host="127.0.0.1", port=port)
         broker = SimpleNamespace(node_id=BROKER, broker_epoch=EPOCH, fenced=False, endpoints=(endpoint,))
         self.controller = SimpleNamespace(
@@ -35,8 +35,8 @@ class Core:
         self.fenced = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _fence(self, broker_id: int, broker_epoch: int) -> list[Any]:
-        assert (broker_id, broker_epoch) == (BROKER, EPOCH)
+    def _fence(self, broker_id: int, broker_epoch: int, *, next_offset: int) -> list[Any]:
+        assert (broker_id, broker_epoch, next_offset) == (BROKER, EPOCH, 40)
         self.fenced.set()
         return []
 
@@ -109,7 +109,7 @@ async def test_work_that_is_due_ends_quietly_when_it_cannot_be_written(listener:
     core = Core(await listener.start())
     asked: list[int] = []
 
-    def tick(*, now_ms: int) -> list[Any]:
+    def tick(*, next_offset: int, now_ms: int) -> list[Any]:
         asked.append(now_ms)
         return ["a record"]
 

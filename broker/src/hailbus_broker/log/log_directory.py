@@ -79,16 +79,22 @@ class PendingCheckpoint:
         disk: Where they are written.
         tables: Offsets by partition, and the file for each; nobody else changes them.
         snapshots: Of the producers of logs.
+        written: Called when the files have the tables.
     """
 
-    __slots__ = ("_disk", "_snapshots", "_tables")
+    __slots__ = ("_disk", "_snapshots", "_tables", "_written")
 
     def __init__(
-        self, disk: Disk, tables: list[tuple[str, dict[TopicPartition, Offset]]], snapshots: list[CheckpointFiles]
+        self,
+        disk: Disk,
+        tables: list[tuple[str, dict[TopicPartition, Offset]]],
+        snapshots: list[CheckpointFiles],
+        written: Callable[[], None],
     ) -> None:
         self._disk: Final = disk
         self._tables: Final = tables
         self._snapshots: Final = snapshots
+        self._written: Final = written
 
     def run(self) -> None:
         """Write them.
@@ -98,6 +104,7 @@ class PendingCheckpoint:
         """
         for path, table in self._tables:
             self._disk.write_whole(path, _format_offsets(table))
+        self._written()
         for directory, snapshot, removed_paths in self._snapshots:
             if snapshot is not None and self._disk.exists(directory):  # else the partition was deleted meanwhile
                 path, data = snapshot
@@ -155,6 +162,7 @@ class LogDirectory:
         self.high_watermarks = self._read_checkpoint(HIGH_WATERMARKS)
         self._log_starts = self._read_checkpoint(LOG_STARTS)
         self.cleaned_offsets = self._read_checkpoint(CLEANED_OFFSETS)
+        self._noted = self._named_in_tables()
         self.has_former_life: Final = was_clean or bool(self._recovery_points) or bool(self.damaged_checkpoints)
         """Whether a node has worked with the directory before, as far as the files directly in it say."""
 
@@ -165,6 +173,13 @@ class LogDirectory:
             # Each one only saves work, but for the log starts: without them deleted records can be read again.
             self.damaged_checkpoints[name] = error
             return {}
+
+    def _named_in_tables(self) -> set[TopicPartition]:
+        return {*self._recovery_points, *self.high_watermarks, *self._log_starts, *self.cleaned_offsets}
+
+    def is_noted(self, where: TopicPartition) -> bool:
+        """Whether a checkpoint on the disk may name a partition."""
+        return where in self._noted
 
     def partition_names(self) -> list[TopicPartition]:
         """The partitions that have a directory here, the metadata's apart."""
@@ -238,6 +253,8 @@ class LogDirectory:
             where = parse_partition_directory(name)
             if where is not None and where != METADATA_LOG:
                 found.append(where)
+        for where in self._noted - {METADATA_LOG, *found}:
+            self._forget_offsets(where)
         configs = {topic: config_of(topic) for topic in {where.topic for where in found}}
 
         def open_one(where: TopicPartition) -> None:
@@ -253,6 +270,9 @@ class LogDirectory:
 
         The log belongs to the directory when `add` was called. Nothing is synced: the log's first sync makes it last,
         and what a crash takes before that was empty.
+
+        If the partition `is_noted`, an earlier one had its name: write a checkpoint first. A node that starts after a
+        crash would take the earlier one's offsets for the new one's.
 
         Raises:
             StorageError: The machine failed, or the partition is there with another topic id.
@@ -276,7 +296,9 @@ class LogDirectory:
         self.topic_ids[where] = topic_id
 
     def create(self, where: TopicPartition, topic_id: UUID, config: LogConfig, *, now_ms: int) -> PartitionLog:
-        """Make a partition and add it; see `make`."""
+        """Make a partition and add it, after a checkpoint if it needs one; see `make`."""
+        if self.is_noted(where):
+            self.prepare_checkpoint().run()
         log = self.make(where, topic_id, config, now_ms=now_ms)
         self.add(where, topic_id, log)
         return log
@@ -366,6 +388,9 @@ class LogDirectory:
         """Forget a partition that is deleted; `rename_deleted` then frees its name."""
         self.logs.pop(where, None)
         self.topic_ids.pop(where, None)
+        self._forget_offsets(where)
+
+    def _forget_offsets(self, where: TopicPartition) -> None:
         for offsets in (self._recovery_points, self.high_watermarks, self._log_starts, self.cleaned_offsets):
             offsets.pop(where, None)
 
@@ -503,9 +528,14 @@ class LogDirectory:
             (LOG_STARTS, log_starts),
             (CLEANED_OFFSETS, self.cleaned_offsets),
         ]
-        return PendingCheckpoint(
-            self._disk, [(f"{self.path}/{name}", dict(table)) for name, table in tables], snapshots
-        )
+        noted = self._named_in_tables()
+        self._noted |= noted  # until it is written, the files have the names of the checkpoint before
+
+        def written() -> None:
+            self._noted = noted
+
+        files = [(f"{self.path}/{name}", dict(table)) for name, table in tables]
+        return PendingCheckpoint(self._disk, files, snapshots, written)
 
     def close(self, *, now_ms: int, broker_epoch: int = NO_BROKER_EPOCH) -> list[StorageError]:
         """Close all logs. Only when that worked for all of them is the stop a clean one.

@@ -205,7 +205,7 @@ class DataDirectory:
                 log.error("topic_id_damaged", partition=str(where), path=f"{self.path}/{where}", restored=True)
                 del self.logs.topic_ids[where]  # `host` writes it again
                 continue
-            del self.logs.logs[where]
+            self.logs.take_out(where)
             source = f"{self.path}/{where}"
             # The name of a folder has at most 255 bytes; its path may be longer.
             target = f"{self.path}/{str(where)[:200]}.{self._rng.randbytes(16).hex()}-stray"
@@ -223,7 +223,7 @@ class DataDirectory:
             where = TopicPartition(topic, index)
             found = self.logs.logs.get(where)
             if found is None:
-                found = self.logs.make(where, UUID(bytes=topic_id), LogConfig(), now_ms=now_ms)
+                found = self.logs.create(where, UUID(bytes=topic_id), LogConfig(), now_ms=now_ms)
             elif where not in self.logs.topic_ids:
                 self.logs.identify(where, UUID(bytes=topic_id))
             logs.append(found)
@@ -232,7 +232,10 @@ class DataDirectory:
     def make(
         self, topic: str, indexes: Sequence[int], topic_id: Uuid, config: LogConfig, *, now_ms: int
     ) -> list[PartitionLog | StorageError]:
-        """Make the logs of new partitions, in any thread; give them to `add`."""
+        """Make the logs of new partitions, in any thread; give them to `add`.
+
+        If one of them `is_noted`, write a checkpoint first.
+        """
         made: list[PartitionLog | StorageError] = []
         for index in indexes:
             try:
@@ -240,6 +243,10 @@ class DataDirectory:
             except StorageError as error:
                 made.append(error)
         return made
+
+    def is_noted(self, topic: str, index: int) -> bool:
+        """Whether a checkpoint on the disk may name a partition."""
+        return self.logs.is_noted(TopicPartition(topic, index))
 
     def add(self, topic: str, index: int, topic_id: Uuid, partition_log: PartitionLog) -> None:
         """Make a log part of the directory: checkpoints and compaction know of it from now on."""

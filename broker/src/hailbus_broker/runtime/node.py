@@ -237,6 +237,7 @@ class Node:
             threads=self.threads,
             report=self.take_offline,
             remove_later=lambda folders: self.spawn(self._remove_folders(folders), "removal"),
+            checkpoint=self.checkpoint,
         )
         self._replicate()
         self.replicas.open_all(image)

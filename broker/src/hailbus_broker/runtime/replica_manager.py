@@ -25,7 +25,7 @@ from hailbus_broker.runtime.replica import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from hailbus_broker.cluster.metadata.image import MetadataDelta, PartitionState, TopicState
     from hailbus_broker.cluster.options import BrokerConfig
@@ -77,6 +77,7 @@ class ReplicaManager:
         threads: Where directories are made and renamed.
         report: Told when the machine failed.
         remove_later: Removes renamed directories in the background.
+        checkpoint: Writes down how far all logs have come.
 
     Attributes:
         topics: The replicas of each topic, by the index of their partitions.
@@ -99,6 +100,7 @@ class ReplicaManager:
         threads: Threads,
         report: Callable[[StorageError], None],
         remove_later: Callable[[Sequence[str]], object],
+        checkpoint: Callable[[], Awaitable[None]],
     ) -> None:
         self._node_id: Final = node_id
         self._config: Final = config
@@ -108,6 +110,7 @@ class ReplicaManager:
         self._threads: Final = threads
         self._report: Final = report
         self._remove_later: Final = remove_later
+        self._checkpoint: Final = checkpoint
         self.topics: Final[dict[str, list[Replica]]] = {}
         self.topics_by_id: Final[dict[Uuid, list[Replica]]] = {}
         self.touched_topics: Final[dict[str, None]] = {}
@@ -256,9 +259,14 @@ class ReplicaManager:
         settings = self._settings_of(topic.name, image)
         logs: list[PartitionLog | StorageError] = []
         if indexes:
-            logs = await self._threads.run(
-                partial(self._data.make, topic.name, indexes, topic.topic_id, settings.log, now_ms=now_ms)
-            )
+            try:
+                if any(self._data.is_noted(topic.name, index) for index in indexes):
+                    await self._checkpoint()  # else a crash gives the new logs the offsets of what had their names
+                logs = await self._threads.run(
+                    partial(self._data.make, topic.name, indexes, topic.topic_id, settings.log, now_ms=now_ms)
+                )
+            except StorageError as error:
+                logs = [error] * len(indexes)
         for made in logs:
             if isinstance(made, StorageError):
                 self._report(made)

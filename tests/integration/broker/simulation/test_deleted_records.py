@@ -12,6 +12,7 @@ from hailbus_broker.protocol.definitions.delete_records_request import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from hailbus_broker.protocol.definitions.delete_topics_request import DeleteTopicsRequest
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.testing.simulation import ClusterWorld, simulated, simulated_cluster
 
@@ -96,3 +97,21 @@ async def test_a_leader_that_loses_its_place_does_not_answer_for_the_next_one() 
         cluster.heal()
         result = await task
         assert (result.error_code, result.low_watermark) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+
+
+@simulated(seeds=range(2))
+async def test_a_topic_has_none_of_the_offsets_of_a_deleted_one_that_had_its_name() -> None:
+    """A node that is killed before it has written another checkpoint."""
+    async with simulated_cluster(SETTINGS) as cluster:
+        await write(cluster)
+        assert (await delete(cluster, 7, timeout_s=30)).error_code == ErrorCode.NONE
+        client = Client(f"{cluster.node(f'leader of {TOPIC}-0').name}:9092", "test", timeout_s=60)
+        await client.ask(ApiKey.DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=[TOPIC], timeout_ms=10_000))
+        client.close()
+        await cluster.until(lambda: all(TOPIC not in node.core.image.topics for node in cluster.nodes.values()))
+        await write(cluster)
+        for node_id in cluster.nodes:
+            cluster.kill(node_id)
+        await asyncio.gather(*(node.start() for node in cluster.nodes.values()))
+        await until_in_sync(cluster, 1, 2, 3)
+        assert log_starts(cluster) == {1: 0, 2: 0, 3: 0}
