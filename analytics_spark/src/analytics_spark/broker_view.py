@@ -87,8 +87,8 @@ class BrokerView:
         places = [TopicPartition(name, partition) for name, view in answered.items() for partition in view.starts]
         # The ends first: a record that arrives in between must not count as one that the log lacks.
         for field_name, spec in (
-            ("ends", OffsetSpec.latest()),  # type: ignore[no-untyped-call]
-            ("starts", OffsetSpec.earliest()),  # type: ignore[no-untyped-call]
+            ("ends", OffsetSpec.latest()),  # type: ignore[no-untyped-call]  # confluent-kafka has no types for it
+            ("starts", OffsetSpec.earliest()),  # type: ignore[no-untyped-call]  # confluent-kafka has no types for it
         ):
             futures = admin.list_offsets(
                 dict.fromkeys(places, spec),

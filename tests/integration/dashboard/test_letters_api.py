@@ -399,10 +399,10 @@ async def test_a_cluster_that_goes_away_is_said_and_the_letters_stay() -> None:
         spoil(bus, "one")
         letter = await here.the_letter()
         good = mended(letter, here)
-        admin, bus.admin = bus.admin, lambda *, client_id: AwayAdmin(bus)  # type: ignore[method-assign]
+        admin, bus.admin = bus.admin, lambda *, client_id: AwayAdmin(bus)  # type: ignore[method-assign]  # a double
         refused = await here.post(letter["place"], "replay", {"value": good})
         assert refused.status_code == 503
         assert "look at the letter's status before you try again" in refused.json()["detail"]
         assert (await here.letter(letter["place"]))["status"] == "waiting"
-        bus.admin = admin  # type: ignore[method-assign]
+        bus.admin = admin  # type: ignore[method-assign]  # a double
         assert (await here.post(letter["place"], "replay", {"value": good})).status_code == 200

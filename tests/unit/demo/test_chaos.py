@@ -52,13 +52,13 @@ async def test_a_lake_that_cannot_be_set_up_ends_it() -> None:
 
 async def test_a_kill_knows_how_long_its_process_was_away_though_it_dies_again() -> None:
     processes = Processes()
-    twice = Chaos(processes, ["booking", "booking"], share_done=lambda: 1.0, say=lambda _: None)  # type: ignore[arg-type]
+    twice = Chaos(processes, ["booking", "booking"], share_done=lambda: 1.0, say=lambda _: None)  # type: ignore[arg-type]  # a double
 
     async def come_back(*_: str) -> None:
         if twice.kills:
             processes.children["booking"].ready_at = twice.kills[-1].at_s + 1.5
 
-    processes.wait_ready = come_back  # type: ignore[method-assign]
+    processes.wait_ready = come_back  # type: ignore[method-assign]  # a double
     await twice.run()
     assert [kill.back_after_s for kill in twice.note_returns()] == [pytest.approx(1.5), pytest.approx(1.5)]
 

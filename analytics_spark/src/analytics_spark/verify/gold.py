@@ -213,7 +213,7 @@ def _compare(connection: Any, name: str, findings: Findings) -> GoldReport:
     if any(column in lacking for column in key):
         return _counts(connection, kept, short)
     for row in connection.execute(
-        f"SELECT {names}, count(*) FROM {kept} GROUP BY {names} HAVING count(*) > 1 ORDER BY {names}"  # noqa: S608
+        f"SELECT {names}, count(*) FROM {kept} GROUP BY {names} HAVING count(*) > 1 ORDER BY {names}"  # noqa: S608 the names are our own
     ).fetchall():
         findings.add(
             Finding(kind="doubled", message=f"{name}: {_row_text(key, row)} is there {row[-1]} times", table=name)
@@ -293,7 +293,7 @@ def _counts(connection: Any, kept: str, short: str) -> GoldReport:
     return GoldReport(
         money=money,
         rows=connection.execute(f"SELECT count(*) FROM {kept}").fetchall()[0][0],  # noqa: S608 our names
-        recomputed=connection.execute(f"SELECT count(*) FROM recomputed_{short}").fetchall()[0][0],  # noqa: S608
+        recomputed=connection.execute(f"SELECT count(*) FROM recomputed_{short}").fetchall()[0][0],  # noqa: S608 the names are our own
     )
 
 

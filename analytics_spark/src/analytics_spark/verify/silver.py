@@ -204,27 +204,27 @@ class _Silver:
             f"SELECT {_COORDINATES}, NULL, '{QUARANTINE}' FROM {_alias(QUARANTINE)}"
         )
         self.connection.execute(
-            f"CREATE TEMP TABLE left_over AS SELECT {_COORDINATES}, row_number() OVER () AS number FROM bronze "  # noqa: S608
+            f"CREATE TEMP TABLE left_over AS SELECT {_COORDINATES}, row_number() OVER () AS number FROM bronze "  # noqa: S608 the names are our own
             f"ANTI JOIN settled USING ({_COORDINATES})"
         )
 
     def check_coordinates(self) -> None:
         self.each(
             "doubled",
-            f"SELECT {_COORDINATES}, max(ce_id), max(table_name) FROM settled GROUP BY {_COORDINATES} "  # noqa: S608
+            f"SELECT {_COORDINATES}, max(ce_id), max(table_name) FROM settled GROUP BY {_COORDINATES} "  # noqa: S608 the names are our own
             f"HAVING count(*) > 1 ORDER BY {_COORDINATES}",
             "is in silver more than once",
         )
         self.each(
             "doubled",
             # A record that is there twice is found above.
-            f'SELECT max(topic), max("partition"), max("offset"), ce_id, max(table_name) FROM typed '  # noqa: S608
+            f'SELECT max(topic), max("partition"), max("offset"), ce_id, max(table_name) FROM typed '  # noqa: S608 the names are our own
             f"GROUP BY ce_source, ce_id HAVING count(DISTINCT ({_COORDINATES})) > 1 ORDER BY ce_id",
             "has an event id that another row of silver has, too",
         )
         self.each(
             "invented",
-            f"SELECT {_COORDINATES}, ce_id, table_name FROM settled ANTI JOIN bronze USING ({_COORDINATES}) "  # noqa: S608
+            f"SELECT {_COORDINATES}, ce_id, table_name FROM settled ANTI JOIN bronze USING ({_COORDINATES}) "  # noqa: S608 the names are our own
             f"ORDER BY {_COORDINATES}",
             "is not in bronze",
         )

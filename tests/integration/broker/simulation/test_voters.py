@@ -269,7 +269,7 @@ async def test_the_log_follows_a_voter_to_another_port() -> None:
         moved.listen_on(PORT + 100)
         await moved.start()
         await until(
-            lambda moved=moved: all(  # type: ignore[misc]
+            lambda moved=moved: all(  # type: ignore[misc]  # mypy infers no lambda with defaults
                 [one.port for one in known.endpoints] == [PORT + 100]
                 for one in quorum.all
                 if (known := one.core.metadata.quorum.raft.quorum.voters.get(moved.node_id)) is not None

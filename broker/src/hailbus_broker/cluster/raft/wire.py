@@ -432,7 +432,7 @@ def _only_partition(topics: Sequence[Any]) -> Any:
 
 
 def _listeners(kind: type[T], endpoints: Iterable[Endpoint]) -> list[T]:
-    return [kind(name=one.listener, host=one.host, port=one.port) for one in endpoints]  # type: ignore[call-arg]
+    return [kind(name=one.listener, host=one.host, port=one.port) for one in endpoints]  # type: ignore[call-arg]  # each kind has these fields
 
 
 def _endpoints(listeners: Iterable[Any]) -> tuple[Endpoint, ...]:
@@ -443,7 +443,7 @@ def _nodes(kind: type[T], said: raft.Leadership) -> list[T]:
     if said.leader_id is None:
         return []
     return [
-        kind(node_id=said.leader_id, host=one.host, port=one.port)  # type: ignore[call-arg]
+        kind(node_id=said.leader_id, host=one.host, port=one.port)  # type: ignore[call-arg]  # each kind has these fields
         for one in said.leader_endpoints[:1]
     ]
 

@@ -243,7 +243,7 @@ class SimulatedLoop(ClosedLoop):
                 continue
             self.step_count += 1
             try:
-                handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
+                handle._context.run(handle._callback, *handle._args)  # noqa: SLF001 what asyncio.Handle._run does
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - as asyncio
