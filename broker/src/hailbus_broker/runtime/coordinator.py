@@ -41,12 +41,14 @@ class CoordinatorPorts:
         clock: Where time comes from.
         threads: Where partitions are read.
         spawn: Runs loads in the background.
+        is_standalone: Whether no other node has metadata that this one does not have yet.
     """
 
     replicas: ReplicaManager
     clock: Clock
     threads: Threads
     spawn: Spawn
+    is_standalone: bool
 
 
 class Coordinator(Generic[DriverT]):
@@ -69,6 +71,7 @@ class Coordinator(Generic[DriverT]):
         self._clock: Final = ports.clock
         self._threads: Final = ports.threads
         self._spawn: Final = ports.spawn
+        self._is_standalone: Final = ports.is_standalone
         self.drivers: Final[dict[int, DriverT]] = {}
         self.partition_count = 0
 
@@ -122,6 +125,11 @@ class Coordinator(Generic[DriverT]):
         if driver is None:
             return ErrorCode.NOT_COORDINATOR
         return driver.refusal or driver
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to coordinate, as the topic does not exist; another node may know of it sooner."""
+        return self._is_standalone and not self.partition_count
 
     def active(self) -> Iterator[DriverT]:
         """All drivers that may decide something, by the index of their partition."""

@@ -144,7 +144,7 @@ class GroupCoordinator(Coordinator[GroupDriver]):
 
         Before `__consumer_offsets` exists there is no group.
         """
-        return code if self.partition_count else ErrorCode.GROUP_ID_NOT_FOUND
+        return ErrorCode.GROUP_ID_NOT_FOUND if self.is_empty else code
 
     def run(self, group_id: str, decide: Callable[[GroupShard], Outcome]) -> ErrorCode:
         """Let a group's shard decide, and carry it out; or return why this node cannot."""

@@ -241,7 +241,13 @@ class Node:
         )
         self._replicate()
         self.replicas.open_all(image)
-        ports = CoordinatorPorts(replicas=self.replicas, clock=self.clock, threads=self.threads, spawn=self.spawn)
+        ports = CoordinatorPorts(
+            replicas=self.replicas,
+            clock=self.clock,
+            threads=self.threads,
+            spawn=self.spawn,
+            is_standalone=self.core.roles.is_standalone,
+        )
         self.groups = GroupCoordinator(
             config=self.config,
             image=image,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from hailbus_broker.client import RefusedError, UnreachableError
+from hailbus_broker.protocol.api import ApiKey
+from hailbus_broker.protocol.definitions.describe_groups_request import DescribeGroupsRequest
+from hailbus_broker.protocol.definitions.describe_transactions_request import DescribeTransactionsRequest
+from hailbus_broker.protocol.definitions.find_coordinator_request import FindCoordinatorRequest
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.runtime.coordinator import partition_for
 from hailbus_broker.testing.simulation import ClusterWorld, simulated, simulated_cluster
 
-from tests.integration.broker.simulation.test_requests_across_brokers import create, until_all_know
+from tests.integration.broker.simulation.test_requests_across_brokers import ask, ask_until, create, until_all_know
 from tests.integration.broker.simulation.transactional_client import TransactionalClient
 
 SETTINGS = {"transaction.state.log.num.partitions": "3"}
@@ -231,3 +236,51 @@ async def test_offsets_of_no_transaction_are_refused() -> None:
                 await client.commit_offset(group, "rides", 1, adds=False)
             assert caught.value.code is ErrorCode.INVALID_TXN_STATE
         client.close()
+
+
+@simulated(seeds=range(3))
+async def test_a_broker_that_has_not_heard_of_the_coordinators_refuses_nothing_for_good() -> None:
+    """It leads a partition of the transaction, and its metadata is older than the topic of the coordinators."""
+    settings = {"transaction.state.log.replication.factor": "1", "transaction.state.log.min.isr": "1"}
+    async with simulated_cluster({**SETTINGS, **settings}) as cluster:
+        assert await create(1, "rides") is ErrorCode.NONE
+        await until_all_know(cluster, "rides")
+        active = cluster.node("active controller").node_id
+        behind, index = next(
+            (one.leader, one.index) for one in cluster.image.topics["rides"].partitions if one.leader != active
+        )
+        others = [node_id for node_id in cluster.nodes if node_id != behind]
+        cluster.partition({behind}, others)
+        await ask_until(
+            active,
+            ApiKey.FIND_COORDINATOR,
+            6,
+            FindCoordinatorRequest(key_type=1, coordinator_keys=[ID]),
+            has_coordinator,
+        )
+        bootstrap = ",".join(f"node{node_id}:9092" for node_id in others)
+        for number in range(50):
+            client = TransactionalClient(bootstrap, f"{ID}-{number}", is_v2=False)
+            if not (await client.coordinator()).startswith(f"node{behind}:"):
+                break
+        await client.init()
+        assert "__transaction_state" not in cluster.node(behind).core.image.topics
+        described = await ask(
+            behind,
+            ApiKey.DESCRIBE_TRANSACTIONS,
+            0,
+            DescribeTransactionsRequest(transactional_ids=[client.transactional_id]),
+        )
+        assert described.transaction_states[0].error_code == ErrorCode.NOT_COORDINATOR
+        described = await ask(behind, ApiKey.DESCRIBE_GROUPS, 6, DescribeGroupsRequest(groups=["g"]))
+        assert described.groups[0].error_code == ErrorCode.NOT_COORDINATOR
+        producing = asyncio.create_task(client.produce("rides", index, b"v"))
+        await cluster.until(lambda: ErrorCode.NOT_ENOUGH_REPLICAS in client.refusals)
+        cluster.heal()
+        await producing
+        await client.end(is_commit=True)
+        client.close()
+
+
+def has_coordinator(answer: Any) -> bool:
+    return not answer.coordinators[0].error_code

@@ -192,7 +192,7 @@ async def describe_groups(
         found = None if isinstance(driver, ErrorCode) else driver.shard.describe(group_id)
         if found is None:
             found = DescribedGroup(group_id=group_id, group_state="Dead")
-            if isinstance(driver, ErrorCode) and groups.partition_count:
+            if isinstance(driver, ErrorCode) and not groups.is_empty:
                 found.error_code = driver
             elif request.version >= 6:
                 found.error_code = ErrorCode.GROUP_ID_NOT_FOUND

@@ -534,7 +534,7 @@ def _verify(
     """Whether a partition is part of a transaction v1 whose coordinator is on this broker."""
     driver = dispatcher.node.transactions.driver(transactional_id)
     if isinstance(driver, ErrorCode):
-        return driver if dispatcher.node.transactions.partition_count else ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING if dispatcher.node.transactions.is_empty else driver
     return driver.shard.verify(transactional_id, producer_id, producer_epoch, *place)
 
 
@@ -553,7 +553,7 @@ def describe_transactions(
         driver = node.transactions.driver(transactional_id)
         states.append(
             TransactionState(
-                error_code=driver if node.transactions.partition_count else ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if node.transactions.is_empty else driver,
                 transactional_id=transactional_id,
             )
             if isinstance(driver, ErrorCode)
