@@ -58,9 +58,10 @@ bench-surge *args:
 bench-lake *args:
     uv run python tests/bench/bench_lake.py {{args}}
 
-# every benchmark, kept in docs/figures; takes an hour on a machine that does nothing else
+# every benchmark, kept in docs/figures; takes an hour and a half on a machine that does nothing else
 figures:
     just bench-broker --json docs/figures/broker.json
+    just bench-broker --nodes 3 --json docs/figures/cluster.json
     just bench-sdk --rounds 5 --json docs/figures/sdk.json
     just bench-city --spark --json docs/figures/city.json
     just bench-lake --json docs/figures/lake.json

@@ -1,7 +1,7 @@
 """Write `docs/figures/README.md` and the figures that READMEs quote from the runs of the benchmarks.
 
 A run is the JSON that a benchmark writes with `--json` (`tests/bench/report.py`): `docs/figures/broker.json`,
-`sdk.json`, `city.json` and `lake.json`. Every figure that a page quotes stands between `<!-- figures NAME -->` and
+`cluster.json`, `sdk.json`, `city.json` and `lake.json`. Every figure that a page quotes stands between `<!-- figures NAME -->` and
 `<!-- /figures -->`, together with its condition, load, commit and command. The figures of one block are of one run.
 """
 
@@ -19,6 +19,7 @@ FOLDER = ROOT / "docs" / "figures"
 PAGE = FOLDER / "README.md"
 RUNS = {
     "broker": "Broker beside Apache Kafka",
+    "cluster": "Three nodes beside three of Apache Kafka",
     "sdk": "SDK beside other clients",
     "city": "The example at work",
     "lake": "The lake",
