@@ -26,9 +26,9 @@ class Context:
 
     Args:
         record: As it was read.
-        attempt: See below.
-        group: See below.
-        envelope: Of the record, if somebody has read it already.
+        attempt: Which call of the handler it is for.
+        group: Consumer group.
+        envelope: Of the record; it is read when somebody asks for it, unless it is given.
 
     Attributes:
         attempt: 1 for the first call of the handler with this record by this process.

@@ -34,7 +34,7 @@ class Rhythm(Numbers):
         leading = phases[-1]
         self.sums[leading] *= self._keep
         self.weights[leading] *= self._keep
-        busy = np.flatnonzero(counts)  # a few of thousands of cells
+        busy = np.flatnonzero(counts)  # most cells have none in five minutes
         self.sums[np.ix_(phases, busy)] += kernel[:, None] * counts[busy]
         self.weights[phases] += kernel
 
