@@ -1,8 +1,9 @@
 """Write `docs/figures/README.md` and the figures that READMEs quote from the runs of the benchmarks.
 
 A run is the JSON that a benchmark writes with `--json` (`tests/bench/report.py`): `docs/figures/broker.json`,
-`cluster.json`, `sdk.json`, `city.json` and `lake.json`. Every figure that a page quotes stands between `<!-- figures NAME -->` and
-`<!-- /figures -->`, together with its condition, load, commit and command. The figures of one block are of one run.
+`cluster.json`, `sdk.json`, `city.json` and `lake.json`. Every figure that a page quotes stands between
+`<!-- figures NAME -->` and `<!-- /figures -->`, together with its condition, load, commit and command. The figures of
+one block are of one run.
 """
 
 import json
