@@ -53,6 +53,7 @@ from tests.bench.bench_broker import (
     serves,
     wait_until,
 )
+from tests.bench.report import cpu_s
 from tests.support import free_port
 
 NODES = 3
@@ -130,7 +131,7 @@ class Cluster:
 
     def cpu_s(self) -> float:
         """CPU seconds that all nodes have used so far."""
-        return sum(time.clock_gettime((~pid << 3) | 2) for pid in self.pids.values())
+        return sum(cpu_s(pid) for pid in self.pids.values())
 
     def rss_mb(self) -> float:
         """Memory of the largest node."""

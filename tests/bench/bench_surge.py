@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -23,21 +22,14 @@ from ride_events.drivers import DriverLocationReported
 from surge.adapters.streams.worker import topics
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.bench.report import Run
+from tests.bench.report import Run, cpu_s
 from tests.integration.surge.conftest import Broker, Worker, low_port
 from tests.integration.surge.test_worker import city_events, producer, tell
 
 if TYPE_CHECKING:
     from tests.integration.surge.test_worker import Told
 
-TICKS = os.sysconf("SC_CLK_TCK")
 DEADLINE_S = 900
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 async def settled(admin: ClusterAdmin) -> int:

@@ -25,6 +25,7 @@ from ride_events import CATALOGUE, LatLng
 from ride_events.drivers import DriverLocationReported
 from ride_events.zones import land_cells
 
+from tests.bench.report import cpu_s
 from tests.integration.dashboard.city import Story
 
 BIN = Path(sys.executable).parent
@@ -72,11 +73,6 @@ async def start(*command: str, **environment: str) -> tuple[asyncio.subprocess.P
     return process, line.split("=", 1)[1]
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def megabytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
@@ -116,7 +112,7 @@ async def main() -> None:
                 queue = (event for group in groups for turn in zip_longest(*group) for event in turn if event)
                 until = time.monotonic() + options.seconds
                 page = asyncio.ensure_future(asyncio.to_thread(read_stream, f"http://{address}", until))
-                began, before = time.monotonic(), cpu_seconds(dashboard.pid)
+                began, before = time.monotonic(), cpu_s(dashboard.pid)
                 sent = 0
                 while time.monotonic() < until:
                     due = int((time.monotonic() - began) * options.events)
@@ -125,7 +121,7 @@ async def main() -> None:
                     await publisher.publish_many(batch, time=BEGIN + timedelta(seconds=60 * (time.monotonic() - began)))
                     await asyncio.sleep(TICK_S)
                 took = time.monotonic() - began
-                used = cpu_seconds(dashboard.pid) - before
+                used = cpu_s(dashboard.pid) - before
                 state = await asyncio.to_thread(read_state, f"http://{address}")
                 print(
                     f"{sent / took:,.0f} events/s for {took:.0f} s, {state['records']:,} of {sent:,} read at its end:"

@@ -29,7 +29,7 @@ SAID = {
     "rides-book-booking": "24 rides: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
     "rides-book-log": "24 rides end alike: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
     "rides-booking-log": "24 rides: 16 completed, 0 cancelled, 8 unmatched, 0 in flight",
-    "order": "285 events stand in the order of their numbers, none is missing",
+    "order": "285 events are in the order of their sequence numbers, and none is missing",
     "rides-ended": "no ride is under way",
     "riders-rides": "24 riders requested 24 rides, one at a time",
     "quotes-book-log": "27 quotes were offered at the fare that the rider was shown",

@@ -113,9 +113,11 @@ class Controller(
     def tick(self, *, next_offset: Offset, now_ms: int) -> list[Message]:
         """Decide what is due: one broker to fence, or else the periodic work.
 
-        The first record of the decision would be appended at `next_offset`.
-
         Call it again when its records were applied: `deadline_ms` says when.
+
+        Args:
+            next_offset: Of the first record that this decision would append.
+            now_ms: On the clock of the sessions.
         """
         records = self.fence_silent(next_offset=next_offset, now_ms=now_ms)
         if records:

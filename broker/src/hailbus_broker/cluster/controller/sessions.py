@@ -57,7 +57,7 @@ class BrokerSessions:
                 self.begin(broker.node_id, broker.broker_epoch, broker.broker_epoch, now_ms=now_ms)
 
     def begin(self, broker_id: int, broker_epoch: int, known_offset: Offset, *, now_ms: int | None) -> None:
-        """Begin the session of a broker that registers."""
+        """Begin the session of an incarnation; without `now_ms` it has ended already."""
         self._by_broker[broker_id] = BrokerSession(
             broker_epoch=broker_epoch, known_offset=known_offset, last_contact_ms=now_ms
         )

@@ -219,7 +219,7 @@ def ride_order(log: LogReader, booking: BookingAccount) -> Judgement:
                 what = f"ride {ride_id}: {step.type} follows the state {state!r}"
                 found.extend([log.finding(what, step.row)])
             state = leads_to or state
-    return found.judge(f"{count:,} events stand in the order of their numbers, none is missing")
+    return found.judge(f"{count:,} events are in the order of their sequence numbers, and none is missing")
 
 
 def _in_order(
