@@ -1,6 +1,6 @@
 """What the dashboard's server costs at a rate of events, with a page open: seconds of CPU per second.
 
-    python tests/bench/dashboard/bench_dashboard.py --events 1000 --seconds 60
+    python -m tests.bench.dashboard.bench_dashboard --events 1000 --seconds 60
 
 Starts the in-house broker and the dashboard as processes of their own, tells rides and drivers' positions (seven of ten
 events), and reads the stream as a page would.
