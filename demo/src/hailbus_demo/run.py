@@ -67,7 +67,7 @@ from hailbus_demo.watch import Watch
 
 LAKE_FINISH = "finish"
 """A file of this name in the lake's folder asks the Spark job to land everything, through gold, and to end."""
-SERVICE_PORTS = 5
+SERVICE_PORTS = 6
 WHOLE_CITY = "booking_regions"
 """The schema with views that show the tables of all regions as one."""
 SERVICE_DEADLINE_S = 120.0
@@ -246,6 +246,7 @@ class _Run:
             say(f"{len(self.areas)} regions of booking: {', '.join(area.name for area in self.areas)}; one router")
         say(f"booking's API at {ports.url('booking')}/docs, the recommender's at {ports.url('recommender')}/docs")
         say(f"payment's at {ports.url('payment')}/docs, the payment provider's at {ports.url('payment-provider')}/docs")
+        say(f"schema registry at {ports.url('registry')}: hailbus registry ls --url {ports.url('registry')}")
         say(f"tokens for booking: booking-token sign {self.data_dir.keys / 'signing-key.json'} ROLE SUBJECT")
         say(f"services are ready; dashboard: {ports.url('dashboard')}")
         self.screen.dashboard_url = ports.url("dashboard")
@@ -421,8 +422,9 @@ class _Run:
             recommender=free[2],
             payment=free[3],
             payment_provider=free[4],
-            postgresql=free[5] if self.areas else None,
-            regions={area.name: port for area, port in zip(self.areas, free[6:], strict=True)},
+            registry=free[5],
+            postgresql=free[6] if self.areas else None,
+            regions={area.name: port for area, port in zip(self.areas, free[7:], strict=True)},
         )
 
     async def _provision(self, bus: Bus, bootstrap: str) -> frozenset[str]:

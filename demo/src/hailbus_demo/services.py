@@ -95,6 +95,7 @@ class Ports:
     dashboard: int
     payment: int
     payment_provider: int
+    registry: int
     postgresql: int | None = None
     regions: Mapping[str, int] = field(default_factory=dict)
     """Of the booking processes, by region; `booking` is the router's then."""
@@ -175,6 +176,20 @@ async def cluster_specs(data_dir: DataDir, port: int, count: int) -> tuple[str, 
     ]
 
 
+def registry_spec(data_dir: DataDir, *, bootstrap: str, ports: Ports) -> ProcessSpec:
+    """Return the schema registry's process. Services that name schemas wait for it at their very first start."""
+    return ProcessSpec(
+        name="registry",
+        argv=(
+            *(command("hailbus-registry"), "serve", "--bootstrap-server", bootstrap),
+            *("--listen", f"{HOST}:{ports.registry}"),
+        ),
+        env={},
+        log=data_dir.logs / "registry.log",
+        ready=_says_ready(ports.registry),
+    )
+
+
 def is_broker(name: str) -> bool:
     """Return whether a process is a broker, the only one or one of several."""
     return name == "broker" or name.startswith("broker-")
@@ -219,7 +234,7 @@ def service_specs(
     faults: Access | None = None,
     booking_database: str | None = None,
 ) -> list[ProcessSpec]:
-    """Return the processes of the services, and the stand-in for the payment provider.
+    """Return the processes of the services, the schema registry, and the stand-in for the payment provider.
 
     Args:
         data_dir: Where databases, logs and keys are.
@@ -250,6 +265,8 @@ def service_specs(
             "PAYMENT_BOOTSTRAP_SERVERS": bootstrap,
             "PAYMENT_DATABASE_URL": data_dir.database_url("payment"),
             "PAYMENT_PROVIDER_URL": ports.url("payment-provider"),
+            "PAYMENT_SCHEMA_REGISTRY_URL": ports.url("registry"),
+            "PAYMENT_SCHEMA_CACHE": str((data_dir.root / "schemas").absolute()),
             "PAYMENT_CLOCK": event_time,
             "PAYMENT_RETRY_FIRST_S": f"{RETRY_FIRST_S:g}",
             "PAYMENT_RETRY_LIMIT": str(RETRY_LIMIT),
@@ -316,7 +333,8 @@ def service_specs(
         ready=logger_probe.ready,
         before_restart=logger_probe.before_restart,
     )
-    return [provider, payment, *booking, surge, recommender, logger, dashboard]
+    registry = registry_spec(data_dir, bootstrap=bootstrap, ports=ports)
+    return [registry, provider, payment, *booking, surge, recommender, logger, dashboard]
 
 
 def booking_specs(data_dir: DataDir, *, ports: Ports, env: dict[str, str]) -> list[ProcessSpec]:
@@ -375,6 +393,18 @@ def _http(
     prefix: str | None = None,
     program: str | None = None,
 ) -> ProcessSpec:
+    return ProcessSpec(
+        name=name,
+        argv=(command(program or name),),
+        env={**env, f"{prefix or name.upper()}_LISTEN": f"{HOST}:{port}"},
+        log=data_dir.logs / f"{name}.log",
+        ready=_says_ready(port),
+    )
+
+
+def _says_ready(port: int) -> Callable[[], Awaitable[bool]]:
+    """Return what asks a process on loopback whether it is ready."""
+
     async def ready() -> bool:
         client = HttpClient(f"http://{HOST}:{port}", connections=1)
         try:
@@ -384,13 +414,7 @@ def _http(
         finally:
             await client.close()
 
-    return ProcessSpec(
-        name=name,
-        argv=(command(program or name),),
-        env={**env, f"{prefix or name.upper()}_LISTEN": f"{HOST}:{port}"},
-        log=data_dir.logs / f"{name}.log",
-        ready=ready,
-    )
+    return ready
 
 
 class GroupProbe:

@@ -58,7 +58,7 @@ async def test_a_click_starts_a_stopwatch_that_ends_in_the_outcome(width: int, h
     ):
         surge = tab.get_by_role("button", name="Kill surge", exact=True)
         await expect(surge).to_be_visible(timeout=PATIENCE_MS)
-        assert await tab.locator("#fault-list li").count() == 9
+        assert await tab.locator("#fault-list li").count() == 10
         described = await surge.get_attribute("aria-describedby")
         await expect(tab.locator(f"#{described}")).to_contain_text("the ledger stays balanced")
         assert await tab.locator("#fault-said").get_attribute("role") == "status"

@@ -148,7 +148,7 @@ def test_killed_processes_come_back_and_the_accounts_balance_with_the_lake(tmp_p
     data = ["--data-dir", str(tmp_path / "data"), "--summary", str(summary)]
     done = demo(*QUIET, "--chaos", "--limit", "80", *data, within_s=800)
     state = assert_balanced(done, summary, requested=80)
-    for name in ("broker", "booking", "payment", "payment-provider", "surge", "recommender", "lake"):
+    for name in ("broker", "registry", "booking", "payment", "payment-provider", "surge", "recommender", "lake"):
         assert f"chaos: kill -9 {name}" in done.stdout
         assert next(p for p in state["processes"] if p["name"] == name)["restarts"] >= 1
     assert state["lake_rows"] == sum(topic["records"] for topic in state["topics"])

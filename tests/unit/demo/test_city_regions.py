@@ -57,7 +57,7 @@ def test_the_border_runs_from_west_to_east() -> None:
 
 
 def specs(**ports: Any) -> dict[str, dict[str, str]]:
-    where = Ports(broker=1, booking=2, recommender=3, dashboard=4, payment=5, payment_provider=6, **ports)
+    where = Ports(broker=1, booking=2, recommender=3, dashboard=4, payment=5, payment_provider=6, registry=7, **ports)
     found = service_specs(
         DataDir(Path("data")),
         bootstrap="127.0.0.1:1",
@@ -109,7 +109,7 @@ async def test_each_region_and_the_router_can_be_killed_by_a_click() -> None:
     )
     ids = [fault["id"] for fault in tray.desk.as_json(now_s=0)["faults"]]
     kills = ["kill-booking-south", "kill-booking-north", "kill-booking-router"]
-    others = ["slow-handler", "provider-outage", "duplicate-storm", "poison-event", "demand-shock"]
+    others = ["slow-handler", "provider-outage", "registry-down", "duplicate-storm", "poison-event", "demand-shock"]
     assert ids == ["kill-recommender", "kill-surge", *kills, *others]
 
 

@@ -14,7 +14,7 @@ from hailbus_demo.services import Ports, service_specs
 from hailbus_demo.supervise.state import DataDir
 from hailbus_demo.tray.server import Access
 
-PORTS = Ports(broker=1, booking=2, recommender=3, dashboard=4, payment=5, payment_provider=6)
+PORTS = Ports(broker=1, booking=2, recommender=3, dashboard=4, payment=5, payment_provider=6, registry=7)
 
 
 def environments(faults: Access | None) -> dict[str, dict[str, str]]:

@@ -196,6 +196,19 @@ class Processes:
         self.killed.append(name)
         self.children[name].became_ready.clear()
 
+    async def stop(self, name: str) -> None:
+        self.children[name].state = "stopped"
+        self.children[name].became_ready.clear()
+
+    async def start_again(self, name: str) -> None:
+        assert self.children[name].state == "stopped"
+        self.children[name].state = "starting"
+
+    def serve(self, name: str) -> None:
+        """Let a process serve."""
+        self.children[name].state = "ready"
+        self.children[name].became_ready.set()
+
     async def wait_ready(self, *names: str) -> None:
         for name in names:
             await self.children[name].became_ready.wait()
@@ -214,7 +227,7 @@ class Cluster:
         return self.looks
 
 
-NAMES = ("recommender", "surge", "booking", "broker", "payment", "payment-provider")
+NAMES = ("recommender", "surge", "booking", "broker", "payment", "payment-provider", "registry")
 
 
 @pytest.fixture
@@ -339,6 +352,43 @@ async def test_a_fault_that_cannot_be_caused_is_told(
     assert f"not recovered, {words}" in said[-1]
 
 
+async def test_the_registry_is_away_until_payment_has_started_without_it(
+    tray: FaultTray, processes: Processes, said: list[str]
+) -> None:
+    tray.begin("registry-down")
+    await turns()
+    assert processes.killed == ["payment"]
+    tray.close()  # the end of the rides ends the ten seconds, but payment must still come back by itself
+    await turns()
+    assert processes.children["registry"].state == "stopped"
+    processes.serve("payment")
+    await turns()
+    assert "fault: payment is back though no schema registry answers" in said
+    assert processes.children["registry"].state == "starting"
+    assert state_of(tray, "registry-down") == "running"
+    processes.serve("registry")
+    await turns()
+    assert state_of(tray, "registry-down") == "recovered"
+    await tray.stop()
+
+
+async def test_the_registry_comes_back_though_payment_does_not(
+    tray: FaultTray, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait_ready(*names: str) -> None:
+        raise RunFailedError(f"{names[0]} was not ready within 60 s")
+
+    monkeypatch.setattr(processes, "wait_ready", wait_ready)
+    tray.begin("registry-down")
+    await turns()
+    tray.close()
+    await turns()
+    assert processes.children["registry"].state == "starting"
+    found = shown(tray.desk, "registry-down")
+    assert (found["state"], found["words"]) == ("failed", "payment was not ready within 60 s")
+    await tray.stop()
+
+
 async def test_a_cluster_offers_its_leader_in_place_of_the_broker(said: list[str]) -> None:
     processes = Processes("recommender", "surge", "booking", "broker-1", "broker-2", "broker-3")
 
@@ -364,7 +414,7 @@ async def test_on_another_cluster_no_broker_is_killed(said: list[str]) -> None:
     ids = [fault["id"] for fault in tray.desk.as_json(now_s=0)["faults"]]
     assert ids == [
         *("kill-recommender", "kill-surge", "kill-booking"),
-        *("slow-handler", "provider-outage", "duplicate-storm", "poison-event", "demand-shock"),
+        *("slow-handler", "provider-outage", "registry-down", "duplicate-storm", "poison-event", "demand-shock"),
     ]
 
 

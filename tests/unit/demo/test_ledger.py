@@ -6,13 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hailbus.contract import contract_of
 from hailbus.record_sum import MODULUS, record_hash
+from hailbus.registry import header_of, registered_form
 from hailbus_demo.ledger.accounts import Accounts, LakeAccount
 from hailbus_demo.ledger.draw import Ledger, SoFar, draw_up
 from hailbus_demo.ledger.lines import LINES, LineSpec
 from hailbus_demo.ledger.lines.money import listed_fare
 from hailbus_demo.ledger.log import LogAccount, LogReader, LogRecord, pack_id, unpack_id
 from hailbus_demo.ledger.model import Finding, Findings, Judgement, Line, Unread, is_balanced
+from hailbus_registry.state import Submission
+from ride_events.rides import RideRequested
 
 RIDE = "00000000-0000-4000-8000-000000000001"
 
@@ -234,6 +238,22 @@ def test_each_header_that_an_event_lacks_is_found(lost: str) -> None:
     assert lost in {name for name, _ in whole.headers}
     reader.feed(whole._replace(headers=[(name, value) for name, value in whole.headers if name != lost]))
     assert [one.what for one in reader.broken] == ["the record is no event: a CloudEvents header is missing"]
+
+
+def test_a_record_names_the_schema_of_its_event_or_none() -> None:
+    """The id that the reader derives is the one that a registry gives; what names another schema is found."""
+    schema = registered_form(contract_of(RideRequested))
+    submission = Submission(text=json.dumps(schema), references=(), type="JSON")
+    own = header_of(submission.guid)
+    reader, plain = LogReader(), record(0)
+    reader.feed(plain)
+    reader.feed(plain._replace(offset=1, headers=[*plain.headers, own]))
+    assert reader.broken == []
+    assert reader.content_of(reader.repeats[0]) == reader.content_of(reader.rides["r1"][0].row)
+    other = header_of("00000000-0000-0000-0000-000000000001")
+    reader.feed(record(2, event_id=RIDE[:-1] + "2")._replace(headers=[*plain.headers, other]))
+    (found,) = reader.broken
+    assert (found.what, found.offset) == ("the record's schema id is not that of 'ride.requested'", 2)
 
 
 def test_an_offset_that_comes_twice_is_found() -> None:

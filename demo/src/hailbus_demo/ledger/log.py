@@ -12,12 +12,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from hailbus import Event, event_info
+from hailbus.contract import contract_of
 from hailbus.record_sum import MODULUS, record_hash
+from hailbus.schema_id import HEADER as SCHEMA_ID
+from hailbus.schema_id import header_of
 from pydantic_core import from_json
 from ride_events import CATALOGUE, TOPICS
 from ride_events.drivers import DRIVER_LOCATIONS
@@ -220,7 +224,7 @@ class LogReader:
             self._break(record, f"a row of the table's changelog is no JSON: {error}", None)
 
     def _feed_event(self, place: Partition, record: LogRecord) -> None:
-        event_id = kind = source = time = subject = schema = None
+        event_id = kind = source = time = subject = schema = schema_id = None
         for name, value in record.headers:
             if value is None:
                 continue
@@ -236,6 +240,8 @@ class LogReader:
                 schema = value.decode("utf-8", "replace")
             elif name == "ce_subject":
                 subject = value.decode("utf-8", "replace")
+            elif name == SCHEMA_ID:
+                schema_id = value
             elif name == REPLAYED_FROM:
                 self.replayed.setdefault(place, []).append(record.offset)
         if record.key is not None and place[0] in COMPACTED:
@@ -250,6 +256,8 @@ class LogReader:
         if event_info(event_class).topic.name != record.topic:
             self._break(record, f"an event of type {kind!r} does not belong on this topic", event_id)
             return
+        if schema_id is not None and schema_id != schema_id_for(event_class):
+            self._break(record, f"the record's schema id is not that of {kind!r}", event_id)
         row = self._append(place, record, event_id, source, kind)
         packed = pack_id(event_id)
         first = self.rows.get(packed)
@@ -405,9 +413,20 @@ def unpack_id(packed: PackedId) -> str:
 def content_hash(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return a number for what a record says, wherever it is: two publications of one event have the same.
 
-    It differs from process to process: it is for comparisons within one ledger.
+    It differs from process to process: it is for comparisons within one ledger. The schema id does not count: a
+    service adds it when it writes the record, and the event in an outbox has none.
     """
-    return hash((key, value, tuple(headers)))
+    return hash((key, value, tuple(header for header in headers if header[0] != SCHEMA_ID)))
+
+
+@cache
+def schema_id_for(event: type[Event]) -> bytes:
+    """Return the schema id that a record of this event carries, derived from its class and not from a registry."""
+    # Its client takes a tenth of a second to import, and a log without schema ids needs none of it.
+    from hailbus.registry.references import guid_of
+    from hailbus.registry.schemas import registered_form
+
+    return header_of(guid_of(registered_form(contract_of(event))))[1]
 
 
 def value_hash(value: bytes | None) -> int:

@@ -28,6 +28,7 @@ from hailbus_demo.watch import Watch
 
 LOOK_EVERY_S: Final = 0.25
 OUTAGE_S: Final = 10.0
+REGISTRY_AWAY_S: Final = 10.0
 SLOW_S: Final = 8.0
 """Longer than the bound of the health strip (5 s), shorter than a member's session (10 s)."""
 STORM_S: Final = 60.0
@@ -79,6 +80,12 @@ OUTAGE: Final = Offer(
     label="Provider off",
     expected=f"for {OUTAGE_S:.0f} s charges wait, and each is made once; rides go on",
     processes=("payment", "payment-provider"),
+)
+REGISTRY: Final = Offer(
+    id="registry-down",
+    label="Registry off",
+    expected=f"away for {REGISTRY_AWAY_S:.0f} s: payment is killed and starts from its cache",
+    processes=("payment", "registry"),
 )
 SLOW: Final = Offer(
     id="slow-handler",
@@ -220,6 +227,7 @@ class FaultTray:
         offered += [
             (SLOW, self._slow_down),
             (OUTAGE, self._take_provider_away),
+            (REGISTRY, self._take_registry_away),
             (STORM, self._repeat_rides),
             (POISON, self._damage),
             (SHOCK, self._gather),
@@ -259,6 +267,16 @@ class FaultTray:
             await self._last(OUTAGE_S)
         finally:
             await set_outage(self._provider_url, "none")
+
+    async def _take_registry_away(self) -> None:
+        await self.supervisor.stop("registry")
+        try:
+            await self.supervisor.kill("payment")
+            await self._last(REGISTRY_AWAY_S)
+            await self.supervisor.wait_ready("payment")
+            self.say("fault: payment is back though no schema registry answers")
+        finally:
+            await self.supervisor.start_again("registry")
 
     async def _slow_down(self) -> None:
         with self.supervisor.suspended("event-logger"):

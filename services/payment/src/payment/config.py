@@ -1,6 +1,7 @@
 """The payment service's settings: environment variables with the prefix PAYMENT_."""
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
@@ -23,6 +24,10 @@ class Settings(BaseSettings):
     listen: str = Field(default="127.0.0.1:8005", description="HOST:PORT to serve at; port 0 takes a free one")
     provider_url: str = Field(default="http://127.0.0.1:8004", description="Where the payment provider serves")
     provider_timeout_s: float = Field(default=5.0, gt=0, le=120)
+    schema_registry_url: str | None = Field(
+        default=None, description="where schemas are registered, several joined by commas; none: records name no schema"
+    )
+    schema_cache: Path = Field(default=Path("schemas"), description="a folder: with it a start needs no registry")
     clock: Literal["wall", "event"] = "wall"
     cancellation_fee_minor: int = Field(default=500, ge=0)
     free_cancellation_s: int = Field(default=120, ge=0, le=86_400)

@@ -12,6 +12,7 @@ from hailbus import Bus, Inbox, KafkaBus, Outbox, ParkingLot
 from hailbus.database import create_engine
 from hailbus.idempotency import AnswerBook
 from hailbus.process import run_process
+from hailbus.registry import SchemaRegistry, Schemas
 
 from payment.adapters.http.routes import PROBLEMS, Desk, add_routes
 from payment.adapters.provider.client import HttpProvider
@@ -30,9 +31,13 @@ def create_app(
         settings: All there is to know.
         bus: In place of the cluster that the settings name, for tests.
         transport: In place of the network to the provider, for tests.
+
+    Raises:
+        ConfigurationError: The database's or the schema registry's URL does not work.
     """
     engine = create_engine(settings.database_url.get_secret_value(), busy_timeout_ms=30_000, synchronous="FULL")
     provider = HttpProvider(settings.provider_url, timeout_s=settings.provider_timeout_s, transport=transport)
+    registry = _registry_of(settings)
     outbox, inbox = Outbox(engine), Inbox(engine, GROUP)
     service, saga, asked = build_service(
         bus if bus is not None else KafkaBus(bootstrap_servers=settings.bootstrap_servers),
@@ -41,6 +46,7 @@ def create_app(
         lot=ParkingLot(engine),
         provider=provider,
         policy=settings.policy(),
+        schemas=None if registry is None else Schemas(registry),
     )
     for store in (outbox, inbox):
         service.prunes(store, keep=timedelta(days=settings.keep_d))
@@ -56,6 +62,8 @@ def create_app(
                 yield
         finally:
             await provider.close()
+            if registry is not None:
+                await registry.close()
             await engine.dispose()
 
     app = FastAPI(title=NAME, version=VERSION, lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None)
@@ -64,6 +72,12 @@ def create_app(
     app.include_router(service.health())
     PROBLEMS.install(app)
     return app
+
+
+def _registry_of(settings: Settings) -> SchemaRegistry | None:
+    if settings.schema_registry_url is None:
+        return None
+    return SchemaRegistry(settings.schema_registry_url, cache=settings.schema_cache)
 
 
 async def serve(settings: Settings) -> None:

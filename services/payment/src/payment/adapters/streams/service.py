@@ -16,6 +16,7 @@ from hailbus import (
     Publisher,
     Service,
 )
+from hailbus.registry import Schemas
 from ride_events import CATALOGUE
 
 from payment.adapters.streams import steps
@@ -41,10 +42,17 @@ UNTIL_ANSWERED: Final = AtLeastOnce(
 
 
 def build_service(
-    bus: Bus, *, inbox: Inbox, outbox: Outbox, lot: ParkingLot, provider: Provider, policy: Policy
+    bus: Bus,
+    *,
+    inbox: Inbox,
+    outbox: Outbox,
+    lot: ParkingLot,
+    provider: Provider,
+    policy: Policy,
+    schemas: Schemas | None = None,
 ) -> tuple[Service, Saga, Publisher[PaymentRetryDue | PaymentRefundDue]]:
     """Return the service, its saga, and the publisher of what people ask for."""
-    service = Service(NAME, bus=bus, catalogue=Catalogue.of(*CATALOGUE, steps))
+    service = Service(NAME, bus=bus, catalogue=Catalogue.of(*CATALOGUE, steps), schemas=schemas)
     done: Publisher[PaymentStepDone] = service.publishes(PaymentStepDone)
     asked: Publisher[PaymentRetryDue | PaymentRefundDue] = service.publishes(PaymentRetryDue | PaymentRefundDue)
 
