@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ class ManualSync:
 
     def mark(self, replica: object) -> None:
         self.dirty.append(replica)
+
+    @staticmethod
+    def call_later(delay_s: float, function: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, function)
 
     def run(self) -> None:
         dirty, self.dirty = self.dirty, []

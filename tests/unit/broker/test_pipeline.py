@@ -25,6 +25,10 @@ class Exchange:
     has_files: bool = False
     parts: list[Part] = field(default_factory=list)
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.frame)
+
 
 def request(api_key: int, payload: bytes = b"") -> bytes:
     return struct.pack(">ih", 2 + len(payload), api_key) + payload

@@ -35,12 +35,14 @@ class SingleProduce(NamedTuple):
     acks: int
     topic: bytes
     partition: int
-    records: memoryview
     timeout_ms: int
 
 
-def read_single_produce(frame: memoryview, version: int, position: int) -> SingleProduce | None:
-    """The request, or None when it is not of that simple kind, or damaged."""
+def read_single_produce(frame: memoryview, version: int, position: int) -> tuple[SingleProduce, memoryview] | None:
+    """The request and its batch, or None when it is not of that simple kind, or damaged.
+
+    The request itself keeps none of the frame's memory alive.
+    """
     size = len(frame)
     if size - position < 32:
         return None
@@ -58,7 +60,7 @@ def read_single_produce(frame: memoryview, version: int, position: int) -> Singl
         start = end + 12
         if partition_count != 1 or length <= 0 or start + length != size or not topic.isascii():
             return None
-        return _new_tuple(SingleProduce, (acks, topic, index, frame[start:], timeout_ms))
+        return _new_tuple(SingleProduce, (acks, topic, index, timeout_ms)), frame[start:]
     null, acks, timeout_ms = _NULL_ACKS_TIMEOUT.unpack_from(frame, position)
     position += _NULL_ACKS_TIMEOUT.size
     if null or frame[position] != 2:
@@ -82,7 +84,7 @@ def read_single_produce(frame: memoryview, version: int, position: int) -> Singl
     stop = start + length - 1
     if length <= 1 or stop + 3 != size or frame[stop] or frame[stop + 1] or frame[stop + 2]:
         return None
-    return _new_tuple(SingleProduce, (acks, topic, index, frame[start:stop], timeout_ms))
+    return _new_tuple(SingleProduce, (acks, topic, index, timeout_ms)), frame[start:stop]
 
 
 def has_many_batches(frame: memoryview, version: int, position: int, limit: int) -> bool:

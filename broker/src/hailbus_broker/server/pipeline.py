@@ -30,8 +30,8 @@ class Exchange(Protocol):
         ...
 
     @property
-    def frame(self) -> memoryview:
-        """The request's bytes."""
+    def size_bytes(self) -> int:
+        """Of the request."""
         ...
 
     @property
@@ -204,7 +204,7 @@ class Pipeline(Generic[E]):
         parts: list[Any] = []  # a transport's `writelines` wants no slices of files, and there are none
         while in_work and in_work[0].is_done:
             exchange = in_work.popleft()
-            request_bytes += len(exchange.frame)
+            request_bytes += exchange.size_bytes
             if exchange.has_files:
                 self.is_sending_files = True
                 return Answers(parts, exchange, request_bytes)
@@ -231,7 +231,7 @@ class Pipeline(Generic[E]):
         Returns:
             Size of the requests that it held, and those that are in work.
         """
-        size = self.queued_bytes + sum(len(exchange.frame) for exchange in self.in_work)
+        size = self.queued_bytes + sum(exchange.size_bytes for exchange in self.in_work)
         self._queue.clear()
         self.queued_bytes = 0
         return size, list(self.in_work)

@@ -23,6 +23,8 @@ Part = bytes | bytearray | memoryview | FileSlice
 
 HEAD: Final = Struct(">ii")
 
+NO_BYTES: Final = memoryview(b"")
+
 MANY_ENTRIES: Final = 500
 """A message with more than so many entries in its lists takes milliseconds to be encoded."""
 
@@ -77,7 +79,8 @@ class Request:
     """A request; answered exactly once, by `respond`, `respond_parts`, `respond_error` or `respond_nothing`.
 
     Attributes:
-        frame: All bytes of the request, without its length.
+        frame: All bytes of the request, without its length; empty after `release_frame`.
+        size_bytes: Of the request.
         position: Where the body begins.
         message: The decoded body, once somebody has decoded it.
         has_files: Whether some of the parts are slices of files.
@@ -100,6 +103,7 @@ class Request:
         "on_disconnect",
         "parts",
         "position",
+        "size_bytes",
         "version",
     )
 
@@ -115,6 +119,7 @@ class Request:
     ) -> None:
         self.connection = connection
         self.frame = frame
+        self.size_bytes = len(frame)
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
@@ -137,6 +142,10 @@ class Request:
     def listener(self) -> Listener:
         """The listener that the connection came in by."""
         return self.connection.listener
+
+    def release_frame(self) -> None:
+        """Let go of the request's bytes: nobody reads them any more."""
+        self.frame = NO_BYTES
 
     def response_head(self) -> bytearray:
         """Room for length and correlation id and, where the version has them, no tags."""

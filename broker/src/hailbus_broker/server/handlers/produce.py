@@ -86,7 +86,7 @@ class ProducedBatch:
     Attributes:
         produce: The request.
         index: Of the partition.
-        records: The batch.
+        records: The batch, until it is appended.
         outcome: Where it was appended, or why not.
     """
 
@@ -142,7 +142,7 @@ class ProducedBatch:
         except (LogError, RecordsError) as error:
             self.outcome = refusal_for(error)
             return
-        self.outcome = appended
+        self.outcome, self.records = appended, None
         end_offset = appended.last_offset + 1
         if produce.acks and partition.log.high_watermark < end_offset:
             produce.open_count += 1
@@ -162,7 +162,7 @@ class ProducedBatch:
         except (LogError, RecordsError) as error:
             self.outcome = refusal_for(error)
             return
-        self.outcome = appended
+        self.outcome, self.records = appended, None
         end_offset = appended.last_offset + 1
         if waits_for_all:
             produce.open_count += 1
@@ -342,9 +342,10 @@ def handle(dispatcher: Dispatcher, request: Request, _: Any) -> Awaitable[None] 
     replicas = dispatcher.node.replicas
     now_ms = dispatcher.node.clock.wall_ms()
     has_ids = request.version >= FIRST_VERSION_WITH_IDS
-    single = read_single_produce(request.frame, request.version, request.position)
-    if single is not None:
-        _, topic, index, records, _ = single
+    usual = read_single_produce(request.frame, request.version, request.position)
+    if usual is not None:
+        single, records = usual
+        _, topic, index, _ = single
         produce = Produce(request, single.acks, single, now_ms, single.timeout_ms)
         batch = ProducedBatch(produce, index, records)
         if has_ids:
@@ -410,6 +411,8 @@ def _all_begun(dispatcher: Dispatcher, produce: Produce, transactional_id: str |
         unverified, produce.unverified = produce.unverified, None
         _verify(dispatcher, produce, transactional_id, unverified)
     produce.done()
+    # While followers store the batches, a client with many requests in flight would hold the memory of all of them.
+    produce.request.release_frame()
 
 
 def producer_of(records: Records) -> tuple[int, int]:
