@@ -1,7 +1,7 @@
 """One command for all that must pass before a change lands: style, types, imports, documentation and tests.
 
 It lists the tools and services that tests want first, runs types, documentation and the compose file beside the
-tests, prints the ten slowest tests, and ends with one line: how many tests passed and failed, and how many were
+tests, prints the slowest tests and files, and ends with one line: how many tests passed and failed, and how many were
 skipped for which reason.
 """
 
@@ -40,6 +40,7 @@ MEMBERS = (
 REPORTS = ROOT / "build" / "check"
 REVIEWED_SKIPS = ROOT / "tests" / "reviewed-skips.toml"
 SLOWEST = 10
+SLOWEST_FILES = 30
 
 BESIDE_CONTAINERS = ("nice", "-n", "5")
 """Containers cost CPU time as long as they run, and each of their tests waits for a state of the whole: let the other
@@ -208,6 +209,8 @@ def summarise(results: Sequence[Result], *, require_all: bool) -> tuple[list[str
     if outcome.ran:
         lines.append("check: the slowest tests")
         lines += [f"  {took:6.1f} s  {test}" for took, test in outcome.slowest(SLOWEST)]
+        lines.append("check: the slowest files")
+        lines += [f"  {took:6.1f} s  {name}" for took, name in outcome.slowest_files(SLOWEST_FILES)]
     lines += [f"check: failed: {test}" for test in sorted(outcome.failed)]
     if require_all:
         refused = unreviewed(outcome.skips, read_reviewed_skips(REVIEWED_SKIPS))

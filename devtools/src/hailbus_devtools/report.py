@@ -3,7 +3,7 @@
 import tomllib
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,19 @@ class Outcome:
 
     def slowest(self, count: int) -> list[tuple[float, str]]:
         """Return the tests that took the longest, with the seconds of their set-up and clean-up."""
-        return sorted(((took, test) for test, took in self.seconds.items()), reverse=True)[:count]
+        return _longest(self.seconds, count)
+
+    def slowest_files(self, count: int) -> list[tuple[float, str]]:
+        """Return the files whose tests took the longest together."""
+        files: dict[str, float] = {}
+        for test, took in self.seconds.items():
+            name = test.partition("::")[0]
+            files[name] = files.get(name, 0.0) + took
+        return _longest(files, count)
+
+
+def _longest(seconds: Mapping[str, float], count: int) -> list[tuple[float, str]]:
+    return sorted(((took, name) for name, took in seconds.items()), reverse=True)[:count]
 
 
 def read_outcome(path: Path) -> Outcome:

@@ -1,5 +1,6 @@
 """What is read from pytest's JUnit file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_the_slowest_come_first_with_set_up_and_clean_up(outcome: Outcome) -> No
         (2.0, "tests.unit.test_a::test_fails"),
         (1.25, "tests.unit.test_a::test_leaves_a_mess"),
     ]
+
+
+def test_the_slowest_files_are_the_sums_of_their_tests(outcome: Outcome) -> None:
+    seconds = {"tests.a::one": 2.0, "tests.b::one": 1.5, "tests.b::two": 1.5, "tests.c": 0.5}
+    assert replace(outcome, seconds=seconds).slowest_files(2) == [(3.0, "tests.b"), (2.0, "tests.a")]
 
 
 def test_a_failure_in_one_of_several_runs_stays_a_failure(outcome: Outcome) -> None:
