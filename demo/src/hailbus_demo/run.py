@@ -69,7 +69,7 @@ LAKE_FINISH = "finish"
 """A file of this name in the lake's folder asks the Spark job to land everything, through gold, and to end."""
 SERVICE_PORTS = 6
 OPENING = frozenset({ROUTER, "recommender", "dashboard"})
-"""With booking these open the city: riders ask them, visitors look at them. Whoever follows events may come later."""
+"""With booking these open the city: riders ask them, or a visitor looks at them. Whoever follows events may come later."""
 WHOLE_CITY = "booking_regions"
 """The schema with views that show the tables of all regions as one."""
 SERVICE_DEADLINE_S = 120.0
