@@ -9,7 +9,7 @@ import logging
 import signal
 import time
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,8 +68,6 @@ from hailbus_demo.watch import Watch
 LAKE_FINISH = "finish"
 """A file of this name in the lake's folder asks the Spark job to land everything, through gold, and to end."""
 SERVICE_PORTS = 6
-OPENING = frozenset({ROUTER, "recommender", "dashboard"})
-"""With booking these open the city: riders ask them, or a visitor looks at them. Whoever follows events may come later."""
 WHOLE_CITY = "booking_regions"
 """The schema with views that show the tables of all regions as one."""
 SERVICE_DEADLINE_S = 120.0
@@ -186,7 +184,6 @@ class _Run:
         self.postgresql = find_postgresql(data_dir) if self.areas else None
         self.poison = PoisonBook(data_dir.poison)
         self.played_to_the_end = False
-        self.others_start: asyncio.Task[None] | None = None
         self.lake_start: asyncio.Task[None] | None = None
         self.tray: FaultTray | None = None
         self.screen = Screen(console)
@@ -239,18 +236,19 @@ class _Run:
             faults=None if self.tray is None else await self.tray.serve(),
             booking_database=self._booking_database(),
         )
-        first = [spec for spec in specs if spec.name in OPENING or is_booking(spec.name)]
-        others = [spec for spec in specs if spec not in first]
-        for spec in first:
+        for spec in specs:
             await self.supervisor.start(spec)
-        await self._unless_interrupted(self.supervisor.wait_ready(*names(first)))
-        for spec in others:
-            await self.supervisor.start(spec)
+        if lake_ready is not None:
+            self.lake_start = asyncio.create_task(self._start_lake(lake_ready, bootstrap))
+        await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
+        self.timings.services_ready = time.monotonic()
         if self.areas:
             say(f"{len(self.areas)} regions of booking: {', '.join(area.name for area in self.areas)}; one router")
         say(f"booking's API at {ports.url('booking')}/docs, the recommender's at {ports.url('recommender')}/docs")
+        say(f"payment's at {ports.url('payment')}/docs, the payment provider's at {ports.url('payment-provider')}/docs")
+        say(f"schema registry at {ports.url('registry')}: hailbus registry ls --url {ports.url('registry')}")
         say(f"tokens for booking: booking-token sign {self.data_dir.keys / 'signing-key.json'} ROLE SUBJECT")
-        say(f"the city is open; dashboard: {ports.url('dashboard')}")
+        say(f"services are ready; dashboard: {ports.url('dashboard')}")
         self.screen.dashboard_url = ports.url("dashboard")
         if options.browser and self.console.is_terminal:
             await asyncio.to_thread(webbrowser.open, ports.url("dashboard"))
@@ -321,13 +319,10 @@ class _Run:
             take=self._taker(figures),
         )
         book.begin()
-        self.others_start = asyncio.create_task(self._wait_for_others(names(others), auditor))
-        if lake_ready is not None:
-            self.lake_start = asyncio.create_task(self._start_lake(lake_ready, self.others_start, bootstrap))
+        auditor.start()
         try:
             async with self.screen, driver_apps(bus) as locations:
                 world = await self._play(figures, booking, advice, locations, scene)
-                await self._unless_insisted(self.others_start, lost="no ledger was drawn up")
                 if self.lake_start is not None:
                     # A run that is stopped early still gets its ledger, and the lake is a part of it.
                     await self._unless_insisted(self.lake_start, lost="no ledger was drawn up")
@@ -340,10 +335,9 @@ class _Run:
                 await self.tray.end()
             await watch.stop()
             book.close()
-            for start in (self.others_start, self.lake_start):
-                if start is not None:
-                    start.cancel()
-                    await asyncio.gather(start, return_exceptions=True)
+            if self.lake_start is not None and not self.lake_start.done():
+                self.lake_start.cancel()
+                await asyncio.gather(self.lake_start, return_exceptions=True)
         self._write(figures)
         self._print_end(figures)
         if not options.exit_when_done and not self.interrupts.asked.is_set():
@@ -472,28 +466,8 @@ class _Run:
         if code != 0:
             raise RunFailedError("Spark's parts cannot be fetched (see above): mend it, or go without by --no-spark")
 
-    async def _wait_for_others(self, others: Sequence[str], auditor: Auditor) -> None:
-        """Wait for the services that join a city that is already open; without one of them the run has failed.
-
-        The auditor begins after that: it would take CPU time from them, and could not judge before.
-        """
-        try:
-            await self.supervisor.wait_ready(*others)
-        except RunFailedError as error:
-            if not self.supervisor.failure.done():
-                self.supervisor.failure.set_exception(error)
-            raise
-        self.timings.services_ready = time.monotonic()
-        ports, say = self.ports, self.screen.say
-        say(f"payment's API at {ports.url('payment')}/docs, the provider's at {ports.url('payment-provider')}/docs")
-        say(f"schema registry at {ports.url('registry')}: hailbus registry ls --url {ports.url('registry')}")
-        say("all services are ready")
-        auditor.start()
-
-    async def _start_lake(self, ready: asyncio.Task[None], others: asyncio.Task[None], bootstrap: str) -> None:
-        """Start the Spark job, last of all: its start takes more CPU time than those of all services together."""
+    async def _start_lake(self, ready: asyncio.Task[None], bootstrap: str) -> None:
         await ready
-        await asyncio.shield(others)
         await self.supervisor.start(lake_spec(self.data_dir, bootstrap=bootstrap))
         await self.supervisor.wait_ready("lake")
         self.screen.say(f"the lake is open after {self.supervisor.children['lake'].ready_after_s or 0:.0f} s")

@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     with out.open("w") as file:
         process = subprocess.Popen([DEMO, *options, *where], stdout=file, stderr=file, text=True)
     try:
-        wait_for("services", lambda: "all services are ready" in out.read_text() or process.poll() is not None, 240)
+        wait_for("services", lambda: "services are ready" in out.read_text() or process.poll() is not None, 240)
         assert process.poll() is None, out.read_text()[-3000:]
         yield Run(process=process, out=out, page=f"http://127.0.0.1:{port}")
     finally:
