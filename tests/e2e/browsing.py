@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from playwright.async_api import Browser
 
@@ -19,6 +19,20 @@ MARKS = [
     pytest.mark.usefixtures("chromium_of_module"),
 ]
 """Of a module whose tests call `browser`."""
+
+
+def looks(sizes: Sequence[tuple[int, int]]) -> list[Any]:  # Any: pytest has no public name for what `param` returns
+    """Return width, height and whether it is dark: every size in light, and the first in dark.
+
+    Colours do not depend on the size, so the check leaves out the other sizes in dark; `just slow` has them.
+    """
+    light = [pytest.param(width, height, False, id=f"{width}-{height}-light") for width, height in sizes]
+    dark = [
+        pytest.param(*size, True, id=f"{size[0]}-{size[1]}-dark", marks=() if size == sizes[0] else pytest.mark.slow)
+        for size in sizes
+    ]
+    return [*light, *dark]
+
 
 RUNNING: list[Browser] = []
 """The browser of the module, kept by the fixture."""

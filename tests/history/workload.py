@@ -60,6 +60,8 @@ again. The broker cannot recognise those: librdkafka and the Java client both th
 SECONDS = float(os.environ.get("HAILBUS_HISTORY_SECONDS", "40"))
 FIRST_VALUE = 100_000_000
 """Clients of other languages count from 0 and stay below it."""
+LONGER_AT_MOST = 8
+"""How many times as long a copier lives at most, after lives in which it committed nothing."""
 
 
 class Workload:
@@ -82,7 +84,8 @@ class Workload:
             rate: Sends per second and producer; as many as there can be if not given.
             may_be_stale: Whether a leader that has been replaced may serve readers for a while. Then a reader of a list
                 may be shown an older state of it.
-            life_s: When a member of a group is killed, counted from the first records that it is handed.
+            life_s: When a member of a group is killed, counted from the first records that it is handed. A copier lives
+                longer after lives in which it committed nothing.
             each: How many clients there are of each kind that can have several.
             socket_timeout_ms: After which a client gives up a broker that does not answer; librdkafka's default if not
                 given.
@@ -526,6 +529,7 @@ class Workload:
         processes, which can be killed.
         """
         command = [sys.executable, "-m", f"tests.history.{script}", self.address, *arguments]
+        fruitless = 0  # lives in a row that ended before a commit was told
         for life in itertools.count():
             if self.stopped.is_set():
                 return
@@ -534,12 +538,15 @@ class Workload:
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT) as process,
             ):
                 has_begun = threading.Event()
-                end = (process, has_begun, chance.uniform(*self.life_s))
+                # On a busy machine no life may be long enough for a commit.
+                end = (process, has_begun, chance.uniform(*self.life_s) * min(2**fruitless, LONGER_AT_MOST))
+                fruitless += script == "copier"
                 threading.Thread(target=self.end_life, args=end, daemon=True).start()
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.endswith("\n"):  # else killed while it wrote, so it did nothing with what it was handed
                         time_ns, *words = line.split()
+                        fruitless = fruitless if words else 0
                         yield life, (int(time_ns), words)
                         has_begun.set()
                 if process.wait() != -signal.SIGKILL:

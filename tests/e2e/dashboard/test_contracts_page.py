@@ -11,7 +11,7 @@ from hailbus.testing import MemoryBus
 from playwright.async_api import Page, Response, expect
 from ride_events import CATALOGUE, TOPICS
 
-from tests.e2e.browsing import MARKS, browser
+from tests.e2e.browsing import MARKS, browser, looks
 from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, SIZES, shows, visit
 from tests.integration.dashboard.city import page, story
 
@@ -48,8 +48,7 @@ async def propose(tab: Page, event: str, change: str, field: str = "") -> None:
     await tab.get_by_role("button", name="Check the change").click()
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize(("width", "height", "dark"), looks(SIZES))
 async def test_it_fits_and_can_be_read_before_and_after_a_proposal(width: int, height: int, dark: bool) -> None:
     async with contracts("#ride.completed", width=width, height=height, dark=dark) as tab:
         await shows(tab, "#found", ALL)

@@ -8,7 +8,7 @@ import pytest
 from hailbus.testing import MemoryBus
 from playwright.async_api import Page, expect
 
-from tests.e2e.browsing import MARKS, browser
+from tests.e2e.browsing import MARKS, browser, looks
 from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, shows, visit
 from tests.integration.dashboard.city import page, story
 from tests.integration.dashboard.test_faults import Processes, launcher
@@ -45,8 +45,7 @@ async def begins_and_recovers(tab: Page, processes: Processes) -> None:
     )
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize(("width", "height", "dark"), looks(SIZES))
 async def test_a_click_starts_a_stopwatch_that_ends_in_the_outcome(width: int, height: int, dark: bool) -> None:
     bus = MemoryBus()
     async with (

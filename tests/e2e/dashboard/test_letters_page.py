@@ -18,7 +18,7 @@ from hailbus.testing import MemoryBus
 from playwright.async_api import Page, Response, expect
 from ride_events.rides import RIDES
 
-from tests.e2e.browsing import MARKS, browser
+from tests.e2e.browsing import MARKS, browser, looks
 from tests.e2e.dashboard.test_page import FAULTS, PATIENCE_MS, SIZES, shows, visit
 from tests.integration.dashboard.city import page, story
 from tests.integration.dashboard.spoiled import QUEUE, requested, spoil, surge, until_letters
@@ -82,8 +82,7 @@ async def letters(
             yield Opened(bus, tab, place)
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize(("width", "height", "dark"), looks(SIZES))
 async def test_it_fits_and_can_be_read_in_every_state(width: int, height: int, dark: bool) -> None:
     async with letters(width=width, height=height, dark=dark) as opened:
         tab, name = opened.tab, f"{width}-{'dark' if dark else 'light'}"

@@ -25,7 +25,7 @@ from ride_events.pricing import (
     SurgeUpdated,
 )
 
-from tests.e2e.browsing import MARKS, browser
+from tests.e2e.browsing import MARKS, browser, looks
 from tests.integration.dashboard.city import BROOKLYN, EVENING, HOT, TIMES_SQUARE, BusOfThree, Story, page, story
 
 pytestmark = MARKS
@@ -475,8 +475,7 @@ _FAULTS = """
 FAULTS = f"() => {{ const contrast = {CONTRAST}; {_FAULTS} }}"
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("dark", [True, False])
+@pytest.mark.parametrize(("width", "height", "dark"), looks(SIZES))
 async def test_targets_are_large_and_text_can_be_read(width: int, height: int, dark: bool, tmp_path: Path) -> None:
     bus, ledger = BusOfThree(), tmp_path / "ledger.json"
     lines = [line(1), line(2, "disagrees", findings=[LOST]), line(3, "not_checked"), line(4, "shown")]
