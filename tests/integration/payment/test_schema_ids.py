@@ -51,7 +51,7 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
 
 
 async def test_records_name_the_schema_that_the_registry_has_and_a_start_needs_it_once(
-    start: StartCity, bus: MemoryBus, settings: dict[str, Any], reach: Reach
+    start: StartCity, settings: dict[str, Any], reach: Reach
 ) -> None:
     registry = create_app(MemoryBus())
     network = httpx.ASGITransport(registry)
@@ -78,7 +78,7 @@ async def test_records_name_the_schema_that_the_registry_has_and_a_start_needs_i
     PaymentAuthorised.model_validate(json.loads(second.value))
 
 
-async def test_without_a_registry_records_name_no_schema(start: StartCity, bus: MemoryBus) -> None:
+async def test_without_a_registry_records_name_no_schema(start: StartCity) -> None:
     async with start() as city:
         await city.rides.publish(requested("one"))
         ((_, record),) = await city.told("one", 1)
