@@ -22,6 +22,8 @@ from hailbus.cli import app
 from hailbus_broker.testing import ApiKey, ErrorCode, Fault, ThreadedBroker
 from typer.testing import CliRunner
 
+from tests.support import wait_for
+
 
 class Cluster(Protocol):
     @property
@@ -290,17 +292,18 @@ def test_configs_of_topics_brokers_and_groups(hailbus: Command, topic: str) -> N
     def configs(*words: str) -> dict[str, str]:
         return {row["name"]: row["value"] for row in hailbus.rows("configs", *words, "--describe")}
 
+    # A broker hears of a change a moment after the controller has acknowledged it.
     of_topic = ("--entity-type", "topics", "--entity-name", topic)
     hailbus("configs", *of_topic, "--alter", "--add-config", "cleanup.policy=[compact,delete],retention.ms=60000")
-    assert configs(*of_topic) == {"cleanup.policy": "compact,delete", "retention.ms": "60000"}
+    wait_for("both", lambda: configs(*of_topic) == {"cleanup.policy": "compact,delete", "retention.ms": "60000"})
     hailbus("configs", *of_topic, "--alter", "--delete-config", "retention.ms", "--json")
-    assert configs(*of_topic) == {"cleanup.policy": "compact,delete"}
+    wait_for("one", lambda: configs(*of_topic) == {"cleanup.policy": "compact,delete"})
     of_group = ("--entity-type", "groups", "--entity-name", f"group-{topic}")
     hailbus("configs", *of_group, "--alter", "--add-config", "consumer.session.timeout.ms=50000")
-    assert configs(*of_group) == {"consumer.session.timeout.ms": "50000"}
+    wait_for("the group's", lambda: configs(*of_group) == {"consumer.session.timeout.ms": "50000"})
     of_all = ("--entity-type", "brokers", "--entity-default")
     hailbus("configs", *of_all, "--alter", "--add-config", "message.max.bytes=2000000")
-    assert configs(*of_all)["message.max.bytes"] == "2000000"
+    wait_for("the brokers'", lambda: configs(*of_all).get("message.max.bytes") == "2000000")
     hailbus("configs", *of_all, "--alter", "--delete-config", "message.max.bytes")
     assert "cannot be changed" in hailbus("configs", *of_topic, "--alter", "--add-config", "retention.mss=1", code=2)
     assert "--entity-default is for" in hailbus(
