@@ -1,8 +1,8 @@
 """One command for all that must pass before a change lands: style, types, imports, documentation and tests.
 
 It lists the tools and services that tests want first, runs types, documentation and the compose file beside the
-tests, prints the slowest tests and files, and ends with one line: how many tests passed and failed, and how many were
-skipped for which reason.
+tests and campaigns of simulations after them, prints the slowest tests and files, and ends with one line: how many
+tests passed and failed, and how many were skipped for which reason.
 """
 
 import argparse
@@ -39,6 +39,7 @@ MEMBERS = (
 )
 REPORTS = ROOT / "build" / "check"
 REVIEWED_SKIPS = ROOT / "tests" / "reviewed-skips.toml"
+CAMPAIGNS = "tests/integration/broker/simulation"
 SLOWEST = 10
 SLOWEST_FILES = 30
 
@@ -111,9 +112,12 @@ def steps(
     ]
     workers = f"--numprocesses={worker_count()}"
     quick = tests("fast tests", workers, "--dist=worksteal", "-m", "not slow", "tests/unit", "tests/property")
+    # By themselves, since they run on all cores; but with arguments for pytest one step runs what these choose.
+    campaigns = tests("campaigns", "-m", "campaign and not slow", CAMPAIGNS)
+    apart = "" if pytest_args else " and not campaign"
     whole = [
         Step(name="lake set-up", command=[tool / "lake", "setup"]),
-        tests("tests", workers, *SIDE_BY_SIDE, "-m", "not slow and not compose"),
+        tests("tests", workers, *SIDE_BY_SIDE, "-m", f"not slow and not compose{apart}"),
     ]
     if compose:
         whole = [replace(step, command=[*BESIDE_CONTAINERS, *step.command]) for step in whole]
@@ -122,12 +126,17 @@ def steps(
     # Beside the others: most of the time it waits for images to be built and for containers to restart.
     containers = replace(tests("compose", "-m", "compose and not slow", "tests/e2e"), beside=True)
     if only is not None:
-        every = [*style, quick, *whole, containers]
+        every = [*style, quick, *whole, campaigns, containers]
         return [replace(step, beside=False) for step in every if step.name == only]
-    return [*style, quick] if fast else [*style, *([containers] if compose else []), *whole]
+    if fast:
+        return [*style, quick]
+    return [*style, *([containers] if compose else []), *whole, *([] if pytest_args else [campaigns])]
 
 
-STEP_NAMES = ("format", "lint", "imports", "documentation", "types", "fast tests", "lake set-up", "tests", "compose")
+STEP_NAMES = (
+    *("format", "lint", "imports", "documentation", "types"),
+    *("fast tests", "lake set-up", "tests", "campaigns", "compose"),
+)
 
 
 def environment() -> dict[str, str]:

@@ -160,6 +160,14 @@ def test_containers_go_before_the_tests_that_run_beside_them() -> None:
     assert "nice" not in {str(step.command[0]) for step in steps()}
 
 
+def test_campaigns_come_after_the_tests_and_each_test_runs_in_one_step() -> None:
+    assert names()[-2:] == ["tests", "campaigns"]
+    chosen = {step.name: step.command[step.command.index("-m") + 1] for step in steps() if step.runs_tests}
+    assert chosen == {"tests": "not slow and not compose and not campaign", "campaigns": "campaign and not slow"}
+    (every,) = (step for step in steps(["-k", "seeds"]) if step.runs_tests)
+    assert "not slow and not compose" in every.command
+
+
 def test_one_step_runs_alone_and_in_the_foreground() -> None:
     for name in check.STEP_NAMES:
         (step,) = steps(only=name)

@@ -10,6 +10,7 @@ from hailbus_devtools.simulate.main import ENOUGH_SEEDS, Campaign, run_campaign
 SEEDS = ENOUGH_SEEDS
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(1_200)
 def test_two_hundred_seeds_of_clusters_find_nothing_and_reach_everything() -> None:
     campaign = run_campaign(0, SEEDS, workers=os.cpu_count() or 1, nodes=3)

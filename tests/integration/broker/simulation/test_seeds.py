@@ -10,6 +10,7 @@ from hailbus_devtools.simulate.main import Campaign, measure_speed, run_campaign
 SEEDS = 200
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(1_200)
 def test_two_hundred_seeds_find_nothing_and_reach_everything() -> None:
     campaign = run_campaign(0, SEEDS, workers=os.cpu_count() or 1)
