@@ -18,7 +18,9 @@ from hailbus_demo.options import Outage
 from hailbus_demo.outage import LOOK_EVERY_S, OutageOfProvider
 from hailbus_demo.supervise.processes import Supervisor, command
 
-VICTIMS = ("recommender", "surge", "payment", "booking", "payment-provider", "registry", "broker", "lake")
+VICTIMS = (
+    *("recommender", "surge", "payment", "booking", "payment-provider", "registry", "postgresql", "broker", "lake"),
+)
 LEADER = f"leader of {RIDES.name}-0"
 CONTROLLER = "active controller"
 COORDINATOR = "coordinator of surge"

@@ -80,6 +80,23 @@ def test_a_city_of_two_regions_balances_though_one_is_killed(folder: Path) -> No
     assert "belongs to a run on in-house, 2 regions, not on in-house: start anew with --fresh" in other.stderr
 
 
+@pytest.mark.needs("postgresql")
+@pytest.mark.slow  # the check kills one region by a click
+@pytest.mark.timeout(600)
+def test_a_city_of_two_regions_balances_though_their_database_is_killed_under_load(folder: Path) -> None:
+    done = demo(
+        *("--regions", "2", "--chaos", "--kills", "14", "--seed", "4", "--limit", "300", "--speed", "120"),
+        *("--no-browser", "--no-spark", "--exit-when-done"),
+        *("--data-dir", str(folder / "data"), "--summary", str(folder / "summary.json")),
+        within_s=500,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    state = summary_of(folder / "summary.json")
+    assert state["balanced"] is True
+    assert restarts_of(state, "postgresql") == 2
+    assert state["rides"]["requested"] == 300
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
