@@ -70,6 +70,7 @@ SETTINGS = {
 }
 FURTHER_PORTS = (1, 2, 10, 11, 12)
 """Nodes listen on three ports beginning with the first, Apache Kafka's controllers on those ten above."""
+LATENCY_RATES = (1000, 5000)
 SEND_EVERY_S = 0.005
 SETTLE_S = 3.0
 """A failover begins after so long under load, and is given `RECOVERY_S` to end."""
@@ -273,11 +274,11 @@ def latency(report: Report, *, rounds: int, quick: bool) -> None:
         for name in NAMES:
             with cluster_of(name, **settings(name)) as cluster:
                 end_to_end(cluster, per_s=1000, seconds=3)
-                for per_s in (1000, 5000):
+                for per_s in LATENCY_RATES:
                     seconds = 4 if quick else 10
                     runs = [sorted(end_to_end(cluster, per_s=per_s, seconds=seconds)) for _ in range(rounds)]
                     found[per_s, name] = runs
-        for per_s in (1000, 5000):
+        for per_s in LATENCY_RATES:
             for share, label in ((0.5, "p50"), (0.99, "p99")):
                 ours, theirs = ([run[int(len(run) * share)] for run in found[per_s, name]] for name in NAMES)
                 report.add(f"three nodes: {per_s:,} messages/s, {sync_name}: {label}", "ms", ours, theirs)
