@@ -60,6 +60,8 @@ again. The broker cannot recognise those: librdkafka and the Java client both th
 SECONDS = float(os.environ.get("HAILBUS_HISTORY_SECONDS", "40"))
 FIRST_VALUE = 100_000_000
 """Clients of other languages count from 0 and stay below it."""
+LOST = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+"""What a consumer with `auto.offset.reset=error` is told when its position lies outside the log."""
 LONGER_AT_MOST = 8
 """How many times as long a copier lives at most, after lives in which it committed nothing."""
 
@@ -418,6 +420,10 @@ class Workload:
         transaction: int | None = None,
     ) -> list[Polled]:
         op = next(self.ops)
+        messages = consumer.consume(most, seconds)
+        # librdkafka repeats what can be repeated. After one of these it reads no more.
+        lost = [str(error) for message in messages if (error := message.error()) is not None and error.code() in LOST]
+        assert not lost, f"{name}: {lost}"
         return [
             Polled(
                 process=name,
@@ -429,7 +435,7 @@ class Workload:
                 is_subscribed=is_subscribed,
                 transaction=transaction,
             )
-            for message in consumer.consume(most, seconds)
+            for message in messages
             if message.error() is None
             and (partition := message.partition()) is not None
             and (offset := message.offset()) is not None

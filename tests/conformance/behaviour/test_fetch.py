@@ -146,8 +146,7 @@ def test_a_leader_epoch_that_is_not_current_is_refused(wire: Wire, topic: str) -
 
 
 def test_offset_for_leader_epoch(wire: Wire, topic: str) -> None:
-    wire.write(topic, b"0", b"1", b"2")
-    current = batches(wire.fetch(topic, 0).records)[0].header.leader_epoch
+    current = wire.list_offset(topic, -2).leader_epoch
 
     def ask(epoch: int) -> tuple[int, int, int]:
         part = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": epoch}
@@ -157,6 +156,10 @@ def test_offset_for_leader_epoch(wire: Wire, topic: str) -> None:
         found = answer.topics[0].partitions[0]
         return found.error_code, found.leader_epoch, found.end_offset
 
+    assert ask(current) == (0, current, 0), "no record has been written"
+    wire.write(topic, b"0", b"1", b"2")
+    assert batches(wire.fetch(topic, 0).records)[0].header.leader_epoch == current
+    assert wire.list_offset(topic, -2).leader_epoch == current
     assert ask(current) == (0, current, 3)
     assert ask(current + 5) == (0, -1, -1)
 

@@ -37,10 +37,15 @@ class BrokerProcess:
         return self.log_path.read_text()
 
 
-def command(directory: Path, settings: dict[str, str] | None = None, *, source: str = SERVE) -> list[str]:
+ANY_PORT = "127.0.0.1:0"
+
+
+def command(
+    directory: Path, settings: dict[str, str] | None = None, *, source: str = SERVE, listen: str = ANY_PORT
+) -> list[str]:
     """The command of a broker on a directory; `source` is the program that serves."""
     given = [f"--set={name}={value}" for name, value in (settings or {}).items()]
-    return [sys.executable, "-c", source, "serve", "--listen", "127.0.0.1:0", "--data-dir", str(directory), *given]
+    return [sys.executable, "-c", source, "serve", "--listen", listen, "--data-dir", str(directory), *given]
 
 
 @contextlib.contextmanager
@@ -51,6 +56,7 @@ def broker_process(
     source: str = SERVE,
     prefix: Sequence[str] = (),
     descriptors: int | None = None,
+    listen: str = ANY_PORT,
 ) -> Iterator[BrokerProcess]:
     """Run a broker until the block ends; it may have ended before.
 
@@ -60,13 +66,14 @@ def broker_process(
         source: The program that serves.
         prefix: What runs the command: a tracer.
         descriptors: Limit of open files, soft and hard.
+        listen: Where it listens; a later life of a broker keeps the port, so that clients find it.
     """
     log_path = directory.parent / f"{directory.name}.log"
     limit = [] if descriptors is None else ["prlimit", f"--nofile={descriptors}:{descriptors}"]
     with (
         log_path.open("ab") as errors,
         subprocess.Popen(
-            [*limit, *prefix, *command(directory, settings, source=source)],
+            [*limit, *prefix, *command(directory, settings, source=source, listen=listen)],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

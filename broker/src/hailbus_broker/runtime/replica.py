@@ -279,6 +279,23 @@ class LeaderReplica(HostedReplica):
                 reader.notify()
         return result
 
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch in which an offset was written, or is written next; -1 if it is not known."""
+        return self.leader_epoch if offset >= self.log.log_end_offset else self.log.leader_epochs.epoch_at(offset)
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
+        """The largest epoch at or below the given one and its end offset, exclusive.
+
+        (-1, -1) for one that has not begun (KIP-101). The log of a partition without followers knows an epoch from its
+        first record on. Consumers ask for epochs without records, too.
+        """
+        log = self.log
+        latest = log.leader_epochs.latest
+        if not latest < leader_epoch <= self.leader_epoch:
+            return log.end_offset_for_epoch(leader_epoch)
+        is_known = latest >= 0 and leader_epoch != self.leader_epoch
+        return latest if is_known else leader_epoch, log.log_end_offset
+
     def when_committed(self, end_offset: int, callback: Callable[[Exception | None], None]) -> None:
         """Call back as soon as the high watermark has reached an offset (exclusive); at once if it has already."""
         if self.log.high_watermark >= end_offset:

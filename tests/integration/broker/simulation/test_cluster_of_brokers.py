@@ -57,6 +57,22 @@ async def test_three_nodes_come_up_and_each_can_lead() -> None:
 
 
 @simulated(seeds=range(3))
+async def test_a_node_that_starts_again_is_not_up_before_it_serves() -> None:
+    """What looks at nodes that are up never looks at the server of an earlier process."""
+    async with simulated_cluster() as cluster:
+        node = cluster.nodes[3]
+        before = node.server
+        node.kill()
+        assert not node.is_up
+        start = asyncio.ensure_future(node.start())
+        while not start.done():
+            assert not node.is_up or node.server is not before
+            await asyncio.sleep(0)
+        await start
+        assert node.is_up
+
+
+@simulated(seeds=range(3))
 async def test_a_killed_broker_is_fenced_at_once_and_returns() -> None:
     async with simulated_cluster() as cluster:
         await create_topic(cluster, "rides")

@@ -155,7 +155,7 @@ def _list(
         case -1:
             result.offset, result.leader_epoch = end, partition.leader_epoch
         case -2 | -4:
-            result.offset, result.leader_epoch = log.log_start_offset, partition.leader_epoch
+            result.offset, result.leader_epoch = log.log_start_offset, partition.epoch_at(log.log_start_offset)
         case -5 | -6:
             pass
         case -3:
@@ -191,7 +191,7 @@ def offset_for_leader_epoch(
             elif code := leader_epoch_error(partition, asked.current_leader_epoch):
                 result.error_code = code
             else:
-                result.leader_epoch, result.end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+                result.leader_epoch, result.end_offset = partition.end_offset_for_epoch(asked.leader_epoch)
     return response
 
 

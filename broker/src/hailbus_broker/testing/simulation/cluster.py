@@ -133,6 +133,7 @@ class SimulatedNode:
         """
         if not self.process.is_alive:
             self.process = self.world.process(self.name)
+        self.server = None
         await run_start(self.process, self._serve(self.process))
 
     async def _serve(self, process: SimulatedProcess) -> None:
@@ -144,7 +145,6 @@ class SimulatedNode:
         else:
             server = ControllerServer(ControllerNode(config, machine=machine))
         server.node.core.when_unfit = process.kill
-        self.server = None
         await server.start()
         self.server = server
 
