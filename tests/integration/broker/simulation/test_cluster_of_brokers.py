@@ -61,12 +61,17 @@ async def test_a_node_that_starts_again_is_not_up_before_it_serves() -> None:
     """What looks at nodes that are up never looks at the server of an earlier process."""
     async with simulated_cluster() as cluster:
         node = cluster.nodes[3]
-        before = node.server
+        earlier = node.server
+
+        def shows_earlier() -> bool:
+            return node.is_up and node.server is earlier
+
+        assert shows_earlier()
         node.kill()
-        assert not node.is_up
+        assert not shows_earlier()
         start = asyncio.ensure_future(node.start())
         while not start.done():
-            assert not node.is_up or node.server is not before
+            assert not shows_earlier()
             await asyncio.sleep(0)
         await start
         assert node.is_up
