@@ -450,6 +450,7 @@ def end_to_end(broker: Serving, *, per_s: int, seconds: float) -> list[float]:
             latencies.append((time.monotonic_ns() - int(value)) / 1e6)
     sender.join()
     consumer.close()
+    delete(broker, topic)
     return latencies[total // 5 :]  # the first fifth warms up
 
 
