@@ -61,7 +61,7 @@ SECONDS = float(os.environ.get("HAILBUS_HISTORY_SECONDS", "40"))
 FIRST_VALUE = 100_000_000
 """Clients of other languages count from 0 and stay below it."""
 LOST = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
-"""What a consumer with `auto.offset.reset=error` is told when its position lies outside the log."""
+"""Errors after which a consumer with `auto.offset.reset=error` stops: the log does not contain its position."""
 LONGER_AT_MOST = 8
 """How many times as long a copier lives at most, after lives in which it committed nothing."""
 
@@ -421,7 +421,7 @@ class Workload:
     ) -> list[Polled]:
         op = next(self.ops)
         messages = consumer.consume(most, seconds)
-        # librdkafka repeats what can be repeated. After one of these it reads no more.
+        # librdkafka retries after other errors.
         lost = [str(error) for message in messages if (error := message.error()) is not None and error.code() in LOST]
         assert not lost, f"{name}: {lost}"
         return [

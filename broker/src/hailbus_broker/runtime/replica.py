@@ -293,8 +293,9 @@ class LeaderReplica(HostedReplica):
         latest = log.leader_epochs.latest
         if not latest < leader_epoch <= self.leader_epoch:
             return log.end_offset_for_epoch(leader_epoch)
-        is_known = latest >= 0 and leader_epoch != self.leader_epoch
-        return latest if is_known else leader_epoch, log.log_end_offset
+        if latest < 0 or leader_epoch == self.leader_epoch:
+            return leader_epoch, log.log_end_offset
+        return latest, log.log_end_offset
 
     def when_committed(self, end_offset: int, callback: Callable[[Exception | None], None]) -> None:
         """Call back as soon as the high watermark has reached an offset (exclusive); at once if it has already."""
