@@ -124,7 +124,7 @@ async def test_no_request_reads_the_disk_in_the_event_loop(tmp_path: Path) -> No
     async with server_on(disk, str(tmp_path), **SETTINGS) as server:
         wire = await Wire.to(server.bootstrap)
         await wire.ask(*Wire.produce_request("cold", [b"the first append after the start"]))
-        led(server.node, "cold").log._state.tail.clear()
+        led(server.node, "cold").log._state.forget_tail()
         disk.is_watched = True
         for timestamp in (0, FIRST_TIMESTAMP + 3, FIRST_TIMESTAMP + 25, FIRST_TIMESTAMP + COUNT - 1):
             expected = max(timestamp, FIRST_TIMESTAMP)

@@ -54,7 +54,7 @@ async def fill(server: Server, wire: Wire, topic: str, count: int) -> list[bytes
     values = [bytes([number % 251]) * VALUE_BYTES for number in range(count)]
     for number, value in enumerate(values):
         assert await wire.produce(topic, [value]) == (ErrorCode.NONE, number)
-    led(server.node, topic).log._state.tail.clear()
+    led(server.node, topic).log._state.forget_tail()
     return values
 
 

@@ -135,7 +135,7 @@ async def test_a_failed_read_is_one_partitions_answer_and_ends_writing(tmp_path:
         for topic in ("sound", "broken"):
             await wire.create(topic)
             assert await wire.produce(topic, [topic.encode()]) == (ErrorCode.NONE, 0)
-            led(server.node, topic).log._state.tail.clear()  # as if other topics had filled the cache
+            led(server.node, topic).log._state.forget_tail()  # as if other topics had filled the cache
         disk.faults["read", "broken-0"] = EIO
         request = wire.fetch_request([("sound", 0, 0), ("broken", 0, 0)])
         response = await wire.ask(ApiKey.FETCH, 11, request)

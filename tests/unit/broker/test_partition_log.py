@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 from errno import EIO
@@ -803,3 +804,36 @@ def test_the_tail_cache_keeps_to_its_budget_over_all_partitions() -> None:
     assert logs[0].read(0, 1, isolation=Isolation.LOG_END).file_slice is not None
     for log, offset in ((logs[1], 0), (logs[0], 1), (logs[1], 1)):
         assert log.read(offset, 1, isolation=Isolation.LOG_END).buffers
+
+
+def test_a_forgotten_tail_leaves_the_cache_in_its_turn() -> None:
+    disk = new_disk()
+    cache = TailCache(3 * len(batch(b"a")))
+    log, other = (
+        PartitionLog.open(disk, f"data/t-{number}", LogConfig(), now_ms=NOW, clean=False, tail_cache=cache)
+        for number in range(2)
+    )
+    for value in (b"a", b"b"):
+        log.append(batch(value), now_ms=NOW)
+    log.truncate_to(1)
+    log.append(batch(b"c"), now_ms=NOW)
+    # The budget holds three batches. The forgotten two go first, the newest of the log stays until then.
+    for value in (b"d", b"e"):
+        other.append(batch(value), now_ms=NOW)
+        (cached,) = log.read(1, 1, isolation=Isolation.LOG_END).buffers
+        assert next(iterate_records(BatchView(cached))).value == b"c"
+    other.append(batch(b"f"), now_ms=NOW)
+    assert log.read(1, 1, isolation=Isolation.LOG_END).file_slice is not None
+    assert other.read(0, 1, isolation=Isolation.LOG_END).buffers
+
+
+def test_small_batches_in_the_cache_are_nothing_to_the_garbage_collector() -> None:
+    log = open_log(new_disk())
+    for number in range(2000):
+        log.append(memoryview(batch(b"%d" % number)), now_ms=NOW)
+        if number == 999:
+            gc.collect()
+            tracked = len(gc.get_objects())
+    gc.collect()
+    assert log.read(0, 1, isolation=Isolation.LOG_END).buffers
+    assert len(gc.get_objects()) - tracked < 100

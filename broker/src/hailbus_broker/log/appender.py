@@ -15,7 +15,6 @@ from hailbus_broker.log.errors import (
 from hailbus_broker.log.recovery import aborted_entry, note_in, read_marker
 from hailbus_broker.log.results import AppendResult, Origin
 from hailbus_broker.log.segment import MAX_RELATIVE_OFFSET, Segment
-from hailbus_broker.log.tail_cache import CachedBatch
 from hailbus_broker.log.validation import MIN_RECORD_BYTES, check_batch, prepare
 from hailbus_broker.records import (
     BATCH_OVERHEAD,
@@ -61,13 +60,12 @@ _new_tuple = tuple.__new__  # makes a named tuple in half the time
 class Appender:
     """Appends to one log, and rolls its segments."""
 
-    __slots__ = ("_dirty_files", "_state", "_sync", "_tail")
+    __slots__ = ("_dirty_files", "_state", "_sync")
 
     def __init__(self, state: LogState, sync: LogSync) -> None:
         self._state: Final = state
         self._sync: Final = sync
         self._dirty_files: Final = sync.dirty_files
-        self._tail: Final = state.tail
 
     def append(
         self,
@@ -224,7 +222,7 @@ class Appender:
                 max_timestamp,
                 is_transactional=bool(attributes & TRANSACTIONAL_BIT),
             )
-        state.tail_cache.add(self._tail, _new_tuple(CachedBatch, (base_offset, last_offset, buffer, size_bytes)))
+        state.tail_cache.add(state.tail, buffer)
         return _new_tuple(AppendResult, (base_offset, last_offset, log_append_time_ms, state.log_start_offset, False))
 
     def _append_own(
@@ -315,9 +313,7 @@ class Appender:
                 completed = note_in(state.producers, header, batch.data)
                 if completed is not None:
                     self._complete(segment, completed)
-            state.tail_cache.add(
-                self._tail, CachedBatch(header.base_offset, header.last_offset, batch.data, batch.size_bytes)
-            )
+            state.tail_cache.add(state.tail, batch.data)
 
     def _complete(self, segment: Segment, completed: CompletedTransaction) -> None:
         state = self._state

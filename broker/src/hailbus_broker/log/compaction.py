@@ -205,7 +205,7 @@ class LogCompaction:
                 self._sync.forget(original.file_if_open)
             state.segments[at : at + len(originals)] = [segment]
         # Aborted records may be in the cache, and no longer in a transaction index that would hide them.
-        state.tail.clear()
+        state.forget_tail()
 
 
 class CompactionTask:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hailbus_broker.log.errors import StorageError
     from hailbus_broker.log.recovery import RecoveredLog
     from hailbus_broker.log.segment import Segment
-    from hailbus_broker.log.tail_cache import CachedBatch, TailCache
+    from hailbus_broker.log.tail_cache import Tail, TailCache
     from hailbus_broker.records import Offset
 
 base_offset_of = attrgetter("base_offset")
@@ -74,11 +74,15 @@ class LogState:
         self.producers = recovered.producer_state
         self.leader_epochs: Final = recovered.leader_epochs
         self.newest_leader_epoch = recovered.leader_epochs.latest
-        self.tail: Final[deque[CachedBatch]] = deque()
+        self.tail: Tail = deque()
         self.tail_cache: Final = tail_cache
         self.appended_bytes = 0
         self.failure: StorageError | None = None
         self.is_swapping = False
+
+    def forget_tail(self) -> None:
+        """Let reads go to the files, for what was appended so far."""
+        self.tail = deque()
 
     def segments_from(self, offset: Offset) -> list[Segment]:
         """The segment that holds an offset, and all after it."""

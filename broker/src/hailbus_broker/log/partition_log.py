@@ -126,7 +126,7 @@ class PartitionLog:
             sync.write_snapshot()
             sync.sync()
             sync.remove_old_snapshots()
-        state.tail.clear()
+        state.forget_tail()
         for segment in state.segments:
             segment.release()
         state.failure = StorageError("the log is closed", path=state.directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.errors import OffsetOutOfRangeError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hailbus_broker.log.lookup import Reads
     from hailbus_broker.records import Offset
 
+_offsets_of = Struct(">q15xi").unpack_from
+"""The base offset of a batch, and its last offset less that."""
 _WINDOW_BYTES: Final = 64 * 1024
 """How much a search by time reads at once: the time index leads to within a few KiB of the record."""
 
@@ -30,11 +33,10 @@ _WINDOW_BYTES: Final = 64 * 1024
 class Reader:
     """Reads of one log."""
 
-    __slots__ = ("_state", "_tail")
+    __slots__ = ("_state",)
 
     def __init__(self, state: LogState) -> None:
         self._state: Final = state
-        self._tail: Final = state.tail
 
     def read(
         self,
@@ -77,17 +79,20 @@ class Reader:
         if offset >= end_offset:
             return ReadResult((), None, 0, high_watermark, stable, start_offset, aborted)
 
-        tail = self._tail
-        if tail and tail[0].base_offset <= offset:
+        tail = state.tail
+        if tail and _offsets_of(tail[0])[0] <= offset:
             # Mostly the reader follows closely: look at the last batch before searching.
             first = len(tail) - 1
-            if tail[first].base_offset > offset:
-                first = bisect_right(tail, offset, key=base_offset_of) - 1
+            if _offsets_of(tail[first])[0] > offset:
+                first = bisect_right(tail, offset, key=lambda batch: _offsets_of(batch)[0]) - 1
             buffers: list[Buffer] = []
             length = 0
             last_offset = offset
             for number in range(first, len(tail)):  # islice would walk over all that come before
-                _, batch_last, data, size_bytes = tail[number]
+                data = tail[number]
+                base_offset, last_offset_delta = _offsets_of(data)
+                batch_last = base_offset + last_offset_delta
+                size_bytes = len(data)
                 if batch_last >= end_offset or (length + size_bytes > max_bytes and (buffers or not min_one_batch)):
                     break
                 buffers.append(data)

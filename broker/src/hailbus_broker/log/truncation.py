@@ -47,7 +47,7 @@ def _cut_segments(state: LogState, sync: LogSync, offset: Offset) -> Offset:
     Returns:
         The log end offset: below the given one if that lies within a batch.
     """
-    state.tail.clear()
+    state.forget_tail()
     segments = state.segments
     while len(segments) > 1 and segments[-1].base_offset >= offset:
         dropped = segments.pop()
@@ -94,7 +94,7 @@ def restart(state: LogState, sync: LogSync, offset: Offset, *, now_ms: int) -> N
     if state.is_swapping:
         raise SwapRunningError(f"{state.directory} cannot be replaced while compaction renames its files")
     try:
-        state.tail.clear()
+        state.forget_tail()
         for segment in state.segments:
             sync.forget(segment.file_if_open)
             segment.remove_files()
