@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ import asyncpg
 import docker
 import httpx
 import pytest
+from confluent_kafka import Consumer
 from docker.models.containers import Container
+from hailbus.schema_id import HEADER
 from hailbus_demo.ledger.databases import count_under_way
 
 from tests.support import free_port, wait_for
@@ -31,7 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "hailbus-e2e"
 BROKERS = ("broker-1", "broker-2", "broker-3")
 DATABASES = ("booking", "payment", "provider", "surge", "recommender", "logger")
-PUBLISHED = (*BROKERS, "postgres", "booking", "payment", "payment-provider", "bike", "recommender", "dashboard")
+PUBLISHED = (
+    *BROKERS,
+    *("postgres", "registry", "booking", "payment", "payment-provider", "bike", "recommender", "dashboard"),
+)
 PAYING = ("payment-saga", "booking")
 """These groups still publish or apply payments after the last ride. The lake must contain those, too."""
 LED = "rides.v1"
@@ -137,7 +143,7 @@ def system(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory
 
 def test_every_container_is_confined_healthy_and_published_on_loopback_only(system: System) -> None:
     containers = system.engine.containers.list(all=True, filters={"label": f"com.docker.compose.project={PROJECT}"})
-    assert len(containers) == 16
+    assert len(containers) == 17
     passwords = [line.split(":")[2].split("@")[0] for line in secrets_of(system)]
     for container in containers:
         service = container.labels["com.docker.compose.service"]
@@ -197,6 +203,24 @@ def test_rides_come_by_themselves_and_the_page_shows_them_and_the_brokers(system
     for topic, partitions in cluster["topics"]:
         assert all(sorted(replicas) == [1, 2, 3] for _, _, replicas, _ in partitions), topic
         assert all(leader in isr for _, leader, _, isr in partitions), topic
+
+
+def test_records_of_payments_name_schemas_that_the_registry_has(system: System) -> None:
+    subjects = httpx.get(f"{system.url('registry')}/subjects", timeout=10).raise_for_status().json()
+    assert any(subject.startswith("payments.v1") for subject in subjects), subjects
+    consumer = Consumer({"bootstrap.servers": system.bootstrap, "group.id": "schemas", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["payments.v1"])
+    try:
+        record = consumer.poll(60)
+    finally:
+        consumer.close()
+    assert record is not None
+    assert record.error() is None
+    (named,) = [value for name, value in record.headers() or () if name == HEADER]
+    assert isinstance(named, bytes)
+    guid = uuid.UUID(bytes=named[1:])
+    known = httpx.get(f"{system.url('registry')}/schemas/guids/{guid}", timeout=10).raise_for_status().json()
+    assert json.loads(known["schema"])["$id"].startswith("hailbus:payment.")
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ import logging
 import signal
 import time
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from hailbus import Bus, ClusterAdmin, HailbusError, KafkaBus
 from rich.console import Console
@@ -79,6 +79,7 @@ KEEPS_UP_WITHIN_S = 5.0
 
 
 T = TypeVar("T")
+Disturber: TypeAlias = Chaos | ChaosWithOutages | Saboteur | OutageOfProvider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,7 @@ class _Run:
         self.poison = PoisonBook(data_dir.poison)
         self.played_to_the_end = False
         self.lake_start: asyncio.Task[None] | None = None
+        self.others_ready: asyncio.Task[None] | None = None
         self.tray: FaultTray | None = None
         self.screen = Screen(console)
         self.interrupts = Interrupts()
@@ -226,7 +228,7 @@ class _Run:
         tokens = await making_keys
         await self._start_postgresql()
         self.tray = self._fault_tray(bootstrap, bus)
-        specs = service_specs(
+        first, others = service_specs(
             self.data_dir,
             bootstrap=bootstrap,
             bus=bus,
@@ -236,22 +238,15 @@ class _Run:
             faults=None if self.tray is None else await self.tray.serve(),
             booking_database=self._booking_database(),
         )
-        for spec in specs:
+        for spec in first:
             await self.supervisor.start(spec)
-        if lake_ready is not None:
-            self.lake_start = asyncio.create_task(self._start_lake(lake_ready, bootstrap))
-        await self._unless_interrupted(self.supervisor.wait_ready(*names(specs)))
-        self.timings.services_ready = time.monotonic()
+        await self._unless_interrupted(self.supervisor.wait_ready(*names(first)))
         if self.areas:
             say(f"{len(self.areas)} regions of booking: {', '.join(area.name for area in self.areas)}; one router")
         say(f"booking's API at {ports.url('booking')}/docs, the recommender's at {ports.url('recommender')}/docs")
         say(f"payment's at {ports.url('payment')}/docs, the payment provider's at {ports.url('payment-provider')}/docs")
         say(f"schema registry at {ports.url('registry')}: hailbus registry ls --url {ports.url('registry')}")
         say(f"tokens for booking: booking-token sign {self.data_dir.keys / 'signing-key.json'} ROLE SUBJECT")
-        say(f"services are ready; dashboard: {ports.url('dashboard')}")
-        self.screen.dashboard_url = ports.url("dashboard")
-        if options.browser and self.console.is_terminal:
-            await asyncio.to_thread(webbrowser.open, ports.url("dashboard"))
         booking = SureClient(
             HttpClient(ports.url("booking"), connections=options.rides.in_flight),
             name="booking",
@@ -322,6 +317,12 @@ class _Run:
         auditor.start()
         try:
             async with self.screen, driver_apps(bus) as locations:
+                # Not before: on two cores the first ride would wait for them.
+                for spec in others:
+                    await self.supervisor.start(spec)
+                self.others_ready = asyncio.create_task(self._wait_for(names(others)))
+                if lake_ready is not None:
+                    self.lake_start = asyncio.create_task(self._start_lake(lake_ready, bootstrap))
                 world = await self._play(figures, booking, advice, locations, scene)
                 if self.lake_start is not None:
                     # A run that is stopped early still gets its ledger, and the lake is a part of it.
@@ -335,9 +336,10 @@ class _Run:
                 await self.tray.end()
             await watch.stop()
             book.close()
-            if self.lake_start is not None and not self.lake_start.done():
-                self.lake_start.cancel()
-                await asyncio.gather(self.lake_start, return_exceptions=True)
+            starting = [task for task in (self.others_ready, self.lake_start) if task is not None]
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
         self._write(figures)
         self._print_end(figures)
         if not options.exit_when_done and not self.interrupts.asked.is_set():
@@ -466,6 +468,21 @@ class _Run:
         if code != 0:
             raise RunFailedError("Spark's parts cannot be fetched (see above): mend it, or go without by --no-spark")
 
+    async def _wait_for(self, others: Sequence[str]) -> None:
+        """Wait until those who hear of rides serve, while the first ones begin; then show the page."""
+        url = self.ports.url("dashboard")
+        try:
+            await self.supervisor.wait_ready(*others)
+        except RunFailedError as error:  # as if it could not be kept running
+            if not self.supervisor.failure.done():
+                self.supervisor.failure.set_exception(error)
+            raise
+        self.timings.services_ready = time.monotonic()
+        self.screen.say(f"services are ready; dashboard: {url}")
+        self.screen.dashboard_url = url
+        if self.options.browser and self.console.is_terminal:
+            await asyncio.to_thread(webbrowser.open, url)
+
     async def _start_lake(self, ready: asyncio.Task[None], bootstrap: str) -> None:
         await ready
         await self.supervisor.start(lake_spec(self.data_dir, bootstrap=bootstrap))
@@ -494,10 +511,8 @@ class _Run:
             self.screen.say(f"run {self.state.run} continues the last one: {adopted} rides were under way")
         figures.phase = "running"
         self.timings.first_ride = time.monotonic()
-        if self.tray is not None:
-            self.tray.open(figures.watch)
         disturber = self._disturber(scene, figures)
-        disturbing = asyncio.create_task(disturber.run()) if disturber is not None else None
+        disturbing = asyncio.create_task(self._disturb(disturber, figures))
         playing = asyncio.create_task(world.play(self.demand.added_to(self.source.plans())))
         ends = asyncio.create_task(self._end_asked())
         watched: list[asyncio.Future[Any]] = [playing, ends, self.supervisor.failure]
@@ -525,15 +540,15 @@ class _Run:
             self.timings.rides_done = time.monotonic()
             figures.phase = "catching_up"
             self._save_clock(stage)
-            if disturber is not None and disturbing is not None:
+            if disturber is not None:
                 disturber.hurry.set()
-                await self._unless_insisted(disturbing, lost="no ledger was drawn up")
+            await self._unless_insisted(disturbing, lost="no ledger was drawn up")
             if self.tray is not None:
                 await self._unless_insisted(asyncio.create_task(self.tray.finish()), lost="no ledger was drawn up")
         except GaveUpError as error:
             raise RunFailedError(str(error)) from error
         finally:
-            begun: list[asyncio.Task[Any]] = [task for task in (playing, ends, disturbing) if task is not None]
+            begun: tuple[asyncio.Task[Any], ...] = (playing, ends, disturbing)
             for task in begun:
                 task.cancel()
             await asyncio.gather(*begun, return_exceptions=True)
@@ -543,9 +558,16 @@ class _Run:
             self.screen.say(f"rejected rows are in {self.data_dir.rejects}")
         return world
 
-    def _disturber(
-        self, scene: Scene, figures: Figures
-    ) -> Chaos | ChaosWithOutages | Saboteur | OutageOfProvider | None:
+    async def _disturb(self, disturber: Disturber | None, figures: Figures) -> None:
+        """Let faults begin, as soon as every process serves."""
+        assert self.others_ready is not None
+        await asyncio.shield(self.others_ready)
+        if self.tray is not None and figures.phase == "running" and not self.played_to_the_end:
+            self.tray.open(figures.watch)
+        if disturber is not None:
+            await disturber.run()
+
+    def _disturber(self, scene: Scene, figures: Figures) -> Disturber | None:
         """Return who disturbs the run, if it was asked for."""
         options = self.options.rides
         began = time.monotonic()

@@ -233,8 +233,11 @@ def service_specs(
     declines_percent: float = DECLINES_PERCENT,
     faults: Access | None = None,
     booking_database: str | None = None,
-) -> list[ProcessSpec]:
-    """Return the processes of the services, the schema registry, and the stand-in for the payment provider.
+) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
+    """Return the processes that a ride begins with, and those that hear of it.
+
+    A ride needs booking, payment, the schema registry and the stand-in for the payment provider. The others may start
+    later: what was published before waits for them in the topics.
 
     Args:
         data_dir: Where databases, logs and keys are.
@@ -334,7 +337,7 @@ def service_specs(
         before_restart=logger_probe.before_restart,
     )
     registry = registry_spec(data_dir, bootstrap=bootstrap, ports=ports)
-    return [registry, provider, payment, *booking, surge, recommender, logger, dashboard]
+    return [registry, provider, payment, *booking], [recommender, dashboard, surge, logger]
 
 
 def booking_specs(data_dir: DataDir, *, ports: Ports, env: dict[str, str]) -> list[ProcessSpec]:

@@ -23,6 +23,9 @@ log = logging.getLogger("hailbus_demo.watch")
 HISTORY_S = 600
 RATE_OVER_S = 5.0
 
+FIRST_EVERY_S = 0.2
+"""How often the cluster is looked at before it holds any record."""
+
 
 @dataclass(slots=True)
 class GroupLag:
@@ -210,7 +213,7 @@ class Watch:
             await self.look()
             if self.first_record_at is None and self.records > 0:
                 self.first_record_at = time.monotonic()
-            await asyncio.sleep(self.every_s)
+            await asyncio.sleep(self.every_s if self.records else FIRST_EVERY_S)
 
     async def _listen(self) -> None:
         while True:

@@ -58,7 +58,7 @@ def test_the_border_runs_from_west_to_east() -> None:
 
 def specs(**ports: Any) -> dict[str, dict[str, str]]:
     where = Ports(broker=1, booking=2, recommender=3, dashboard=4, payment=5, payment_provider=6, registry=7, **ports)
-    found = service_specs(
+    first, others = service_specs(
         DataDir(Path("data")),
         bootstrap="127.0.0.1:1",
         bus=MemoryBus(),
@@ -66,7 +66,7 @@ def specs(**ports: Any) -> dict[str, dict[str, str]]:
         silent_after_s=30,
         booking_database="postgresql://x" if ports else None,
     )
-    return {spec.name: dict(spec.env) for spec in found}
+    return {spec.name: dict(spec.env) for spec in (*first, *others)}
 
 
 def test_each_region_has_a_process_and_the_router_has_booking_s_address() -> None:

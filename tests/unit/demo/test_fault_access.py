@@ -18,7 +18,7 @@ PORTS = Ports(broker=1, booking=2, recommender=3, dashboard=4, payment=5, paymen
 
 
 def environments(faults: Access | None) -> dict[str, dict[str, str]]:
-    specs = service_specs(
+    first, others = service_specs(
         DataDir(Path("data")),
         bootstrap="127.0.0.1:1",
         bus=MemoryBus(),
@@ -26,7 +26,7 @@ def environments(faults: Access | None) -> dict[str, dict[str, str]]:
         silent_after_s=30,
         faults=faults,
     )
-    return {spec.name: dict(spec.env) for spec in specs}
+    return {spec.name: dict(spec.env) for spec in (*first, *others)}
 
 
 def test_only_the_dashboard_gets_the_token() -> None:
