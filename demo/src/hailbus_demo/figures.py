@@ -179,6 +179,7 @@ class Figures:
             "kills": [] if self.chaos is None else [kill.as_json() for kill in self.chaos.note_returns()],
             "sabotage": None if self.sabotage is None else self.sabotage.as_json(),
             "figures": {
+                "rides_begin_s": _since(timings.started, timings.first_ride),
                 "services_ready_s": _since(timings.started, timings.services_ready),
                 "first_event_s": _since(timings.started, watch.first_record_at),
                 "rides_s": _since(timings.first_ride, timings.rides_done),

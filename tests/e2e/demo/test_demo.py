@@ -110,7 +110,8 @@ def test_declined_cards_and_an_outage_leave_the_accounts_balanced_and_a_publishe
     state = assert_balanced(first, summary, requested=60)
     assert state["run"] == 1
     assert state["recommendations_served"] > 0
-    assert state["figures"]["first_event_s"] > 0
+    assert state["figures"]["first_event_s"] > state["figures"]["rides_begin_s"]
+    assert state["figures"]["rides_begin_s"] < state["figures"]["services_ready_s"]
     assert state["figures"]["rides_pooled"] > 0
     (pooled,) = [line["detail"] for line in state["lines"] if line["id"] == "rides-pooled"]
     assert not pooled.startswith("0 rides")

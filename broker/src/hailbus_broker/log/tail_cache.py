@@ -36,7 +36,7 @@ class TailCache:
     def add(self, tail: Tail, batch: Buffer) -> None:
         """Put a batch at the end of one partition's tail and drop the oldest ones beyond the budget.
 
-        Batches leave a tail only here: who wants to forget a tail begins a new one, and the old one's turn comes.
+        Batches are dropped here only. `LogState.forget_tail` begins a new tail; those of the old one go in their turn.
         """
         size_bytes = len(batch)
         tail.append(bytes(batch) if size_bytes <= COPIED_UP_TO_BYTES else batch)
