@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from hailbus_broker.log.errors import OffsetOutOfRangeError
@@ -17,6 +16,7 @@ from hailbus_broker.log.results import (
     TimestampAndOffset,
 )
 from hailbus_broker.records import BatchView, iterate_records
+from hailbus_broker.records.batch import OFFSETS
 
 if TYPE_CHECKING:
     from hailbus_broker.log.disk import Buffer
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from hailbus_broker.log.lookup import Reads
     from hailbus_broker.records import Offset
 
-_offsets_of = Struct(">q15xi").unpack_from
-"""The base offset of a batch, and its last offset less that."""
+_offsets_of = OFFSETS.unpack_from
 _WINDOW_BYTES: Final = 64 * 1024
 """How much a search by time reads at once: the time index leads to within a few KiB of the record."""
 

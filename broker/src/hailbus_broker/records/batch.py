@@ -61,6 +61,9 @@ DELETE_HORIZON_BIT: Final = 0x40
 HEADER: Final = Struct(">qiibIhiqqqhii")
 """All fields of a batch header, in the order of `BatchHeader`."""
 
+OFFSETS: Final = Struct(">q15xi")
+"""The base offset of a batch, and its last offset less that."""
+
 assert HEADER.size == BATCH_OVERHEAD, HEADER.size
 
 _OFFSET_AND_LENGTH: Final = Struct(">qi")
