@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hailbus import ClusterAdmin, KafkaBus
 from ride_events.drivers import DriverLocationReported
-from surge.adapters.streams.worker import topics
+from surge.adapters.streams.service import SOURCES, declare
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.bench.report import Run, cpu_s
@@ -56,7 +56,7 @@ async def measure(told: list[Told], first: int) -> tuple[float, float]:
         bus = KafkaBus(bootstrap_servers=broker.bootstrap, connect_timeout_s=30)
         admin = ClusterAdmin(bus, client_id="bench")
         try:
-            await admin.provision(topics("surge"))
+            await admin.provision([*SOURCES, *declare().topics])
             async with producer(broker.bootstrap) as client:
                 await tell(client, told)
             worker.start()

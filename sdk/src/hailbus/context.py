@@ -102,17 +102,32 @@ class Delivery(Generic[E_co]):
 
 
 class Deliveries(Sequence[Delivery[E_co]], Generic[E_co]):
-    """Deliveries of events and their records; each is made when it is looked at, as many handlers want events only."""
+    """Deliveries of events and their records; each is made when it is looked at, as many handlers want events only.
 
-    __slots__ = ("_group", "attempts", "events", "records")
+    Args:
+        events: The events.
+        records: That they came in.
+        attempts: Which call of the handler it is for each.
+        group: Consumer group.
+        contexts: Of the records, where somebody has made them and read their envelopes already.
+    """
+
+    __slots__ = ("_contexts", "_group", "attempts", "events", "records")
 
     def __init__(
-        self, events: Sequence[E_co], records: Sequence[Received], attempts: Sequence[int], *, group: str
+        self,
+        events: Sequence[E_co],
+        records: Sequence[Received],
+        attempts: Sequence[int],
+        *,
+        group: str,
+        contexts: Sequence[Context] | None = None,
     ) -> None:
         self.events = events
         self.records = records
         self.attempts = attempts
         self._group = group
+        self._contexts = contexts
 
     def __len__(self) -> int:
         return len(self.events)
@@ -122,10 +137,25 @@ class Deliveries(Sequence[Delivery[E_co]], Generic[E_co]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Delivery[E_co]]: ...
     def __getitem__(self, index: int | slice) -> Delivery[E_co] | Sequence[Delivery[E_co]]:
+        contexts = self._contexts
         if isinstance(index, slice):
-            return Deliveries(self.events[index], self.records[index], self.attempts[index], group=self._group)
-        ctx = Context(self.records[index], attempt=self.attempts[index], group=self._group)
-        return Delivery(self.events[index], ctx)
+            return Deliveries(
+                self.events[index],
+                self.records[index],
+                self.attempts[index],
+                group=self._group,
+                contexts=None if contexts is None else contexts[index],
+            )
+        if contexts is not None:
+            return Delivery(self.events[index], contexts[index])
+        return Delivery(
+            self.events[index], Context(self.records[index], attempt=self.attempts[index], group=self._group)
+        )
+
+    def __iter__(self) -> Iterator[Delivery[E_co]]:
+        if self._contexts is not None:
+            return map(Delivery, self.events, self._contexts)
+        return super().__iter__()
 
 
 class Claim(Protocol):

@@ -209,6 +209,15 @@ class Inbox:
                 )
             )
 
+    async def check(self) -> None:
+        """Begin a transaction that could claim, and look into the table.
+
+        Raises:
+            Exception: The database cannot be used, whatever its driver calls that.
+        """
+        async with self.engine.begin() as connection:
+            await connection.execute(select(inbox_table.c.event_id).limit(1))
+
     async def counts(self) -> tuple[int, int]:
         """Events applied, and events seen (repetitions included), by this consumer."""
         async with self.engine.connect() as connection:

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -375,8 +376,8 @@ async def test_a_parking_lot_that_is_away_repeats_no_handler(bus: MemoryBus, tmp
     await engine.dispose()
 
 
-@pytest.mark.parametrize("how", ["lanes", "batches"])
-async def test_an_inbox_that_is_away_pauses_and_judges_nothing(bus: MemoryBus, tmp_path: Path, how: How) -> None:
+@pytest.mark.parametrize("how", ["lanes", "batches", "own transaction"])
+async def test_an_inbox_that_is_away_pauses_and_judges_nothing(bus: MemoryBus, tmp_path: Path, how: str) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/inbox.db")
     inbox = Inbox(engine, "till")
     svc = Service("till", subscribing=FAST)
@@ -386,6 +387,15 @@ async def test_an_inbox_that_is_away_pauses_and_judges_nothing(bus: MemoryBus, t
 
         @svc.on_batch(Placed, delivery=delivery, max_items=20)
         async def take_all(batch: Batch[Placed]) -> None:
+            handled.extend(event.number for event in batch.events)
+
+    elif how == "own transaction":
+
+        @svc.on_batch(Placed, delivery=replace(delivery, own_transaction=True), max_items=20)
+        async def take_by_ourselves(batch: Batch[Placed]) -> None:
+            async with engine.begin() as tx:
+                claim = await batch.claim(tx)
+                await claim.store()
             handled.extend(event.number for event in batch.events)
 
     else:

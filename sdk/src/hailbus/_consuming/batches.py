@@ -177,6 +177,8 @@ class BatchRunner:
         events: list[Event] = []
         records: list[Received] = []
         attempts: list[int] = []
+        contexts: list[Context] = []
+        """Of all records under a promise with an inbox, which reads their envelopes; else of none."""
         for part in batch:
             if part.prefix.closed:
                 continue
@@ -184,13 +186,16 @@ class BatchRunner:
             found = self._events_of(part)
             usable = part
             if found is None:
-                usable, found = await self._events_one_by_one(part)
+                usable, found, read = await self._events_one_by_one(part)
+                contexts += read
             if found:
                 live.append(usable)
                 events += found
                 records += usable.records
                 attempts += [part.attempt] * len(found)
-        return live, Deliveries(events, records, attempts, group=self._group)
+        return live, Deliveries(
+            events, records, attempts, group=self._group, contexts=None if self._inbox is None else contexts
+        )
 
     def _events_of(self, part: Part) -> list[Event] | None:
         """The events of a part, None when its records must be looked at one by one."""
@@ -210,32 +215,36 @@ class BatchRunner:
                 raise
             return None
 
-    async def _events_one_by_one(self, part: Part) -> tuple[Part, list[Event]]:
+    async def _events_one_by_one(self, part: Part) -> tuple[Part, list[Event], list[Context]]:
         usable: list[Received] = []
         events: list[Event] = []
+        contexts: list[Context] = []
         for record in part.records:
-            item = part.item_of(record)
+            ctx = Context(record, attempt=part.attempt, group=self._group)
             try:
-                event = self._event_of(part, record)
+                event = self._event_of(part, record, ctx)
             except Exception as error:  # noqa: BLE001 an envelope that cannot be read, for one
+                item = part.item_of(record)
                 item.attempt = 0
                 await self._end(item, error if isinstance(error, StageError) else StageError(Stage.DECODE, error))
                 continue
             if event is None:
-                self._partitions.end(item, Ending.SKIPPED)
+                self._partitions.end(part.item_of(record), Ending.SKIPPED)
                 continue
             usable.append(record)
             events.append(event)
-        return part.only(usable), events
+            if self._inbox is not None:
+                contexts.append(ctx)
+        return part.only(usable), events, contexts
 
-    def _event_of(self, part: Part, record: Received) -> Event | None:
+    def _event_of(self, part: Part, record: Received, ctx: Context) -> Event | None:
         """The event of a record, checked for what the inbox cannot hold."""
         numbered = self._numbered
         if numbered is not None and part.route.passes:
             return numbered.unhandled(record)
         event = self._router.event_of(part.route, record, structured=part.was_resolved)
         if event is not None and self._inbox is not None:
-            refusal = self._inbox.refusal_of(Context(record, group=self._group))
+            refusal = self._inbox.refusal_of(ctx)
             if refusal is not None:
                 raise StageError(Stage.CLAIM, refusal)
             if numbered is not None:

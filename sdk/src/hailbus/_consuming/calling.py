@@ -141,8 +141,16 @@ class Caller:
         if inbox is None:
             return await self._handle_batch(subscription, Batch(deliveries), deliveries)
         if isinstance(subscription.delivery, EffectivelyOnce) and subscription.delivery.own_transaction:
-            claiming = Claiming(inbox, numbered, deliveries, may_skip=may_skip)
-            return await self._own_batch(subscription, claiming, deliveries)
+
+            async def in_its_own_transaction() -> Sequence[Verdict | Early] | None:
+                claiming = Claiming(inbox, numbered, deliveries, may_skip=may_skip)
+                try:
+                    return await self._own_batch(subscription, claiming, deliveries)
+                except Exception as error:
+                    await _check_reachable(inbox, error)
+                    raise
+
+            return await self._outages.reach(_resource(inbox), partitions, in_its_own_transaction)
 
         async def claim(tx: AsyncConnection) -> tuple[list[Verdict | Early] | None, list[Delivery[Event]]]:
             if numbered is None:
@@ -166,9 +174,9 @@ class Caller:
 
     async def _own_batch(
         self, subscription: Subscription, claiming: Claiming, deliveries: Sequence[Delivery[Event]]
-    ) -> Sequence[Verdict | Early]:
+    ) -> Sequence[Verdict | Early] | None:
         """Call a handler that claims in a transaction of its own."""
-        batch = Batch(handled(deliveries), claiming=claiming.claim)
+        batch = Batch(deliveries if claiming.numbered is None else handled(deliveries), claiming=claiming.claim)
         verdicts = await self._handle_batch(subscription, batch, deliveries)
         if verdicts is not None:
             problem = "returned verdicts under own_transaction=True; refuse an event by claim.refuse(item, reason)"
@@ -261,6 +269,19 @@ class Caller:
 
 def _resource(inbox: Inbox) -> str:
     return f"the database of inbox {inbox.consumer!r}"
+
+
+async def _check_reachable(inbox: Inbox, error: Exception) -> None:
+    """Whatever a handler with a transaction of its own has raised: that its database is away is no fault of the events.
+
+    Raises:
+        StageError: It is away.
+    """
+    try:
+        async with asyncio.timeout(STORE_TIMEOUT_S):
+            await inbox.check()
+    except Exception as away:
+        raise StageError(Stage.CLAIM, away) from error
 
 
 def _check_storable(inbox: Inbox, ctx: Context) -> None:

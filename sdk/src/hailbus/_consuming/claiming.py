@@ -38,7 +38,7 @@ class Claiming:
         may_skip: bool,
     ) -> None:
         self._inbox = inbox
-        self._numbered = numbered
+        self.numbered = numbered
         self._deliveries = deliveries
         self._may_skip = may_skip
         self.stored: StoredClaim | None = None
@@ -46,15 +46,17 @@ class Claiming:
     async def claim(self, tx: AsyncConnection | AsyncSession, of: Callable[[Context], bool] | None) -> Claim:
         """Claim what is new and due; see `Batch.claim`."""
         ours = [d for d in self._deliveries if of is None or of(d.ctx)]
+        is_plain = of is None and self.numbered is None
         positions: Mapping[Name, Position] = {}
-        if self._numbered is not None:
-            positions = await self._numbered.sequences.positions(tx, [name_of(d.ctx) for d in ours])
+        if self.numbered is not None:
+            positions = await self.numbered.sequences.positions(tx, [name_of(d.ctx) for d in ours])
         made = StoredClaim(
             tx,
             self._inbox,
-            self._numbered,
+            self.numbered,
             ours,
             positions,
+            is_plain=is_plain,
             may_skip=self._may_skip,
             note=self._note,
         )
@@ -64,9 +66,11 @@ class Claiming:
     def _note(self, claim: StoredClaim) -> None:
         self.stored = claim
 
-    def verdicts(self) -> list[Verdict | Early]:
-        """What follows for each delivery of the call."""
+    def verdicts(self) -> list[Verdict | Early] | None:
+        """What follows for each delivery of the call; None when all are done."""
         assert self.stored is not None
+        if self.stored.is_plain:
+            return None
         found = self.stored.verdicts
         return [found.get(place_of(d.ctx), NOT_OURS) for d in self._deliveries]
 
@@ -82,6 +86,7 @@ class StoredClaim:
         ours: Sequence[Delivery[Event]],
         positions: Mapping[Name, Position],
         *,
+        is_plain: bool,
         may_skip: bool,
         note: Callable[[StoredClaim], None],
     ) -> None:
@@ -90,6 +95,8 @@ class StoredClaim:
         self._numbered = numbered
         self._ours = ours
         self._positions = positions
+        self.is_plain = is_plain
+        """All deliveries of the call are done, unless one is refused: none is numbered, none for another process."""
         self._may_skip = may_skip
         self._note = note
         self._refused: dict[Place, str] = {}
@@ -101,8 +108,11 @@ class StoredClaim:
 
     async def begin(self) -> None:
         """Find out what is due, and claim that in the inbox."""
-        self._judge()
-        due = [d for d in self._ours if isinstance(self.verdicts[place_of(d.ctx)], Done)]
+        if self.is_plain:
+            due = self._ours
+        else:
+            self._judge()
+            due = [d for d in self._ours if isinstance(self.verdicts[place_of(d.ctx)], Done)]
         fresh = await self._inbox.claim(self._tx, due)
         for delivery in due:
             if delivery.ctx.envelope.id in fresh:
@@ -126,19 +136,23 @@ class StoredClaim:
         self.verdicts = {place_of(d.ctx): verdict for d, verdict in zip(self._ours, judged, strict=True)}
 
     def __contains__(self, delivery: Delivery[Any]) -> bool:
+        if self.is_plain and not self._repeated:
+            return True
         place = place_of(delivery.ctx)
-        return isinstance(self.verdicts.get(place), Done) and place not in self._repeated
+        return place not in self._repeated and (self.is_plain or isinstance(self.verdicts.get(place), Done))
 
     def refuse(self, delivery: Delivery[Any], reason: str) -> None:
         assert delivery in self, f"{delivery!r} is not in the claim, so there is nothing to refuse"
         self._refused[place_of(delivery.ctx)] = reason
+        self.is_plain = False
         self._judge()
 
     async def store(self) -> None:
-        applied = self.verdicts
-        await self._inbox.release(
-            self._tx, [ctx for ctx in self._claimed if not isinstance(applied[place_of(ctx)], Done)]
-        )
+        if not self.is_plain:
+            applied = self.verdicts
+            await self._inbox.release(
+                self._tx, [ctx for ctx in self._claimed if not isinstance(applied[place_of(ctx)], Done)]
+            )
         if self._numbered is not None:
             await self._numbered.sequences.advance(self._tx, self._advanced)
         self._note(self)

@@ -92,6 +92,16 @@ class Watermark:
         """Per partition, the newest event time seen."""
         return self._newest
 
+    def has_silent(self, *, now_ms: int) -> bool:
+        """Whether some partition has been silent for the idle time, so that it matters which of them hold more."""
+        if self.is_idle(now_ms=now_ms):
+            return True
+        busy_ms = self._busy_ms(now_ms)
+        return any(
+            busy_ms - self._heard_at.get(partition, self._awaited_since.get(partition, busy_ms)) >= self._idle_after_ms
+            for partition in self._newest.keys() | self._awaited_since.keys()
+        )
+
     def is_idle(self, *, now_ms: int, behind: Collection[Hashable] = ()) -> bool:
         """Whether all partitions have been silent for the idle time; longer, if some are known to hold more."""
         patience_ms = self._idle_after_ms * (PATIENCE if behind else 1)

@@ -1,1 +1,1 @@
-"""Faust agents, tables and the loop that settles what they read."""
+"""The bus."""

@@ -1,11 +1,12 @@
-"""Records as the SDK reads them, facts as the city counts them, and the city's answers as events."""
+"""Events as facts that the city counts, and the city's answers as events."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Generic, TypeVar
 from uuid import UUID, uuid5
 
-from hailbus import Envelope, Event, event_info
-from hailbus.codec import Encoded, encode
+from hailbus import Event, event_info
 from ride_events.drivers import (
     DriverBecameBusy,
     DriverBecameFree,
@@ -31,6 +32,20 @@ from surge.domain.windows import MINUTE_MS, Fact, Quoted, Requested, Seen
 SOURCE = "/surge"
 IDS = UUID("6f0a3c1e-5b0e-5d2a-9d55-3f2f5c7f9a10")
 """Ids of published events are derived from this and what the event says: published again, it keeps its id."""
+
+
+Forecast = DemandForecastPublished | DemandForecastScored | SupplyForecastPublished | SupplyForecastScored
+E = TypeVar("E", bound=Event)
+E_co = TypeVar("E_co", bound=Event, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[E_co]):
+    """An event to publish, with the id and the time that it has however often it is published."""
+
+    event: E_co
+    id: str
+    time: datetime
 
 
 def milliseconds(moment: datetime) -> int:
@@ -65,7 +80,7 @@ def fact_of(event: Event, at_ms: int) -> Fact | None:
             return None
 
 
-def price_event(change: PriceChange) -> Encoded:
+def price_event(change: PriceChange) -> Answer[SurgeUpdated]:
     """`surge.updated`: the id is that of cell and version, the time the window's end."""
     event = SurgeUpdated(
         cell=change.cell,
@@ -76,10 +91,10 @@ def price_event(change: PriceChange) -> Encoded:
         supply=change.supply,
         valid_until=moment_of(change.valid_until_ms),
     )
-    return _encoded(event, f"{change.cell}/{change.version}", change.window_end_ms)
+    return _answer(event, f"{change.cell}/{change.version}", change.window_end_ms)
 
 
-def forecast_events(demand: Outlook, supply: Outlook) -> Iterator[Encoded]:
+def forecast_events(demand: Outlook, supply: Outlook) -> Iterator[Answer[Forecast]]:
     """The events of `forecasts.v1`, in the order in which they are published."""
     for outlook, published, scored in (
         (demand, DemandForecastPublished, DemandForecastScored),
@@ -89,7 +104,9 @@ def forecast_events(demand: Outlook, supply: Outlook) -> Iterator[Encoded]:
         yield from (_score_event(scored, score) for score in outlook.scores)
 
 
-def _forecast_event(kind: type[DemandForecastPublished | SupplyForecastPublished], forecast: CellForecast) -> Encoded:
+def _forecast_event(
+    kind: type[DemandForecastPublished | SupplyForecastPublished], forecast: CellForecast
+) -> Answer[Forecast]:
     """The id is that of cell, horizon and issue time."""
     event = kind(
         cell=forecast.cell,
@@ -101,10 +118,12 @@ def _forecast_event(kind: type[DemandForecastPublished | SupplyForecastPublished
         model=MODEL,
         issued_at=moment_of(forecast.issued_at_ms),
     )
-    return _encoded(event, f"{forecast.cell}/{forecast.horizon_min}/{forecast.issued_at_ms}", forecast.issued_at_ms)
+    return _answer(event, f"{forecast.cell}/{forecast.horizon_min}/{forecast.issued_at_ms}", forecast.issued_at_ms)
 
 
-def _score_event(kind: type[DemandForecastScored | SupplyForecastScored], score: ForecastScore) -> Encoded:
+def _score_event(
+    kind: type[DemandForecastScored | SupplyForecastScored], score: ForecastScore
+) -> Answer[Forecast]:
     """The id is that of resolution, horizon and issue time; its time is the end."""
     event = kind(
         model=MODEL,
@@ -116,17 +135,8 @@ def _score_event(kind: type[DemandForecastScored | SupplyForecastScored], score:
         issued_at=moment_of(score.issued_at_ms),
     )
     ended_ms = score.issued_at_ms + score.horizon_min * MINUTE_MS
-    return _encoded(event, f"{score.resolution}/{score.horizon_min}/{score.issued_at_ms}", ended_ms)
+    return _answer(event, f"{score.resolution}/{score.horizon_min}/{score.issued_at_ms}", ended_ms)
 
 
-def _encoded(event: Event, name: str, at_ms: int) -> Encoded:
-    info = event_info(event)
-    envelope = Envelope(
-        id=str(uuid5(IDS, f"{info.type}/{name}")),
-        source=SOURCE,
-        type=info.type,
-        version=info.version,
-        time=moment_of(at_ms),
-        subject=str(getattr(event, info.key_field)) if info.key_field else None,
-    )
-    return encode(event, envelope)
+def _answer(event: E, name: str, at_ms: int) -> Answer[E]:
+    return Answer(event, str(uuid5(IDS, f"{event_info(event).type}/{name}")), moment_of(at_ms))
