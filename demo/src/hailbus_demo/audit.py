@@ -13,7 +13,7 @@ from typing import Final
 from hailbus_demo.errors import RunFailedError
 from hailbus_demo.figures import Figures
 from hailbus_demo.ledger import draw
-from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount, InboxAccount
+from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount, InboxAccount, SurgeAccount
 from hailbus_demo.ledger.databases import count_due, count_under_way
 from hailbus_demo.ledger.draw import Ledger
 from hailbus_demo.ledger.gather import Gatherer, Sources
@@ -111,11 +111,13 @@ async def _let_surge_close(gatherer: Gatherer) -> None:
     """Wait until surge has closed the minutes that event time has passed; what it does not close, a line finds."""
     closed, deadline = None, time.monotonic() + SURGE_CLOSES_WITHIN_S
     while True:
-        accounts = await gatherer.gather_log()
-        if not isinstance(accounts, LogAccount) or not gatherer.surge_is_behind or time.monotonic() > deadline:
+        log, surge = await gatherer.gather_log(), await gatherer.gather_surge()
+        if not isinstance(log, LogAccount) or not isinstance(surge, SurgeAccount):
             return
-        if gatherer.surge_closed_until_ms != closed:  # it makes progress: patience begins anew
-            closed, deadline = gatherer.surge_closed_until_ms, time.monotonic() + SURGE_CLOSES_WITHIN_S
+        if not gatherer.is_behind(surge) or time.monotonic() > deadline:
+            return
+        if surge.closed_until_ms != closed:  # it makes progress: patience begins anew
+            closed, deadline = surge.closed_until_ms, time.monotonic() + SURGE_CLOSES_WITHIN_S
         await asyncio.sleep(0.5)
 
 

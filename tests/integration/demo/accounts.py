@@ -1,9 +1,8 @@
 """How a recorded run's accounts are read in a test, and one line drawn over them."""
 
-import json
 from typing import Any
 
-from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount, PaymentAccount
+from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount, PaymentAccount, SurgeAccount
 from hailbus_demo.ledger.gather import Gatherer
 from hailbus_demo.ledger.lines import LINES
 from hailbus_demo.ledger.log import LogAccount
@@ -35,6 +34,11 @@ def booking_of(accounts: Accounts) -> BookingAccount:
     return accounts.booking
 
 
+def surge_of(accounts: Accounts) -> SurgeAccount:
+    assert isinstance(accounts.surge, SurgeAccount)
+    return accounts.surge
+
+
 def payment_of(accounts: Accounts) -> PaymentAccount:
     assert isinstance(accounts.payment, PaymentAccount)
     return accounts.payment
@@ -47,8 +51,7 @@ def book_of(accounts: Accounts) -> BookAccount:
 
 def state(run: RecordedRun, **fields: Any) -> None:
     """Change fields of surge's state."""
-    last = [record for record in run.all("surge-city-changelog") if record.key == b'"state"'][-1]
-    run.append(last._replace(value=json.dumps({**data(last), **fields}).encode()))
+    run.put_surge_row("city", "state", {**run.surge_rows("city")["state"], **fields})
 
 
 async def under_way(run: RecordedRun) -> tuple[Accounts, str]:

@@ -27,9 +27,8 @@ from confluent_kafka.cimpl import NewTopic
 from hailbus.record_sum import MODULUS, record_hash
 from hailbus_broker.testing import ThreadedBroker
 from hailbus_demo.ledger.accounts import Letter, PoisonEvent
-from hailbus_demo.ledger.gather import SURGE_GROUP, Sources
+from hailbus_demo.ledger.gather import Sources
 from hailbus_demo.ledger.kafka import LETTERS_READ, KafkaLog, letter_of
-from hailbus_demo.ledger.lines.pricing import changelogs
 from hailbus_demo.ledger.log import REPLAYED_FROM, TOPIC_NAMES, LogReader, LogRecord
 from hailbus_demo.replay.book import Book, positions_path
 from hailbus_demo.services import CONSUMERS, DATABASES
@@ -196,6 +195,21 @@ class RecordedRun:
     def book_lines(self) -> list[dict[str, Any]]:
         """Return the riders' book."""
         return [json.loads(line) for line in (self.folder / "book.jsonl").read_text().splitlines()]
+
+    def surge_rows(self, kind: str) -> dict[str, Any]:
+        """Return the rows of a kind that surge keeps, by name."""
+        connection = sqlite3.connect(self.folder / "surge.sqlite")
+        rows = connection.execute(
+            "SELECT name, content FROM surge_row WHERE kind = ? ORDER BY name", (kind,)
+        ).fetchall()
+        connection.close()
+        return {name: json.loads(content) for name, content in rows}
+
+    def put_surge_row(self, kind: str, name: str, content: Any) -> None:
+        """Change a row of surge's."""
+        self.sql(
+            "surge", "UPDATE surge_row SET content = ? WHERE kind = ? AND name = ?", json.dumps(content), kind, name
+        )
 
     def write_book(self, lines: list[dict[str, Any]]) -> None:
         """Replace the riders' book."""
@@ -448,12 +462,11 @@ def record_run(data_dir: Path) -> None:
     paths = DataDir(data_dir)
     with ThreadedBroker(data_dir=str(paths.broker)) as broker:
         log, recorder = KafkaLog(broker.bootstrap), _Recorder()
-        topics = [*TOPIC_NAMES, *changelogs(SURGE_GROUP)]
-        starts, ends = log.bounds(topics)
+        starts, ends = log.bounds(TOPIC_NAMES)
         recorder.begin(starts)
         log.read(recorder, ends)
         committed = log.committed([group.group for group in CONSUMERS])
-        counts = {topic: count for topic, count in log.topics().items() if topic in topics}
+        counts = {topic: count for topic, count in log.topics().items() if topic in TOPIC_NAMES}
         log.close()
     kept = sorted(recorder.kept, key=lambda record: (record.topic, record.partition, record.offset))
     content = {

@@ -1,24 +1,24 @@
 """What the ledger allows surge to publish and to hold, and where it begins to disagree."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import h3
 import pytest
+from hailbus_demo.ledger.accounts import Accounts
 from hailbus_demo.ledger.lines import pricing
 from hailbus_demo.ledger.log import LogReader, milliseconds
 from ride_events.geo import ROLL_UP_RESOLUTION
 
-from tests.integration.demo.accounts import accounts_of, line, log_of, state
+from tests.integration.demo.accounts import accounts_of, line, log_of, state, surge_of
 from tests.integration.demo.recorded import RecordedRun, data, with_data, with_header
 
 
 async def test_rides_that_came_late_are_allowed_as_far_as_surge_counted_them(run: RecordedRun) -> None:
-    slot = next(r for r in run.all("surge-slots-changelog") if data(r) and b"/" not in (r.key or b""))
-    cell = max(data(slot), key=lambda one: data(slot)[one])
-    less = {**data(slot), cell: data(slot)[cell] - 1}
-    run.append(slot._replace(value=json.dumps(less).encode()))
+    slot, counted = next((name, row) for name, row in run.surge_rows("slots").items() if row and "/" not in name)
+    cell = max(counted, key=lambda one: counted[one])
+    run.put_surge_row("slots", slot, {**counted, cell: counted[cell] - 1})
     assert line(await accounts_of(run), "surge-pickups").verdict == "disagrees"
     state(run, late_count=1)
     found = line(await accounts_of(run), "surge-pickups")
@@ -94,7 +94,7 @@ async def test_a_held_price_is_valid_as_long_as_it_was_published(run: RecordedRu
 async def test_surge_must_close_a_minute_half_a_minute_after_its_end(run: RecordedRun) -> None:
     accounts = await accounts_of(run)
     reader = log_of(accounts).reader
-    closed = pricing.closed_until_ms(reader, "surge")
+    closed = surge_of(accounts).closed_until_ms
     assert closed is not None
     for topic in pricing.SOURCES:
         reader.newest_ms[topic] = closed
@@ -117,7 +117,7 @@ async def test_forecasts_are_due_after_ten_rides_in_half_an_hour_and_never_twice
     rides = list(reader.rides.items())
     for count in range(len(rides), 0, -1):
         reader.rides = dict(rides[:count])
-        most = busiest(reader)
+        most = busiest(reader, surge_of(accounts).closed_until_ms or 0)
         found = line(accounts, "forecasts")
         assert found.verdict == ("disagrees" if most >= 10 else "agrees")
 
@@ -126,10 +126,9 @@ def area_of(place: dict[str, float]) -> str:
     return str(h3.latlng_to_cell(place["lat"], place["lng"], ROLL_UP_RESOLUTION))
 
 
-def busiest(reader: LogReader) -> int:
+def busiest(reader: LogReader, closed: int) -> int:
     """Return the most rides that were requested in half an hour in one cell of the next larger kind."""
     asked = [(steps[0].time_ms // 300_000, area_of(steps[0].data["pickup"])) for steps in reader.rides.values()]
-    closed = pricing.closed_until_ms(reader, "surge") or 0
     return max(
         (
             sum(1 for slot, area in asked if area == mine and end - 6 < slot <= end)
@@ -204,8 +203,7 @@ async def test_a_forecast_follows_a_request_in_an_interval_that_has_ended(run: R
     last_ms = max(milliseconds(step.data["issued_at"]) for step in reader.forecasts)
     first = min(reader.forecasts, key=lambda step: step.time_ms)
     for less_ms, verdict in ((0, "agrees"), (1, "disagrees")):
-        reader.tables["surge-city-changelog"]["state"]["closed_until_ms"] = last_ms - less_ms
-        assert line(accounts, "forecasts").verdict == verdict
+        assert line(told(accounts, closed_until_ms=last_ms - less_ms), "forecasts").verdict == verdict
     at = datetime.fromtimestamp(first.time_ms / 1000 - 300, UTC).isoformat()
     reader.forecasts[reader.forecasts.index(first)] = first._replace(
         time_ms=first.time_ms - 300_000, data={**first.data, "issued_at": at}
@@ -215,39 +213,52 @@ async def test_a_forecast_follows_a_request_in_an_interval_that_has_ended(run: R
     ]
 
 
+def told(accounts: Accounts, **fields: Any) -> Accounts:
+    """Return the accounts with other fields of surge's state."""
+    surge = surge_of(accounts)
+    return replace(accounts, surge=replace(surge, state={**surge.state, **fields}))
+
+
 async def test_slots_that_are_open_or_forgotten_are_not_counted(run: RecordedRun) -> None:
     accounts = await accounts_of(run)
-    reader = log_of(accounts).reader
-    counted = {number: row for number, row in reader.tables["surge-slots-changelog"].items() if number.isdigit()}
-    (asked,) = (number for number, cells in counted.items() if cells)
-    later = {number: cells for number, cells in counted.items() if int(number) > int(asked)}
-    older: dict[str, dict[str, int]] = {str(int(asked) - 1): {}}
-    oldest: dict[str, dict[str, int]] = {asked: {}}
+    surge = surge_of(accounts)
+    (asked,) = (number for number, cells in surge.pickups.items() if cells)
+    later = {number: cells for number, cells in surge.pickups.items() if number > asked}
+    older: dict[int, dict[str, int]] = {asked - 1: {}}
+    oldest: dict[int, dict[str, int]] = {asked: {}}
     # With an older slot none is forgotten, and the oldest is counted, too.
     for left, verdict in ((later, "agrees"), (later | older, "disagrees"), (later | oldest, "disagrees")):
-        reader.tables["surge-slots-changelog"] = left
+        accounts = replace(accounts, surge=replace(surge, pickups=left))
         assert line(accounts, "surge-pickups").verdict == verdict
-    end_ms = (int(asked) + 1) * 300_000
+    end_ms = (asked + 1) * 300_000
     for closed_ms, verdict in ((end_ms, "disagrees"), (end_ms - 1, "agrees")):
-        reader.tables["surge-city-changelog"]["state"]["closed_until_ms"] = closed_ms
-        assert line(replace(accounts, so_far=True), "surge-pickups").verdict == verdict
+        assert line(replace(told(accounts, closed_until_ms=closed_ms), so_far=True), "surge-pickups").verdict == verdict
 
 
 async def test_updates_of_minutes_that_surge_has_not_closed_are_not_judged(run: RecordedRun) -> None:
     accounts = await accounts_of(run)
     reader = log_of(accounts).reader
     last = max(int(step.data["surge_version"]) for steps in reader.cells.values() for step in steps)
-    reader.tables["surge-city-changelog"]["state"]["closed_until_ms"] = last * 60_000 - 1
-    assert line(accounts, "surge-repriced").verdict == "agrees"
+    assert line(told(accounts, closed_until_ms=last * 60_000 - 1), "surge-repriced").verdict == "agrees"
 
 
 async def test_free_drivers_are_compared_where_no_fact_came_late_and_nothing_is_gone(run: RecordedRun) -> None:
-    row = next(r for r in run.all("surge-slots-changelog") if data(r) and b"/" in (r.key or b""))
-    run.append(row._replace(value=b"{}"))
+    name = next(name for name, row in run.surge_rows("slots").items() if row and "/" in name)
+    run.put_surge_row("slots", name, {})
     accounts = await accounts_of(run)
     assert line(accounts, "surge-drivers").verdict == "disagrees"
-    reader = log_of(accounts).reader
-    reader.tables["surge-city-changelog"]["state"]["late_count"] = 1
-    assert line(accounts, "surge-drivers").detail == "not compared, because 1 facts came late or the log has lost some"
-    reader.tables["surge-city-changelog"]["state"].update(late_count=0, closed_until_ms=0)
-    assert line(accounts, "surge-drivers").detail == "0 free drivers were counted at the ends of 0 slots"
+    found = line(told(accounts, late_count=1), "surge-drivers")
+    assert found.detail == "not compared, because 1 facts came late or the log has lost some"
+    found = line(told(accounts, closed_until_ms=0), "surge-drivers")
+    assert found.detail == "0 free drivers were counted at the ends of 0 slots"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("city", "state"), ("slots", None)])
+async def test_a_row_that_cannot_be_read_leaves_its_lines_unchecked(
+    run: RecordedRun, kind: str, name: str | None
+) -> None:
+    name = name or next(iter(run.surge_rows(kind)))
+    run.put_surge_row(kind, name, [1])
+    found = line(await accounts_of(run), "surge-pickups")
+    assert found.verdict == "not_checked"
+    assert f"surge's row {kind} {name} cannot be read" in found.detail

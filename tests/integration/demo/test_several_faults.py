@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import replace
 
-from tests.integration.demo.accounts import accounts_of, book_of, booking_of, line, log_of
+from tests.integration.demo.accounts import accounts_of, book_of, booking_of, line, log_of, surge_of
 from tests.integration.demo.recorded import RecordedRun
 
 
@@ -38,8 +38,9 @@ async def test_every_trail_that_the_log_lost_is_named(run: RecordedRun) -> None:
     accounts = await accounts_of(run)
     reader = log_of(accounts).reader
     reader.rides, reader.quotes, reader.drivers, reader.cells, reader.served = {}, {}, {}, {}, {}
-    state_of_surge = reader.tables["surge-city-changelog"]["state"]
-    state_of_surge["prices"] = {cell: [2.0, 2.0, 2.0, 1] for cell in ("a", "b", "c")}
+    surge = surge_of(accounts)
+    prices = {cell: [2.0, 2.0, 2.0, 1] for cell in ("a", "b", "c")}
+    accounts = replace(accounts, surge=replace(surge, state={**surge.state, "prices": prices}))
     counts = {
         "rides-book-log": 24,
         "rides-booking-log": 24,

@@ -268,7 +268,8 @@ async def test_what_cannot_be_read_is_put_aside_and_passed(broker: Broker, worke
     await provision(broker.bootstrap)
     async with producer(broker.bootstrap) as client:
         await client.send_and_wait(RIDES.name, b"{", key=b"k", headers=[("ce_id", b"1")], partition=3)
-        await client.send_and_wait(RIDES.name, None, key=b"gone", headers=[("ce_id", b"2")], partition=3)
+        deleted = [("ce_id", b"2"), ("ce_source", b"/test"), ("ce_type", b"ride.requested")]
+        await client.send_and_wait(RIDES.name, None, key=b"gone", headers=deleted, partition=3)
         await tell(client, told)
     worker.start()
     await until(lambda: len(worker.inbox()) == len(told), timeout_s=60, what="the inbox")

@@ -46,7 +46,7 @@ def facts(seed: int, minutes: int) -> list[Fact]:
 
 
 class Table:
-    """The rows as a crash finds them: written rows survive, in JSON as in a changelog."""
+    """The rows as a crash finds them: written rows survive, in JSON as in the database."""
 
     def __init__(self) -> None:
         self.windows: dict[str, str] = {}

@@ -2,21 +2,21 @@
 
 import json
 import random
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ride_events.pricing import FORECASTS, SURGE
+from surge.adapters.storage.store import CITY, SLOTS, WINDOWS, Changes
 from surge.adapters.streams.records import forecast_events, price_event
-from surge.adapters.streams.worker import SurgeWorker, by_slot
+from surge.adapters.streams.service import create_service
+from surge.adapters.streams.worker import SurgeWorker, answers
 from surge.app.city import City
 from surge.app.decided import Decided
-from surge.domain.forecast import UTC_CALENDAR
+from surge.config import Settings
 from surge.domain.windows import MINUTE_MS, Fact
 
 from tests.property.surge.test_city import RULES, START_MS, facts
@@ -28,80 +28,90 @@ class CrashError(Exception):
     """The process ends here."""
 
 
-class Log:
-    """What survives: rows of the tables and published events, in the order in which the broker took them."""
+class World:
+    """What survives: rows as JSON, and published events in the order in which the broker took them."""
 
     def __init__(self, chance: random.Random, folder: Path) -> None:
         self.chance, self.folder = chance, folder
-        self.tables: dict[str, dict[str, str]] = {"windows": {}, "state": {}, "slots": {}}
-        self.published: dict[str, list[bytes | None]] = {}
-
-    def table(self, name: str) -> dict[str, Any]:
-        return {key: json.loads(row) for key, row in self.tables[name].items()}
-
-
-class Worker(SurgeWorker):
-    """A worker without faust: its writes are on their way until `_written`, where it may crash with some of them."""
-
-    def __init__(self, log: Log, *, is_doomed: bool) -> None:
-        self.log, self.is_doomed = log, is_doomed
-        self._settings: Any = SimpleNamespace(clock="event", state_dir=log.folder)
-        self._windows, self._state, self._slots = (log.table(name) for name in ("windows", "state", "slots"))
-        self._slots_kept = deque()
-        self._calendar = UTC_CALENDAR
-        self._city = City(rules=RULES, least_counts=0.0)
-        self._restore_city(*by_slot(self._slots))
-        self.watermark_ms = 0
-        self.is_resumed = False
-        self._watermark: Any = SimpleNamespace(current=lambda **_: self.watermark_ms)
-        self.on_their_way: list[tuple[str, bytes | None]] = []
-
-    def _monotonic_ms(self) -> int:
-        return 0
-
-    def _behind(self) -> list[str]:
-        return []
-
-    async def _publish(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes]]
-    ) -> None:
-        assert topic in {SURGE.name, FORECASTS.name}
-        self.on_their_way.append((dict(headers)["ce_id"].decode(), value))
-
-    async def _written(self) -> None:
-        """All writes are taken, or the process dies after any of them: brokers take them independently."""
-        chance = self.log.chance
-        dies = self.is_doomed and chance.random() < 0.15
-        for event_id, value in self.on_their_way:
-            if not dies or chance.random() < 0.5:
-                self.log.published.setdefault(event_id, []).append(value)
-        self.on_their_way.clear()
-        for name, table in (("windows", self._windows), ("state", self._state), ("slots", self._slots)):
-            before = self.log.tables[name]
-            now = {key: json.dumps(row) for key, row in table.items()}
-            for key in before.keys() | now.keys():
-                if before.get(key) != now.get(key) and (not dies or chance.random() < 0.5):
-                    if key in now:
-                        before[key] = now[key]
-                    else:
-                        del before[key]
-        if dies:
-            raise CrashError
+        self.rows: dict[tuple[str, str], str] = {}
+        self.published: dict[str, list[str]] = {}
 
     @property
     def decided(self) -> Decided:
-        return Decided.of((self._state.get("state") or {}).get("decided"))
+        state = self.rows.get((CITY, "state"))
+        return Decided.of(json.loads(state)["decided"] if state is not None else None)
 
-    async def resume(self) -> None:
-        await self._publish_decided(self.decided)
-        self.is_resumed = True
 
-    async def hear(self, told: list[Fact]) -> None:
+class Database:
+    """Engine and store of one process, which may crash before a commit or right after it."""
+
+    def __init__(self, world: World, *, is_doomed: bool) -> None:
+        self.world, self.is_doomed = world, is_doomed
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[list[Changes]]:
+        written: list[Changes] = []
+        yield written
+        dies = self.is_doomed and self.world.chance.random() < 0.15
+        if not dies or self.world.chance.random() < 0.5:
+            for changes in written:
+                for name, content in changes.rows.items():
+                    if content is None:
+                        self.world.rows.pop(name, None)
+                    else:
+                        self.world.rows[name] = json.dumps(content)
+        if dies:
+            raise CrashError
+
+    async def write(self, transaction: list[Changes], changes: Changes) -> None:
+        transaction.append(changes)
+
+    async def take_over(self) -> Mapping[str, Mapping[str, Any]]:
+        found: dict[str, dict[str, Any]] = {WINDOWS: {}, CITY: {}, SLOTS: {}}
+        for (kind, name), content in self.world.rows.items():
+            found[kind][name] = json.loads(content)
+        return found
+
+
+class Worker(SurgeWorker):
+    """A worker without a bus, whose publishing may crash when any of its events are published."""
+
+    def __init__(self, world: World, *, is_doomed: bool) -> None:
+        database: Any = Database(world, is_doomed=is_doomed)
+        service, publisher = create_service()
+        super().__init__(
+            Settings(bootstrap_servers="none:0", clock="event", state_dir=world.folder),
+            service=service,
+            answers=publisher,
+            engine=database,
+            store=database,
+            admin=None,  # type: ignore[arg-type]  # nobody asks for the lag
+        )
+        self._city = City(rules=RULES, least_counts=0.0)
+        self.world, self.is_doomed = world, is_doomed
+        self.watermark_ms = 0
+
+    async def _event_time(self) -> int:
+        return self.watermark_ms
+
+    async def _publish(self, decided: Decided) -> None:
+        """All events are taken, or the process dies after any of them: brokers take them independently."""
+        chance = self.world.chance
+        dies = self.is_doomed and chance.random() < 0.15
+        for answer in answers(decided):
+            if not dies or chance.random() < 0.5:
+                self.world.published.setdefault(answer.id, []).append(answer.event.model_dump_json())
+        if dies:
+            raise CrashError
+
+    async def hear(self, told: Iterable[Fact]) -> None:
+        """Count facts, and commit their rows."""
+        await self._load()
         for fact in told:
             self._city.apply(fact)
-        for key, row in self._city.changed_rows().items():
-            self._windows[key] = row
-        await self._written()
+        async with self._engine.begin() as transaction:
+            await self._write_rows(transaction)
+        self._uncommitted = Changes()
 
 
 @settings(max_examples=10, deadline=None)
@@ -109,16 +119,16 @@ class Worker(SurgeWorker):
 async def test_an_id_never_has_two_contents_and_nothing_that_was_decided_is_missing(seed: int) -> None:
     chance = random.Random(seed)
     with TemporaryDirectory() as folder:
-        await crash_again_and_again(seed, Log(chance, Path(folder)))
+        await crash_again_and_again(seed, World(chance, Path(folder)))
 
 
-async def crash_again_and_again(seed: int, log: Log) -> None:
-    chance = log.chance
+async def crash_again_and_again(seed: int, world: World) -> None:
+    chance = world.chance
     told = facts(seed, MINUTES)
     # A partition whose leader is away for a while: its facts come after their minutes have been closed.
     late = [fact for fact in told if chance.random() < 0.2]
     prompt = [fact for fact in told if fact not in late]
-    worker = Worker(log, is_doomed=True)
+    worker = Worker(world, is_doomed=True)
     for minute in range(1, MINUTES + 1):
         now_ms = START_MS + minute * MINUTE_MS
         while True:
@@ -126,19 +136,19 @@ async def crash_again_and_again(seed: int, log: Log) -> None:
             if chance.random() < 0.3:
                 heard += [fact for fact in late if fact.at_ms < now_ms]
             try:
-                if not worker.is_resumed:
-                    await worker.resume()
                 worker.watermark_ms = now_ms
                 await worker.hear(heard)
                 await worker._close_minutes()
             except CrashError:
-                worker = Worker(log, is_doomed=True)
+                worker = Worker(world, is_doomed=True)
             else:
                 break
-    last = Worker(log, is_doomed=False)
-    await last.resume()
-    for event_id, contents in log.published.items():
+    decided = world.decided
+    last = Worker(world, is_doomed=False)
+    await last._load()
+    await last._finish_closing()
+    for event_id, contents in world.published.items():
         assert len(set(contents)) == 1, f"{event_id} has {len(set(contents))} contents (seed {seed})"
-    events = [price_event(price) for price in last.decided.prices]
-    events += forecast_events(last.decided.demand, last.decided.supply)
-    assert {dict(event.headers)["ce_id"].decode() for event in events} <= log.published.keys()
+    events = [price_event(price) for price in decided.prices]
+    wanted = {event.id for event in events} | {event.id for event in forecast_events(decided.demand, decided.supply)}
+    assert wanted <= world.published.keys()

@@ -263,15 +263,6 @@ def test_an_offset_that_comes_twice_is_found() -> None:
     assert reader.broken[0].what == "offset 3 came again or too late"
 
 
-def test_rows_of_a_changelog_are_kept_by_their_latest_value() -> None:
-    reader = LogReader(("surge-city-changelog",))
-    for offset, value in enumerate([b'{"a": 1}', b'{"a": 2}']):
-        reader.feed(LogRecord("surge-city-changelog", 0, offset, 0, b'"state"', value, ()))
-    assert reader.tables["surge-city-changelog"] == {"state": {"a": 2}}
-    reader.feed(LogRecord("surge-city-changelog", 0, 2, 0, b'"state"', None, ()))
-    assert reader.tables["surge-city-changelog"] == {}
-
-
 @pytest.mark.parametrize(
     ("distance_m", "duration_s", "multiplier", "cents"),
     [(0, 0, 1.0, 800), (5_000, 900, 1.0, 1_570), (5_000, 900, 1.5, 2_355), (10_000, 1_800, 1.1, 3_124)],

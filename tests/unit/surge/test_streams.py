@@ -1,19 +1,16 @@
-"""The pieces between faust and the city."""
+"""The pieces between the bus and the city."""
 
-import asyncio
 import datetime as dt
-from typing import Any
 
 import pytest
 from hailbus import Event, event_info
 from hailbus.settings import read_settings
-from mode import Service
 from ride_events import LatLng
 from ride_events.drivers import DriverBecameBusy, DriverLocationReported, DriverWentOffline, DriverWentOnline
 from ride_events.quotes import QuoteExpired
-from surge.adapters.streams.declared import create_service
+from ride_events.rides import RideCompleted
 from surge.adapters.streams.records import fact_of, forecast_events, milliseconds, moment_of, price_event
-from surge.adapters.streams.worker import EagerConsumer, Intake
+from surge.adapters.streams.service import HEARD, SOURCES, declare
 from surge.app.city import CellForecast, ForecastScore, Outlook, PriceChange
 from surge.config import Settings
 from surge.domain.forecast import MODEL
@@ -49,10 +46,8 @@ def test_the_same_change_is_published_under_the_same_id() -> None:
     )
     first, second = price_event(change), price_event(change)
     assert first == second
-    headers = dict(first.headers)
-    assert headers["ce_type"] == b"surge.updated"
-    assert headers["ce_time"] == b"1970-01-01T00:07:00Z"
-    assert first.key == CELL.encode()
+    assert event_info(first.event).type == "surge.updated"
+    assert first.time == dt.datetime(1970, 1, 1, 0, 7, tzinfo=dt.UTC)
 
 
 def test_what_the_worker_publishes_is_declared() -> None:
@@ -64,59 +59,23 @@ def test_what_the_worker_publishes_is_declared() -> None:
         resolution=8, horizon_min=15, forecasts=3, absolute_error=2.0, naive_absolute_error=4.0, issued_at_ms=420_000
     )
     outlook = Outlook((forecast,), (score,))
-    events = (price_event(change), *forecast_events(outlook, outlook))
-    headers = [dict(encoded.headers) for encoded in events]
-    service = create_service()
-    assert [found["ce_type"].decode() for found in headers] == [event_info(cls).type for cls in service.published]
-    assert {found["ce_source"].decode() for found in headers} == {service.source}
+    answers = (price_event(change), *forecast_events(outlook, outlook))
+    assert [type(answer.event) for answer in answers] == list(declare().published)
     for place in (2, 4):
-        assert headers[place]["ce_time"] == b"1970-01-01T00:22:00Z"  # when its 15 minutes are over
-        assert {events[place].key, headers[place]["ce_subject"]} == {MODEL.encode()}
-    assert len({found["ce_id"] for found in headers}) == len(events)
+        assert answers[place].time == dt.datetime(1970, 1, 1, 0, 22, tzinfo=dt.UTC)  # when its 15 minutes are over
+        assert answers[place].event.model_dump()["model"] == MODEL
+    assert len({answer.id for answer in answers}) == len(answers)
+
+
+def test_every_event_of_the_sources_is_heard() -> None:
+    """One that says nothing of demand or supply moves event time on all the same, and the inbox proves that it came."""
+    assert {event_info(cls).topic for cls in HEARD} == set(SOURCES)
+    assert RideCompleted in HEARD
 
 
 def test_times_survive_the_way_through_milliseconds() -> None:
     at = dt.datetime(2014, 5, 5, 18, 0, 0, 123_000, tzinfo=dt.UTC)
     assert moment_of(milliseconds(at)) == at
-
-
-async def test_the_intake_gives_what_came_and_holds_back_what_is_too_much() -> None:
-    intake = Intake(most=3)
-    await intake.put([1, 2, 3, 4])
-    waiting = asyncio.create_task(intake.put([5]))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    assert await intake.take(most=2, wait_s=0) == [1, 2]
-    await waiting
-    assert await intake.take(most=10, wait_s=0) == [3, 4, 5]
-    assert await intake.take(most=10, wait_s=0.01) == []
-
-
-@pytest.mark.parametrize("waits", [0, 1, 3])
-async def test_a_message_that_has_to_wait_is_handed_over_all_the_same(waits: int) -> None:
-    done: list[int] = []
-
-    async def callback() -> None:
-        for number in range(waits):
-            future = asyncio.get_running_loop().create_future()
-            asyncio.get_running_loop().call_soon(future.set_result, number)
-            done.append(await future)
-
-    consumer: Any = object.__new__(EagerConsumer)
-    Service.__init__(consumer)
-    result = await consumer.wait_first(callback(), asyncio.Event().wait())
-    assert result.stopped is False
-    assert done == list(range(waits))
-
-
-async def test_a_message_that_fails_fails_the_consumer() -> None:
-    async def callback() -> None:
-        raise LookupError("no")
-
-    consumer: Any = object.__new__(EagerConsumer)
-    Service.__init__(consumer)
-    with pytest.raises(LookupError):
-        await consumer.wait_first(callback(), asyncio.Event().wait())
 
 
 def test_settings_are_read_from_the_environment_given() -> None:

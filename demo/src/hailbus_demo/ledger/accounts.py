@@ -352,6 +352,38 @@ class LakeAccount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SurgeAccount:
+    """What surge keeps in its database.
+
+    Attributes:
+        state: Up to when minutes are closed, how many facts came late, and the price of each cell.
+        pickups: Slot of five minutes → cell → rides that were requested there.
+        drivers: Slot → cell → drivers who were free at its end.
+    """
+
+    state: Mapping[str, Any]
+    pickups: Mapping[int, Mapping[str, int]]
+    drivers: Mapping[int, Mapping[str, int]]
+
+    @property
+    def closed_until_ms(self) -> int | None:
+        """Up to when its minutes are closed, in Unix milliseconds, `None` before the first one is."""
+        closed = self.state.get("closed_until_ms")
+        return None if closed is None else int(closed)
+
+    @property
+    def late_count(self) -> int:
+        """Facts that came after their minutes were closed."""
+        return int(self.state.get("late_count", 0))
+
+    @property
+    def prices(self) -> Mapping[str, Sequence[float]]:
+        """Cell → average, level, multiplier, and until when it is valid, in Unix milliseconds."""
+        found: Mapping[str, Sequence[float]] = self.state.get("prices", {})
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accounts:
     """Everything that was gathered. `None` is not part of this run, `Unread` is and could not be read.
 
@@ -380,7 +412,7 @@ class Accounts:
     letters: LettersAccount | Unread | None = None
     parked: ParkedAccount | Unread | None = None
     lake: LakeAccount | Unread | None = None
-    surge_group: str = "surge"
+    surge: SurgeAccount | Unread | None = None
     ended: bool | None = None
     restarted: frozenset[str] | None = None
     poison: Sequence[PoisonEvent] = ()

@@ -37,6 +37,7 @@ from hailbus_demo.ledger.accounts import (
     ProviderAccount,
     RecommenderAccount,
     Sums,
+    SurgeAccount,
 )
 from hailbus_demo.ledger.log import COMPACTED, content_hash, pack_id, value_hash
 
@@ -297,6 +298,35 @@ async def read_recommender(url: str) -> RecommenderAccount:
     finally:
         await reader.close()
     return RecommenderAccount(answers=answers, journeys=journeys, open_rides=open_rides, pruned=pruned)
+
+
+async def read_surge(url: str, worker: str) -> SurgeAccount:
+    """Read what surge has counted and which prices it holds.
+
+    Raises:
+        RunFailedError: The database cannot be read.
+    """
+    reader = _Database(url)
+    statement = "SELECT kind, name, content FROM surge_row WHERE worker = :worker AND kind IN ('city', 'slots')"
+    try:
+        rows = [tuple(row) async for row in reader.rows(statement, {"worker": worker})]
+    finally:
+        await reader.close()
+    state: dict[str, Any] = {}
+    pickups: dict[int, dict[str, int]] = {}
+    drivers: dict[int, dict[str, int]] = {}
+    for kind, name, content in rows:
+        try:
+            row = json.loads(content)
+            if kind == "slots":
+                number, _, of = name.partition("/")
+                counts = {str(cell): int(count) for cell, count in row.items()}
+                (drivers if of == "drivers" else pickups)[int(number)] = counts
+            elif name == "state":
+                state = dict(row)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise RunFailedError(f"surge's row {kind} {name} cannot be read: {error}") from error
+    return SurgeAccount(state=state, pickups=pickups, drivers=drivers)
 
 
 def read_journal(path: Path) -> JournalAccount:

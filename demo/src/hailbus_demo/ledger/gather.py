@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,6 +25,7 @@ from hailbus_demo.ledger.accounts import (
     LettersAccount,
     ParkedAccount,
     PoisonEvent,
+    SurgeAccount,
 )
 from hailbus_demo.ledger.databases import (
     read_booking,
@@ -33,16 +35,16 @@ from hailbus_demo.ledger.databases import (
     read_payment,
     read_provider,
     read_recommender,
+    read_surge,
 )
 from hailbus_demo.ledger.kafka import KafkaLog
-from hailbus_demo.ledger.lines.pricing import changelogs, closed_until_ms, expected_close_ms
+from hailbus_demo.ledger.lines.pricing import SURGE_GROUP, expected_close_ms
 from hailbus_demo.ledger.log import TOPIC_NAMES, LogAccount, LogReader
 from hailbus_demo.ledger.model import Consumer, Partition, Unread
 from hailbus_demo.supervise.processes import command
 
 T = TypeVar("T")
 DEAD_LETTER_SUFFIX: Final = "-dlt"
-SURGE_GROUP: Final = "surge"
 PARKING: Final = ("booking", "payment")
 """Databases with a parking lot."""
 
@@ -90,7 +92,7 @@ class Gatherer:
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
-        self.reader = LogReader(changelogs(SURGE_GROUP))
+        self.reader = LogReader()
         self._log: KafkaLog | None = None
 
     async def gather(self, *, so_far: bool = False) -> Accounts:
@@ -107,6 +109,7 @@ class Gatherer:
         provider = await _read(databases, "provider", read_provider)
         payment = await _read(databases, "payment", read_payment)
         recommender = await _read(databases, "recommender", read_recommender)
+        surge = await self.gather_surge()
         inboxes: dict[str, InboxAccount | Unread | None] = {}
         for consumer in sources.consumers:
             url = databases.get(consumer.database)
@@ -142,7 +145,7 @@ class Gatherer:
             letters=letters,
             parked=parked,
             lake=lake,
-            surge_group=SURGE_GROUP,
+            surge=surge,
             ended=None if sources.ended is None else sources.ended(),
             restarted=None if sources.restarted is None else sources.restarted(),
             poison=sources.poison(),
@@ -155,35 +158,30 @@ class Gatherer:
         """Read the log alone, up to the ends of this moment."""
         return await _or_unread(asyncio.to_thread(self._read_log))
 
+    async def gather_surge(self) -> SurgeAccount | Unread | None:
+        """Read surge's database alone."""
+        return await _read(self.sources.databases, "surge", partial(read_surge, worker=SURGE_GROUP))
+
+    def is_behind(self, surge: SurgeAccount) -> bool:
+        """Whether surge has minutes to close that it will close by itself: event time has passed them."""
+        expected, closed = expected_close_ms(self.reader), surge.closed_until_ms
+        return expected is not None and (closed is None or closed < expected)
+
     async def close(self) -> None:
         """Disconnect."""
         log, self._log = self._log, None
         if log is not None:
             await asyncio.to_thread(log.close)
 
-    @property
-    def surge_closed_until_ms(self) -> int | None:
-        """Up to when surge closed its minutes, in Unix milliseconds, `None` before the first one."""
-        return closed_until_ms(self.reader, SURGE_GROUP)
-
-    @property
-    def surge_is_behind(self) -> bool:
-        """Whether surge has minutes to close that it will close by itself: event time has passed them."""
-        expected, closed = expected_close_ms(self.reader), self.surge_closed_until_ms
-        return expected is not None and (closed is None or closed < expected)
-
     def _connected(self) -> KafkaLog:
         if self._log is None:
             self._log = KafkaLog(self.sources.bootstrap)
         return self._log
 
-    def _topics(self) -> list[str]:
-        return [*TOPIC_NAMES, *changelogs(SURGE_GROUP)]
-
     async def _moment(self) -> _Moment | Unread:
         def ask() -> _Moment:
             log = self._connected()
-            _, ends = log.bounds(self._topics())
+            _, ends = log.bounds(TOPIC_NAMES)
             consumers = self.sources.consumers
             said = log.committed([group for consumer in consumers for group in consumer.read_by])
             return _Moment(
@@ -195,13 +193,10 @@ class Gatherer:
 
     def _read_log(self) -> LogAccount:
         log = self._connected()
-        starts, ends = log.bounds(self._topics())
+        starts, ends = log.bounds(TOPIC_NAMES)
         self.reader.begin(starts)
         log.read(self.reader, ends)
-        events = {place: offset for place, offset in starts.items() if place[0] in TOPIC_NAMES}
-        return LogAccount(
-            starts=events, ends={place: end for place, end in ends.items() if place in events}, reader=self.reader
-        )
+        return LogAccount(starts=starts, ends=ends, reader=self.reader)
 
     def _letters(self) -> LettersAccount:
         counts, letters = self._connected().letters(DEAD_LETTER_SUFFIX)

@@ -130,10 +130,9 @@ class LogReader:
         newest_ms: Topic → the newest event time.
         sightings: Minute → driver → the last sighting in the minute's second half: when, whether busy, and the cell,
             "" where the event does not tell it.
-        tables: Changelog topic → key → the latest value.
     """
 
-    def __init__(self, changelogs: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         self.partitions: dict[Partition, PartitionLog] = {}
         self.rows: dict[PackedId, int] = {}
         self.repeats: list[int] = []
@@ -156,7 +155,6 @@ class LogReader:
         self.position_rows = array("q")
         self.newest_ms: dict[str, int] = {}
         self.sightings: dict[int, dict[str, tuple[int, bool, str]]] = {}
-        self.tables: dict[str, dict[str, Any]] = {name: {} for name in changelogs}
         self._places: list[Partition] = []
         self._place_index: dict[Partition, int] = {}
         self._kinds: list[tuple[str, str]] = []  # source and type
@@ -207,21 +205,8 @@ class LogReader:
         log.checksum = (
             log.checksum + record_hash(record.partition, record.offset, record.key, record.value, record.headers)
         ) % MODULUS
-        table = self.tables.get(record.topic)
-        if table is not None:
-            self._feed_table(table, record)
-        elif record.topic in TOPIC_NAMES:
+        if record.topic in TOPIC_NAMES:
             self._feed_event(place, record)
-
-    def _feed_table(self, table: dict[str, Any], record: LogRecord) -> None:
-        try:
-            key = str(from_json(record.key or b'""'))
-            if record.value is None:
-                table.pop(key, None)
-            else:
-                table[key] = from_json(record.value)
-        except ValueError as error:
-            self._break(record, f"a row of the table's changelog is no JSON: {error}", None)
 
     def _feed_event(self, place: Partition, record: LogRecord) -> None:
         event_id = kind = source = time = subject = schema = schema_id = None

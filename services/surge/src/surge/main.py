@@ -1,13 +1,14 @@
 """`surge`: the worker process. It runs until SIGTERM or SIGINT, or ends with a sentence and an exit code."""
 
 import asyncio
+from datetime import timedelta
 
 from hailbus import ClusterAdmin, Inbox, KafkaBus
 from hailbus.database import create_engine
 from hailbus.process import run_process
 
 from surge.adapters.storage.store import Store
-from surge.adapters.streams.service import create_service
+from surge.adapters.streams.service import create_service, hear
 from surge.adapters.streams.worker import SurgeWorker
 from surge.config import Settings
 
@@ -35,7 +36,15 @@ async def serve(settings: Settings) -> None:
         await inbox.create_tables()
         await store.create_tables()
         service, answers = create_service(bus)
-        worker = SurgeWorker(settings, service=service, answers=answers, inbox=inbox, store=store, admin=admin)
+        worker = SurgeWorker(settings, service=service, answers=answers, engine=engine, store=store, admin=admin)
+        hear(
+            service,
+            worker.settle,
+            inbox=inbox,
+            group=settings.group,
+            most=settings.batch_max,
+            wait=timedelta(milliseconds=settings.batch_wait_ms),
+        )
         closing = asyncio.create_task(worker.run(), name="close minutes")
         try:
             await service.run()

@@ -228,14 +228,6 @@ def _(run: RecordedRun) -> Finding:
     return at(ride, "an event of type 'ride.requested' and schema 'hailbus:ride.requested/v99' is unknown")
 
 
-@FAULTS.declare("the log", "a row of a changelog is no JSON", "log-offsets")
-def _(run: RecordedRun) -> Finding:
-    row = last_of(run, "surge-city-changelog")
-    run.put(row._replace(value=b"{"))
-    what = "a row of the table's changelog is no JSON"
-    return Finding(what=what, topic=row.topic, partition=row.partition, offset=row.offset)
-
-
 @FAULTS.declare("the log", "the acknowledged tail of a partition is lost after it was applied", "inbox-event-logger")
 def _(run: RecordedRun) -> Finding:
     last = last_of(run, "forecasts.v1")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any, Final
 
 from hailbus_demo.ledger.model import Finding
@@ -14,18 +12,16 @@ from tests.integration.demo.recorded import RecordedRun, data, header, with_data
 FAULTS: Final = Faults()
 
 
-def _table(run: RecordedRun, topic: str, change: Callable[[str, Any], Any]) -> None:
-    """Append a changed copy of the latest row of each key that `change` changes to a changelog of surge's."""
-    latest = {r.key: r for r in run.all(topic)}
-    for record in latest.values():
-        changed = change(json.loads(record.key or b'""'), json.loads(record.value or b"null"))
-        if changed is not None:
-            run.append(record._replace(value=json.dumps(changed).encode()))
+def _state(run: RecordedRun, **fields: Any) -> None:
+    """Change fields of surge's state."""
+    run.put_surge_row("city", "state", {**run.surge_rows("city")["state"], **fields})
 
 
 @FAULTS.declare("surge's tables", "requested rides are not counted", "surge-pickups")
 def _(run: RecordedRun) -> Finding:
-    _table(run, "surge-slots-changelog", lambda key, row: {} if row and key.isdigit() else None)
+    for name in run.surge_rows("slots"):
+        if name.isdigit():
+            run.put_surge_row("slots", name, {})
     first = min(run.all("rides.v1"), key=lambda r: (r.timestamp_ms, r.partition, r.offset))
     assert header(first, "ce_type") == "ride.requested"
     return Finding(what="rides were requested in cell", topic="rides.v1")
@@ -34,8 +30,8 @@ def _(run: RecordedRun) -> Finding:
 @FAULTS.declare("surge's tables", "a driver is counted who is not there", "surge-drivers")
 def _(run: RecordedRun) -> Finding:
     cell, slot = "882a100d25fffff", 1_399_050_000_000 // 300_000
-    key = f"{slot}/drivers"
-    _table(run, "surge-slots-changelog", lambda found, row: {**row, cell: 99} if found == key else None)
+    name = f"{slot}/drivers"
+    run.put_surge_row("slots", name, {**run.surge_rows("slots")[name], cell: 99})
     return Finding(
         what=f"0 drivers were free in cell {cell} at the end of slot {slot} by the log, 99 by surge", id=cell
     )
@@ -43,18 +39,14 @@ def _(run: RecordedRun) -> Finding:
 
 @FAULTS.declare("surge's tables", "surge claims events and closes no minute", "surge-pickups")
 def _(run: RecordedRun) -> Finding:
-    _table(run, "surge-city-changelog", lambda key, row: {**row, "closed_until_ms": 0} if key == "state" else None)
+    _state(run, closed_until_ms=0)
     return Finding(what="surge has closed the minutes until 0", id="surge")
 
 
 @FAULTS.declare("surge's tables", "a price is held that was never published", "surge-prices")
 def _(run: RecordedRun) -> Finding:
     cell = "882a100d25fffff"
-    _table(
-        run,
-        "surge-city-changelog",
-        lambda key, row: {**row, "prices": {cell: [2.0, 2.0, 2.0, 1]}} if key == "state" else None,
-    )
+    _state(run, prices={cell: [2.0, 2.0, 2.0, 1]})
     return Finding(what=f"cell {cell} costs 2.0 by surge's tables", id=None)
 
 
@@ -175,8 +167,7 @@ def _(run: RecordedRun) -> Finding:
 @FAULTS.declare("surge's tables", "a ride is counted that was not requested", "surge-pickups")
 def _(run: RecordedRun) -> Finding:
     cell, slot = "882a100d25fffff", 1_399_050_000_000 // 300_000
-    row = next(r for r in run.all("surge-slots-changelog") if r.key == json.dumps(str(slot)).encode())
-    run.append(row._replace(value=json.dumps({cell: 99}).encode()))
+    run.put_surge_row("slots", str(slot), {cell: 99})
     what = f"rides were requested in cell {cell} in slot {slot} by the log, 99 by surge"
     return Finding(what=what, id=None)
 
@@ -185,11 +176,7 @@ def _(run: RecordedRun) -> Finding:
 def _(run: RecordedRun) -> Finding:
     cell = data(run.find("surge.updated"))["cell"]
     last = max((r for r in run.all("surge.v1") if data(r)["cell"] == cell), key=lambda r: data(r)["surge_version"])
-    _table(
-        run,
-        "surge-city-changelog",
-        lambda key, row: {**row, "prices": {cell: [2.0, 2.0, 2.0, 1]}} if key == "state" else None,
-    )
+    _state(run, prices={cell: [2.0, 2.0, 2.0, 1]})
     return at(last, f"cell {cell} costs 2.0 by surge's tables, {data(last)['multiplier']} by the log")
 
 

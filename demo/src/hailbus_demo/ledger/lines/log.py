@@ -168,18 +168,18 @@ def _offsets(accounts: Accounts) -> Judgement:
         for first, last in part.gaps:
             if last - first == 1 and markers and markers[0] < first:
                 markers.pop(0)  # the end of the transaction in which a dead letter was replayed
-            elif topic not in COMPACTED and topic not in log.reader.tables:
+            elif topic not in COMPACTED:
                 found.add(
                     f"offsets {first} to {last - 1} hold no record, and the topic is not compacted",
                     topic=topic,
                     partition=partition,
                     offset=first,
                 )
-            elif topic in COMPACTED:
+            else:
                 _explain(found, log, place, range(first, last), keys[place])
         if part.next_offset < end:
             found.add(f"was read to {part.next_offset} of {end}", topic=topic, partition=partition, offset=end)
-        if part.start > 0 and topic not in COMPACTED and topic not in log.reader.tables:
+        if part.start > 0 and topic not in COMPACTED:
             kept_ms = RETENTION_MS.get(topic)
             if kept_ms is None:
                 found.add("the first offsets are gone and nothing may delete them", topic=topic, partition=partition)

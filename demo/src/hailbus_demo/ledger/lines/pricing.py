@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import h3
 from ride_events.geo import ROLL_UP_RESOLUTION
 
-from hailbus_demo.ledger.accounts import Accounts
+from hailbus_demo.ledger.accounts import Accounts, SurgeAccount
 from hailbus_demo.ledger.lines.registry import LineSpec
 from hailbus_demo.ledger.lines.repricing import Riders, demand_at, free_drivers, pricing_cell, reprice, riders
 from hailbus_demo.ledger.log import LogAccount, LogReader, milliseconds
 from hailbus_demo.ledger.model import Findings, Judgement
 
+SURGE_GROUP: Final = "surge"
 SURGE_TABLES: Final = "surge's tables"
 MINUTE_MS: Final = 60_000
 SLOT_MS: Final = 300_000
@@ -30,14 +31,10 @@ WINDOWS_OF_A_FACT: Final = WINDOW_MS // MINUTE_MS
 """A rider who asks counts in so many of a cell's windows."""
 
 
-def changelogs(group: str) -> tuple[str, str]:
-    """Return the topics that hold surge's state and the pickups that it counted."""
-    return f"{group}-city-changelog", f"{group}-slots-changelog"
-
-
-def _state(accounts: Accounts, reader: LogReader) -> Mapping[str, Any]:
-    row = reader.tables.get(changelogs(accounts.surge_group)[0], {}).get("state")
-    return row if isinstance(row, dict) else {}
+def surge_of(accounts: Accounts) -> SurgeAccount:
+    """Return surge's account, which the line needs."""
+    assert isinstance(accounts.surge, SurgeAccount)
+    return accounts.surge
 
 
 def pickups_by_slot(reader: LogReader) -> dict[int, dict[str, list[int]]]:
@@ -64,25 +61,16 @@ def expected_close_ms(reader: LogReader) -> int | None:
     return (max(newest) - LATENESS_MS) // MINUTE_MS * MINUTE_MS if newest else None
 
 
-def closed_until_ms(reader: LogReader, group: str) -> int | None:
-    """Return up to when surge closed its minutes, by its own table."""
-    row = reader.tables.get(changelogs(group)[0], {}).get("state")
-    closed = row.get("closed_until_ms") if isinstance(row, dict) else None
-    return int(closed) if closed is not None else None
-
-
 def _slots(accounts: Accounts) -> Judgement:
     log = accounts.log
     assert isinstance(log, LogAccount)
-    reader, found = log.reader, Findings()
-    state = _state(accounts, reader)
-    closed, expected = closed_until_ms(reader, accounts.surge_group), expected_close_ms(reader)
-    late = int(state.get("late_count", 0))
-    counted, _ = counted_by_slot(accounts, reader)
+    reader, surge, found = log.reader, surge_of(accounts), Findings()
+    closed, expected = surge.closed_until_ms, expected_close_ms(reader)
+    late, counted = surge.late_count, surge.pickups
     if expected is not None and not accounts.so_far and (closed is None or closed < expected):
         found.add(
             f"surge has closed the minutes until {closed}, and the log reaches to {expected}: it does not count",
-            id=accounts.surge_group,
+            id=SURGE_GROUP,
         )
     pickups = pickups_by_slot(reader)
     total = 0
@@ -111,14 +99,13 @@ def _drivers(accounts: Accounts) -> Judgement:
     log = accounts.log
     assert isinstance(log, LogAccount)
     reader, found = log.reader, Findings()
-    closed = closed_until_ms(reader, accounts.surge_group)
-    late = int(_state(accounts, reader).get("late_count", 0))
+    surge = surge_of(accounts)
+    closed, late = surge.closed_until_ms, surge.late_count
     if late or any(part.gaps or part.start for (topic, _), part in log.partitions.items() if topic in DRIVER_TOPICS):
         # Facts that came late are in the log and not with surge; of what was deleted from the log it is the reverse.
         return found.judge(f"not compared, because {late:,} facts came late or the log has lost some")
-    _, slots = counted_by_slot(accounts, reader)
     total = compared = 0
-    for number, counted in slots.items():
+    for number, counted in surge.drivers.items():
         if closed is None or (number + 1) * SLOT_MS > closed:
             continue
         compared += 1
@@ -130,25 +117,11 @@ def _drivers(accounts: Accounts) -> Judgement:
     return found.judge(f"{total:,} free drivers were counted at the ends of {compared:,} slots")
 
 
-def counted_by_slot(
-    accounts: Accounts, reader: LogReader
-) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
-    """Return the pickups and the free drivers per cell that surge's table says, by slot."""
-    pickups: dict[int, dict[str, int]] = {}
-    drivers: dict[int, dict[str, int]] = {}
-    for key, row in reader.tables.get(changelogs(accounts.surge_group)[1], {}).items():
-        if isinstance(row, dict):
-            number, _, kind = key.partition("/")
-            counts = {str(cell): int(count) for cell, count in row.items()}
-            (drivers if kind == "drivers" else pickups)[int(number)] = counts
-    return pickups, drivers
-
-
 def _prices(accounts: Accounts) -> Judgement:
     log = accounts.log
     assert isinstance(log, LogAccount)
     reader, found = log.reader, Findings()
-    prices = _state(accounts, reader).get("prices", {})
+    prices = surge_of(accounts).prices
     surging = 0
     for cell in sorted(reader.cells.keys() | prices.keys()):
         steps = reader.cells.get(cell)
@@ -173,7 +146,7 @@ def _demand(accounts: Accounts) -> Judgement:
     log = accounts.log
     assert isinstance(log, LogAccount)
     reader, found = log.reader, Findings()
-    late = int(_state(accounts, reader).get("late_count", 0))
+    late = surge_of(accounts).late_count
     asked, quoted = _riders(reader)
     short = updates = 0
     for cell, steps in reader.cells.items():
@@ -210,13 +183,13 @@ def _repriced(accounts: Accounts) -> Judgement:
     log = accounts.log
     assert isinstance(log, LogAccount)
     reader, found = log.reader, Findings()
-    closed = closed_until_ms(reader, accounts.surge_group)
+    closed = surge_of(accounts).closed_until_ms
     asked, quoted = _riders(reader)
     due = reprice(reader, asked, quoted, until_ms=closed or 0)
     published = {
         (cell, int(step.data["surge_version"])): step for cell, steps in reader.cells.items() for step in steps
     }
-    late = int(_state(accounts, reader).get("late_count", 0))
+    late = surge_of(accounts).late_count
     if late:
         # Facts that came late are not in surge's prices, for longer than can be told: only silence is judged.
         for update in due:
@@ -268,7 +241,7 @@ def _forecasts(accounts: Accounts) -> Judgement:
     log = accounts.log
     assert isinstance(log, LogAccount)
     reader, found = log.reader, Findings()
-    closed = closed_until_ms(reader, accounts.surge_group)
+    closed = surge_of(accounts).closed_until_ms
     known: dict[str, int] = {}
     pickups = pickups_by_slot(reader)
     for number, cells in sorted(pickups.items()):
@@ -365,42 +338,42 @@ LINES: Final = (
         id="surge-pickups",
         name="surge counted every requested ride",
         between=("rides.v1 in the log", SURGE_TABLES),
-        needs=("log",),
+        needs=("log", "surge"),
         judge=_slots,
     ),
     LineSpec(
         id="surge-drivers",
         name="surge counted every free driver",
         between=("drivers.v1 and driver-locations.v1 in the log", SURGE_TABLES),
-        needs=("log",),
+        needs=("log", "surge"),
         judge=_drivers,
     ),
     LineSpec(
         id="surge-prices",
         name="surge published every price that it holds",
         between=(SURGE_TABLES, "surge.v1 in the log"),
-        needs=("log",),
+        needs=("log", "surge"),
         judge=_prices,
     ),
     LineSpec(
         id="surge-demand",
         name="surge's updates state the demand that there was",
         between=("rides.v1 and quotes.v1 in the log", "surge.v1 in the log"),
-        needs=("log",),
+        needs=("log", "surge"),
         judge=_demand,
     ),
     LineSpec(
         id="surge-repriced",
         name="surge published every price that the events demand",
         between=("what surge read in the log", "surge.v1 in the log"),
-        needs=("log",),
+        needs=("log", "surge"),
         judge=_repriced,
     ),
     LineSpec(
         id="forecasts",
         name="demand was forecast in every interval",
         between=("rides.v1 in the log", "forecasts.v1 in the log"),
-        needs=("log",),
+        needs=("log", "surge"),
         judge=_forecasts,
     ),
     LineSpec(

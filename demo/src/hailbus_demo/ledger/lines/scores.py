@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import h3
 
 from hailbus_demo.ledger.accounts import Accounts
-from hailbus_demo.ledger.lines.pricing import MINUTE_MS, SLOT_MS, SURGE_TABLES, closed_until_ms, counted_by_slot
+from hailbus_demo.ledger.lines.pricing import MINUTE_MS, SLOT_MS, SURGE_TABLES, surge_of
 from hailbus_demo.ledger.lines.registry import LineSpec
 from hailbus_demo.ledger.log import LogAccount, Step, milliseconds
 from hailbus_demo.ledger.model import Findings, Judgement
@@ -78,8 +78,8 @@ def _scores(accounts: Accounts) -> Judgement:
     reader, found = log.reader, Findings()
     if any(part.gaps or part.start for (topic, _), part in log.partitions.items() if topic == FORECASTS):
         return found.judge("not compared, because the log has lost forecasts")
-    pickups, drivers = counted_by_slot(accounts, reader)
-    counted: Mapping[str, Counted] = {"demand": pickups, "supply": drivers}
+    surge = surge_of(accounts)
+    counted: Mapping[str, Counted] = {"demand": surge.pickups, "supply": surge.drivers}
     made = _medians([*reader.forecasts, *reader.supplies])
     said: dict[Scored, Step] = {}
     total, naive_total = 0.0, 0.0
@@ -109,7 +109,7 @@ def _scores(accounts: Accounts) -> Judgement:
         said[scored] = step
         if wrong:
             found.extend([reader.finding(wrong, step.row)])
-    closed = closed_until_ms(reader, accounts.surge_group)
+    closed = surge.closed_until_ms
     for scored, medians in made.items():
         is_over = closed is not None and (scored.slot + scored.length) * SLOT_MS <= closed
         is_known = all(slot in counted[scored.quantity] for slot in scored.slots)
@@ -129,7 +129,7 @@ LINES: Final = (
         id="forecast-scores",
         name="surge scored its forecasts as they came true",
         between=(FORECASTS + " in the log", SURGE_TABLES),
-        needs=("log",),
+        needs=("log", "surge"),
         judge=_scores,
     ),
 )

@@ -121,9 +121,7 @@ def _forecast_event(
     return _answer(event, f"{forecast.cell}/{forecast.horizon_min}/{forecast.issued_at_ms}", forecast.issued_at_ms)
 
 
-def _score_event(
-    kind: type[DemandForecastScored | SupplyForecastScored], score: ForecastScore
-) -> Answer[Forecast]:
+def _score_event(kind: type[DemandForecastScored | SupplyForecastScored], score: ForecastScore) -> Answer[Forecast]:
     """The id is that of resolution, horizon and issue time; its time is the end."""
     event = kind(
         model=MODEL,

@@ -4,8 +4,8 @@ A batch is counted in the city, and its rows are committed together with its inb
 committed with what it decides, and then published: a process that is killed in between publishes it after its restart.
 Whatever fails is done again until it succeeds, and nothing further is closed before.
 
-The city in memory is authoritative. It is loaded when the group has given this process its partitions, after every
-other process was fenced in the database: what that one had committed is in the rows, and what it had not is heard again.
+The city in memory is authoritative. It is loaded when the group has given this process its partitions, and after every
+other process was fenced in the database: what that one had committed is in the rows, what it had not is heard again.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 from uuid import uuid4
 
 import structlog
-from hailbus import Batch, ClusterAdmin, Event, HailbusError, Inbox, Service, TopicPartition
+from hailbus import Batch, ClusterAdmin, Event, HailbusError, Service, TopicPartition
 from ride_events.pricing import SurgeUpdated
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from surge.adapters.calendars import calendar_of
 from surge.adapters.snapshots import Snapshots
@@ -34,7 +34,7 @@ from surge.adapters.streams.records import (
     moment_of,
     price_event,
 )
-from surge.adapters.streams.service import SOURCES, Answers, hear
+from surge.adapters.streams.service import SOURCES, Answers
 from surge.app.city import KEPT_SLOTS, SLOT_MS, City, MinuteClosed, Row
 from surge.app.decided import Decided
 from surge.app.errors import WorkerError
@@ -54,15 +54,6 @@ LOOK_EVERY_MS: Final = 500
 TRY_AGAIN_S: Final = 1.0
 
 
-class Place(Protocol):
-    """What is of one partition."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-
-
 class SurgeWorker:
     """One city's worker, at work while its service runs and `run` is awaited.
 
@@ -70,8 +61,8 @@ class SurgeWorker:
         settings: All there is to know.
         service: Of `create_service`; it does not run yet.
         answers: Publishes for it.
-        inbox: In the database of `store`.
-        store: The rows.
+        engine: Of the database with the inbox.
+        store: The rows, in the same database.
         admin: Tells what the group has not read yet.
         monotonic_ms, wall_ms: Clocks.
     """
@@ -86,7 +77,7 @@ class SurgeWorker:
         *,
         service: Service,
         answers: Answers,
-        inbox: Inbox,
+        engine: AsyncEngine,
         store: Store,
         admin: ClusterAdmin,
         monotonic_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
@@ -95,7 +86,7 @@ class SurgeWorker:
         self._settings = settings
         self._service = service
         self._answers = answers
-        self._engine = inbox.engine
+        self._engine = engine
         self._store = store
         self._admin = admin
         self._monotonic_ms = monotonic_ms
@@ -109,7 +100,7 @@ class SurgeWorker:
         self._partitions: frozenset[TopicPartition] = frozenset()
         self._rebalances = 0
         self._is_loaded = False
-        self._newest: Row = {}
+        self._newest: dict[str, int] = {}
         self._slots_kept: deque[int] = deque()
         self._uncommitted = Changes()
         self._unstored: Changes | None = None
@@ -117,14 +108,6 @@ class SurgeWorker:
         self._ends_day = False
         self._looked_at_ms = 0
         self._trouble = ""
-        hear(
-            service,
-            self._settle,
-            inbox=inbox,
-            group=settings.group,
-            most=settings.batch_max,
-            wait=timedelta(milliseconds=settings.batch_wait_ms),
-        )
 
     async def run(self) -> None:
         """Close minutes until cancelled. What ends it is reported to the service."""
@@ -184,13 +167,13 @@ class SurgeWorker:
         rebalances = sum(member.stats.rebalances for member in members)
         if rebalances != self._rebalances:
             self._rebalances = rebalances
-            self._watermark.assign(map(_name, self._partitions), now_ms=self._monotonic_ms())
+            self._watermark.assign([_name(*place) for place in self._partitions], now_ms=self._monotonic_ms())
         return True
 
     async def _behind(self) -> list[str]:
         """The partitions that hold more than what the group has committed."""
         lag = await self._admin.lag(self._settings.group, SOURCES)
-        return [_name(one) for one in lag if one.lag]
+        return [_name(one.topic, one.partition) for one in lag if one.lag]
 
     # ------------------------------------------------------------------------------------------------ loading
 
@@ -205,7 +188,7 @@ class SurgeWorker:
         state = found[CITY].get("state")
         snapshot_slot = self._restore_city(state, found[WINDOWS], slots, drivers)
         self._newest = found[CITY].get("newest", {})
-        self._watermark.restore({**self._newest}, floor_ms=self._city.closed_until_ms)
+        self._watermark.restore(dict(self._newest.items()), floor_ms=self._city.closed_until_ms)
         self._unpublished = Decided.of((state or {}).get("decided"))
         self._is_loaded = True
         log.info(
@@ -239,7 +222,7 @@ class SurgeWorker:
 
     # ------------------------------------------------------------------------------------------------ batches
 
-    async def _settle(self, batch: Batch[Event]) -> None:
+    async def settle(self, batch: Batch[Event]) -> None:
         """Count a batch, and commit its rows with its claims."""
         try:
             if await self._has_partitions():
@@ -260,18 +243,22 @@ class SurgeWorker:
             for delivery in batch:
                 ctx = delivery.ctx
                 at_ms = milliseconds(ctx.envelope.time)
-                self._watermark.observe(_name(ctx), at_ms, now_ms=now_ms)
+                self._watermark.observe(_name(ctx.topic, ctx.partition), at_ms, now_ms=now_ms)
                 if delivery in claim and (fact := fact_of(delivery.event, at_ms)) is not None:
                     self._city.apply(fact)
-            for name, row in self._city.changed_rows().items():
-                self._uncommitted.put(WINDOWS, name, row)
-            newest = {str(partition): at_ms for partition, at_ms in self._watermark.newest.items()}
-            if newest != self._newest:
-                self._newest = newest
-                self._uncommitted.put(CITY, "newest", newest)
-            await self._store.write(tx, self._uncommitted)
+            await self._write_rows(tx)
             await claim.store()
         self._uncommitted = Changes()
+
+    async def _write_rows(self, tx: AsyncConnection) -> None:
+        """Write the rows that have changed since the last commit."""
+        for name, row in self._city.changed_rows().items():
+            self._uncommitted.put(WINDOWS, name, row)
+        newest = {str(partition): at_ms for partition, at_ms in self._watermark.newest.items()}
+        if newest != self._newest:
+            self._newest = newest
+            self._uncommitted.put(CITY, "newest", newest)
+        await self._store.write(tx, self._uncommitted)
 
     # ------------------------------------------------------------------------------------------------ minutes
 
@@ -367,8 +354,8 @@ def answers(decided: Decided) -> Iterator[Answer[SurgeUpdated | Forecast]]:
     yield from forecast_events(decided.demand, decided.supply)
 
 
-def _name(place: Place) -> str:
-    return f"{place.topic}/{place.partition}"
+def _name(topic: str, partition: int) -> str:
+    return f"{topic}/{partition}"
 
 
 def _drivers_key(slot: int) -> str:
