@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from hailbus.errors import BrokerUnreachableError, ConfigurationError, ServiceFailedError
-from hailbus.settings import read_settings
+from hailbus.settings import describe_settings, read_settings
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
@@ -24,8 +24,13 @@ QUIET = ("aiokafka", "uvicorn", "aiosqlite", "asyncio", "faust", "mode")
 """Libraries of which only warnings are shown."""
 
 
-def run_process(name: str, settings: type[S], serve: Callable[[S], Awaitable[None]]) -> None:
-    """Run a service until it has stopped.
+def run_process(
+    name: str,
+    settings: type[S],
+    serve: Callable[[S], Awaitable[None]],
+    arguments: Sequence[str] | None = None,
+) -> None:
+    """Run a service until it has stopped. `--help` prints its settings instead.
 
     Exit code 0 then; 1 when a part of it has ended and only a restart helps; 2 when it cannot start as told. In the
     last two cases a sentence on stderr says why.
@@ -35,7 +40,11 @@ def run_process(name: str, settings: type[S], serve: Callable[[S], Awaitable[Non
         settings: Read from the environment; its `log_level`, if it has one, says how much is logged to stderr, and its
             `listen` and `database_url` are named in the sentence when they are what does not work.
         serve: The service.
+        arguments: Of the command line; those of this process unless given.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given:
+        _explain(name, settings, given)
     prefix = settings.model_config.get("env_prefix", "")
     try:
         found = read_settings(settings)
@@ -54,6 +63,19 @@ def run_process(name: str, settings: type[S], serve: Callable[[S], Awaitable[Non
             raise
         reason = str(getattr(error, "orig", None) or error)
         _end(name, f"the database cannot be opened: {reason}; check {prefix}DATABASE_URL")
+
+
+def _explain(name: str, settings: type[BaseSettings], given: Sequence[str]) -> NoReturn:
+    """Print how the command is used, and end the process."""
+    usage = (
+        f"usage: {name}\n\nIt takes no arguments and is set by environment variables. NAME_FILE may name a file that "
+        f"holds the value of NAME.\n\n{describe_settings(settings)}"
+    )
+    if given in (["--help"], ["-h"]):
+        print(usage)
+        raise SystemExit(0)
+    print(f"{name}: unknown argument {given[0]!r}\n{usage}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def log_to_stderr(level: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from hailbus._extras import extra
 
@@ -16,7 +16,7 @@ with extra("service"):
 
 from hailbus.errors import ConfigurationError
 
-__all__ = ["read_settings"]
+__all__ = ["describe_settings", "read_settings"]
 
 S = TypeVar("S", bound=BaseSettings)
 FROM_FILE = "_FILE"
@@ -57,6 +57,23 @@ def read_settings(cls: type[S], environment: Mapping[str, str] | None = None) ->
         first = error.errors(include_url=False, include_input=False)[0]
         name = prefix + "_".join(str(part) for part in first["loc"]).upper()
         raise ConfigurationError(f"{name}: {first['msg']}; set it in the environment") from error
+
+
+def describe_settings(cls: type[BaseSettings]) -> str:
+    """Return a line per setting for `--help`: its variable, its default, and what its description says."""
+    prefix = cls.model_config.get("env_prefix", "")
+    lines = []
+    for name, info in cls.model_fields.items():
+        default = "required" if info.is_required() else _shown(info.get_default(call_default_factory=True))
+        lines.append((f"{prefix}{name.upper()}", default, info.description or ""))
+    first, second = (max((len(line[column]) for line in lines), default=0) for column in (0, 1))
+    return "\n".join(f"  {name:{first}}  {default:{second}}  {text}".rstrip() for name, default, text in lines)
+
+
+def _shown(default: object) -> str:
+    # What stands in the code is no secret.
+    text = default.get_secret_value() if isinstance(default, SecretStr) else default
+    return "empty" if text is None or text == "" else str(text)
 
 
 def _from_file(name: str, given: Mapping[str, str]) -> Mapping[str, str]:

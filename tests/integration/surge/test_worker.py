@@ -5,9 +5,10 @@ import datetime as dt
 import json
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,52 @@ async def test_a_second_worker_of_the_group_refuses(broker: Broker, worker: Work
         assert other.said("stop the other one")
     finally:
         other.kill()
+
+
+async def test_a_worker_that_slept_while_another_took_its_place_ends(
+    broker: Broker, worker: Worker, tmp_path: Path
+) -> None:
+    told = city_events(12)
+    wanted, half = expected(told), len(told) // 2
+    await provision(broker.bootstrap)
+    worker.start()
+    other = Worker(tmp_path, broker.bootstrap, name="other", SURGE_STATE_DIR=str(tmp_path / "surge"))
+    try:
+        async with producer(broker.bootstrap) as client:
+            await tell(client, told[:half])
+            await until(lambda: len(worker.inbox()) > half // 2, timeout_s=60, what="the inbox")
+            assert worker.process is not None
+            worker.process.send_signal(signal.SIGSTOP)
+            other.start()
+            await until(lambda: other.said("city_loaded"), timeout_s=60, what="the other worker")
+            worker.process.send_signal(signal.SIGCONT)
+            await until(lambda: worker.exit_code is not None, timeout_s=60, what="the end of the first one")
+            assert worker.exit_code == 1
+            await tell(client, told[half:])
+        await until_published(broker.bootstrap, wanted, other, timeout_s=120)
+        assert worker.inbox().keys() == {event_id for _, _, event_id in told}
+    finally:
+        other.kill()
+
+
+async def test_it_waits_for_its_database_and_sets_nothing_aside(broker: Broker, worker: Worker) -> None:
+    told = city_events(12)
+    wanted, half = expected(told), len(told) // 2
+    await provision(broker.bootstrap)
+    worker.start()
+    async with producer(broker.bootstrap) as client:
+        await tell(client, told[:half])
+        await until(lambda: len(worker.inbox()) > half // 2, timeout_s=60, what="the inbox")
+        with closing(sqlite3.connect(worker.database, isolation_level=None, timeout=30)) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+            await tell(client, told[half:])
+            await until(lambda: worker.said("infrastructure_away"), timeout_s=60, what="the log")
+            holder.execute("ROLLBACK")
+    await until_published(broker.bootstrap, wanted, worker, timeout_s=120)
+    assert worker.inbox() == {event_id: 1 for _, _, event_id in told}
+    assert worker.is_running
+    for topic in SOURCES:
+        assert await read_all(broker.bootstrap, f"{topic.name}.surge-dlt") == []
 
 
 @pytest.mark.parametrize(

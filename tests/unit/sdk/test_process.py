@@ -89,7 +89,7 @@ def test_a_process_that_cannot_start_says_why_in_one_sentence(
         raise failure
 
     with pytest.raises(SystemExit) as ended:
-        run_process("till", Settings, serve)
+        run_process("till", Settings, serve, [])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(sentence)
 
@@ -102,4 +102,35 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_process("till", Settings, serve)
+        run_process("till", Settings, serve, [])
+
+
+class Described(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="TILL_")
+
+    servers: str = Field(description="HOST:PORT of the cluster")
+    url: SecretStr = Field(default=SecretStr("sqlite:///till.db"), description="its database")
+    region: str | None = None
+    sources: tuple[str, ...] = Field(default_factory=lambda: ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "where"), [(["--help"], 0, "out"), (["-h"], 0, "out"), (["--port", "1"], 2, "err")]
+)
+def test_help_lists_the_settings(
+    arguments: list[str], code: int, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serve(settings: Described) -> None:
+        raise AssertionError("it is not run")
+
+    with pytest.raises(SystemExit) as ended:
+        run_process("till", Described, serve, arguments)
+    assert ended.value.code == code
+    said = getattr(capsys.readouterr(), where)
+    assert said.startswith("usage: till" if code == 0 else "till: unknown argument '--port'\nusage: till")
+    assert said.splitlines()[-4:] == [
+        "  TILL_SERVERS  required           HOST:PORT of the cluster",
+        "  TILL_URL      sqlite:///till.db  its database",
+        "  TILL_REGION   empty",
+        "  TILL_SOURCES  ('a', 'b')",
+    ]

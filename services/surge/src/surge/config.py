@@ -10,11 +10,7 @@ from surge.adapters.calendars import calendar_of
 
 
 class Settings(BaseSettings):
-    """The worker's settings, frozen.
-
-    `clock` says what event time is: `wall` for a live city, whose minutes also end when nothing happens; `event` for
-    a replay, whose time comes from the events alone.
-    """
+    """The worker's settings, frozen."""
 
     model_config = SettingsConfigDict(env_prefix="SURGE_", frozen=True, extra="forbid")
 
@@ -34,14 +30,29 @@ class Settings(BaseSettings):
     database_url: SecretStr = Field(
         default=SecretStr("sqlite:///surge.db"), description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME"
     )
-    state_dir: Path = Field(default=Path(".surge"), description="folder for the worker's files")
-    clock: Literal["wall", "event"] = "wall"
-    group: str = Field(default="surge", pattern=r"^[a-zA-Z0-9._-]{1,100}$")
-    instance: str = Field(default="surge", pattern=r"^[a-zA-Z0-9._-]{1,100}$")
+    state_dir: Path = Field(
+        default=Path(".surge"), description="folder for snapshots of what the forecasts have learnt"
+    )
+    clock: Literal["wall", "event"] = Field(
+        default="wall",
+        description="wall for a live city, whose minutes also end when nothing happens; event for a replay",
+    )
+    group: str = Field(
+        default="surge", pattern=r"^[a-zA-Z0-9._-]{1,100}$", description="consumer group, and owner of the rows"
+    )
+    instance: str = Field(
+        default="surge",
+        pattern=r"^[a-zA-Z0-9._-]{1,100}$",
+        description="member of the group; another process with the same one takes its place",
+    )
     batch_max: int = Field(default=1000, ge=1, le=10_000, description="events that are settled together at most")
     batch_wait_ms: int = Field(default=200, ge=1, le=5_000, description="how long a batch waits for more events")
-    idle_after_ms: int = Field(default=3_000, ge=100, le=600_000)
-    session_timeout_ms: int = Field(default=10_000, ge=6_000, le=300_000)
+    idle_after_ms: int = Field(
+        default=3_000, ge=100, le=600_000, description="a partition that is silent for so long is not waited for"
+    )
+    session_timeout_ms: int = Field(
+        default=10_000, ge=6_000, le=300_000, description="a worker that is silent for so long loses its partitions"
+    )
     connect_timeout_s: float = Field(default=60.0, gt=0, description="how long the start waits for a broker")
     forecast_least_pickups: float = Field(
         default=3.0,
@@ -52,4 +63,4 @@ class Settings(BaseSettings):
     holidays: str = Field(
         default="", description="whose public holidays are like Sundays, such as US or US-NY; nobody's if empty"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="what stderr shows")
