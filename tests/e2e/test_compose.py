@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import httpx
 import pytest
 from confluent_kafka import Consumer
 from docker.models.containers import Container
-from hailbus.schema_id import HEADER
+from hailbus.schema_id import schema_id_of
 from hailbus_demo.ledger.databases import count_under_way
 
 from tests.support import free_port, wait_for
@@ -34,10 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "hailbus-e2e"
 BROKERS = ("broker-1", "broker-2", "broker-3")
 DATABASES = ("booking", "payment", "provider", "surge", "recommender", "logger")
-PUBLISHED = (
-    *BROKERS,
-    *("postgres", "registry", "booking", "payment", "payment-provider", "bike", "recommender", "dashboard"),
-)
+SERVERS = ("postgres", "registry", "booking", "payment", "payment-provider", "bike", "recommender", "dashboard")
+PUBLISHED = BROKERS + SERVERS
 PAYING = ("payment-saga", "booking")
 """These groups still publish or apply payments after the last ride. The lake must contain those, too."""
 LED = "rides.v1"
@@ -216,10 +213,10 @@ def test_records_of_payments_name_schemas_that_the_registry_has(system: System) 
         consumer.close()
     assert record is not None
     assert record.error() is None
-    named = dict(record.headers() or {})[HEADER]
-    assert isinstance(named, bytes)
-    guid = uuid.UUID(bytes=named[1:])
-    known = httpx.get(f"{system.url('registry')}/schemas/guids/{guid}", timeout=10).raise_for_status().json()
+    headers = [(name, value) for name, value in dict(record.headers() or {}).items() if isinstance(value, bytes)]
+    named = schema_id_of(headers, None)
+    assert named is not None
+    known = httpx.get(f"{system.url('registry')}/schemas/guids/{named.guid}", timeout=10).raise_for_status().json()
     assert json.loads(known["schema"])["$id"].startswith("hailbus:payment.")
 
 
