@@ -1,12 +1,6 @@
 """Errors of a cluster that is away, told from mistakes of ours."""
 
-import asyncio
-from typing import Final
-
-import structlog
-from hailbus import ClusterAdmin, HailbusError
-
-log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("dashboard.watch")
+from hailbus import HailbusError
 
 
 def is_of_the_bus(error: Exception) -> bool:
@@ -17,15 +11,4 @@ def is_of_the_bus(error: Exception) -> bool:
     return isinstance(error, (HailbusError, OSError, TimeoutError)) or type(error).__module__.startswith("aiokafka")
 
 
-async def closed(admin: ClusterAdmin) -> None:
-    """Close a client; what fails meanwhile is only logged."""
-    try:
-        async with asyncio.timeout(2):
-            await admin.close()
-    except Exception as error:
-        if not is_of_the_bus(error):
-            raise
-        log.debug("admin_not_closed", detail=str(error))
-
-
-__all__ = ["closed", "is_of_the_bus"]
+__all__ = ["is_of_the_bus"]

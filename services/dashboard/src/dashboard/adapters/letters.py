@@ -11,7 +11,8 @@ from hailbus import Bus, ClusterAdmin
 from hailbus.dead_letter_queue import AUDIT, DeadLetterQueue, Letter
 from hailbus.errors import BrokerUnreachableError, ConfigurationError, RecordTooLargeError
 
-from dashboard.adapters.failures import closed, is_of_the_bus
+from dashboard.adapters.admin import renewed_admin
+from dashboard.adapters.failures import is_of_the_bus
 from dashboard.adapters.watch import TOPIC_NAMES
 from dashboard.domain.letters import SUFFIX, topic_and_group
 
@@ -125,22 +126,19 @@ class Letters:
 
     async def poll(self) -> None:
         """Look for new letters for ever. After an error a new client asks again."""
-        admin: ClusterAdmin | None = None
-        while True:
-            began = time.monotonic()
-            try:
-                admin = admin or ClusterAdmin(self._bus, client_id="dashboard-letters")
-                await self._poll(admin)
-                self._note(error="", is_read=True)
-            except Exception as error:
-                if not is_of_the_bus(error):
-                    raise
-                self._note(error=str(error) or "no answer in time", is_read=self.is_read)
-                log.debug("letters_not_read", detail=str(error))
-                if admin is not None:
-                    await closed(admin)
-                    admin = None
-            await asyncio.sleep(max(_EVERY_S, _PAUSE_SHARE * (time.monotonic() - began)))
+        async with renewed_admin(self._bus, "dashboard-letters") as client:
+            while True:
+                began = time.monotonic()
+                try:
+                    await self._poll(client.admin)
+                    self._note(error="", is_read=True)
+                except Exception as error:
+                    if not is_of_the_bus(error):
+                        raise
+                    self._note(error=str(error) or "no answer in time", is_read=self.is_read)
+                    log.debug("letters_not_read", detail=str(error))
+                    await client.close()
+                await asyncio.sleep(max(_EVERY_S, _PAUSE_SHARE * (time.monotonic() - began)))
 
     def _note(self, *, error: str, is_read: bool) -> None:
         if (error, is_read) != (self.error, self.is_read):

@@ -11,7 +11,8 @@ import structlog
 from hailbus import Bus, ClusterAdmin
 from ride_events import TOPICS
 
-from dashboard.adapters.failures import closed, is_of_the_bus
+from dashboard.adapters.admin import renewed_admin
+from dashboard.adapters.failures import is_of_the_bus
 from dashboard.domain.cluster import Cluster, Partition, Registered, cluster_of
 
 log: Final[structlog.stdlib.BoundLogger] = structlog.get_logger("dashboard.nodes")
@@ -35,21 +36,18 @@ class Nodes:
 
     async def poll(self) -> None:
         """Ask for ever. After an error a new client asks again, by another broker if there is one."""
-        admin: ClusterAdmin | None = None
-        while True:
-            try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    admin = admin or ClusterAdmin(self._bus, client_id="dashboard-cluster")
-                    self.cluster = await _asked(admin)
-                    self._asked_s = time.monotonic()
-            except Exception as error:
-                if not is_of_the_bus(error):
-                    raise
-                log.debug("cluster_not_described", detail=str(error))
-                if admin is not None:
-                    await closed(admin)
-                    admin = None
-            await asyncio.sleep(_EVERY_S)
+        async with renewed_admin(self._bus, "dashboard-cluster") as client:
+            while True:
+                try:
+                    async with asyncio.timeout(_PATIENCE_S):
+                        self.cluster = await _asked(client.admin)
+                        self._asked_s = time.monotonic()
+                except Exception as error:
+                    if not is_of_the_bus(error):
+                        raise
+                    log.debug("cluster_not_described", detail=str(error))
+                    await client.close()
+                await asyncio.sleep(_EVERY_S)
 
 
 async def _asked(admin: ClusterAdmin) -> Cluster:

@@ -10,7 +10,8 @@ import structlog
 from hailbus import Bus, ClusterAdmin, TopicPartition, record_reader
 from ride_events import TOPICS
 
-from dashboard.adapters.failures import closed, is_of_the_bus
+from dashboard.adapters.admin import renewed_admin
+from dashboard.adapters.failures import is_of_the_bus
 from dashboard.domain.city import City
 from dashboard.domain.health import Progress
 
@@ -136,22 +137,19 @@ class Watch:
 
     async def poll(self) -> None:
         """Ask for the groups' positions every two seconds, for ever."""
-        admin: ClusterAdmin | None = None
-        while True:
-            try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    admin = admin or ClusterAdmin(self._bus, client_id="dashboard-lag")
-                    await self._poll(admin)
-                if self.status.broker == "down":
-                    self.status.say("up")
-            except Exception as error:
-                if not is_of_the_bus(error):
-                    raise
-                self.status.fail(str(error) or "no answer in 5 s")
-                if admin is not None:
-                    await closed(admin)
-                    admin = None
-            await asyncio.sleep(_POLL_S)
+        async with renewed_admin(self._bus, "dashboard-lag") as client:
+            while True:
+                try:
+                    async with asyncio.timeout(_PATIENCE_S):
+                        await self._poll(client.admin)
+                    if self.status.broker == "down":
+                        self.status.say("up")
+                except Exception as error:
+                    if not is_of_the_bus(error):
+                        raise
+                    self.status.fail(str(error) or "no answer in 5 s")
+                    await client.close()
+                await asyncio.sleep(_POLL_S)
 
     async def _poll(self, admin: ClusterAdmin) -> None:
         self.ends = await admin.end_offsets(TOPIC_NAMES)
