@@ -1,5 +1,6 @@
 """What all tests share: the mark `needs`, and the servers of the run."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Generator
@@ -39,11 +40,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Let the first of several processes compile the tests where nothing is compiled yet."""
-    if not hasattr(session.config, "workerinput"):  # a run in one process, or the one that collects nothing itself
-        return (yield)
-    with collecting(Path(os.environ[FOLDER_VARIABLE])):
-        return (yield)
+    """Collect without the garbage collector, and let the first of several processes compile what is not compiled yet.
+
+    What is collected lives as long as the run, and the collector would look at these objects again and again: that is
+    a third of the time of collecting where nothing is compiled, and 5 % of that of unit tests.
+    """
+    gc.disable()
+    try:
+        if not hasattr(session.config, "workerinput"):  # a run in one process, or the one that collects nothing itself
+            return (yield)
+        with collecting(Path(os.environ[FOLDER_VARIABLE])):
+            return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
