@@ -99,7 +99,7 @@ class SurgeWorker:
         self._settled = asyncio.Event()
         self._partitions: frozenset[TopicPartition] = frozenset()
         self._rebalances = 0
-        self._is_loaded = False
+        self._loaded = asyncio.Event()
         self._newest: dict[str, int] = {}
         self._slots_kept: deque[int] = deque()
         self._uncommitted = Changes()
@@ -157,7 +157,7 @@ class SurgeWorker:
         own = {place for member in members for place in member.assignment}
         if not own:
             return False
-        if not self._partitions:
+        if own != self._partitions:
             self._partitions = frozenset(await self._admin.start_offsets(SOURCES))
         if own != self._partitions:
             raise WorkerError(
@@ -179,7 +179,7 @@ class SurgeWorker:
 
     async def _load(self) -> None:
         """Rebuild the city once, from what the process before has left."""
-        if self._is_loaded:
+        if self._loaded.is_set():
             return
         began = time.monotonic()
         found = await self._store.take_over()
@@ -190,7 +190,7 @@ class SurgeWorker:
         self._newest = found[CITY].get("newest", {})
         self._watermark.restore(dict(self._newest.items()), floor_ms=self._city.closed_until_ms)
         self._unpublished = Decided.of((state or {}).get("decided"))
-        self._is_loaded = True
+        self._loaded.set()
         log.info(
             "city_loaded",
             closed_until=_text(self._city.closed_until_ms),
@@ -224,17 +224,15 @@ class SurgeWorker:
 
     async def settle(self, batch: Batch[Event]) -> None:
         """Count a batch, and commit its rows with its claims."""
+        await self._loaded.wait()  # `run` does that when it has looked at what the group has given this process
         try:
-            if await self._has_partitions():
-                async with self._turn:
-                    await self._load()
-                    await self._count(batch)
-                self._settled.set()
-                return
+            async with self._turn:
+                await self._count(batch)
         except WorkerError as error:
             self._service.fail(str(error))
-        # No longer ours: wait to be cancelled, so that the events are neither settled nor put aside.
-        await asyncio.get_running_loop().create_future()
+            # Until it is cancelled: these events are neither settled nor put aside.
+            await asyncio.get_running_loop().create_future()
+        self._settled.set()
 
     async def _count(self, batch: Batch[Event]) -> None:
         now_ms = self._monotonic_ms()
