@@ -312,7 +312,9 @@ async def test_a_worker_that_slept_while_another_took_its_place_ends(
     try:
         async with producer(broker.bootstrap) as client:
             await tell(client, told[:half])
-            await until(lambda: len(worker.inbox()) > half // 2, timeout_s=60, what="the inbox")
+            # Idle, as SQLite waits for a transaction in which a process sleeps.
+            await until_published(broker.bootstrap, expected(told[:half]), worker, timeout_s=60)
+            await until(lambda: len(worker.inbox()) == half, timeout_s=60, what="the inbox")
             assert worker.process is not None
             worker.process.send_signal(signal.SIGSTOP)
             other.start()

@@ -166,6 +166,10 @@ class SurgeWorker:
             )
         rebalances = sum(member.stats.rebalances for member in members)
         if rebalances != self._rebalances:
+            if self._loaded.is_set():
+                # The group knows a member by its name alone, and gives its place back to a process that has slept.
+                async with self._engine.begin() as tx:
+                    await self._store.write(tx, Changes())
             self._rebalances = rebalances
             self._watermark.assign([_name(*place) for place in self._partitions], now_ms=self._monotonic_ms())
         return True
