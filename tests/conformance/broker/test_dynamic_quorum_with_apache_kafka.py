@@ -79,13 +79,30 @@ def until_caught_up(asked: MixedNode, node: MixedNode) -> None:
     wait_for(f"node {node.node_id} to catch up", is_caught_up, DEADLINE_S)
 
 
+def change_by_apache(asked: MixedNode, *command: str) -> str:
+    """Run Apache Kafka's command until a leader has answered.
+
+    It asks any broker of the cluster, whichever address it is given. A broker of Apache Kafka hands the request to the
+    controller that led when it looked last, which refuses once it leads no more; neither broker nor command repeats it.
+    """
+    said = ""
+
+    def is_answered() -> bool:
+        nonlocal said
+        said = run_tool("metadata-quorum", "--bootstrap-server", asked.address, *command, check=False)
+        return "NotLeaderOrFollowerException" not in said
+
+    wait_for("an answer of the leader", is_answered, DEADLINE_S)
+    return said
+
+
 def add_voter(asked: MixedNode, node: MixedNode, *, by_apache: bool) -> None:
     """Add a controller to the voters, by Apache Kafka's command or by ours."""
     until_caught_up(asked, node)
     words = ("add-controller", "--command-config" if by_apache else "--config", str(node.properties()))
     if by_apache:
         config, command = words[1:], words[0]
-        said = run_tool("metadata-quorum", "--bootstrap-server", asked.address, *config, command)
+        said = change_by_apache(asked, *config, command)
     else:
         said = hailbus(asked.address, "quorum", *words)
     assert f"Added controller {node.node_id} with directory id {directory_id(node)}" in said
@@ -95,7 +112,8 @@ def remove_voter(asked: MixedNode, node: MixedNode, *, by_apache: bool) -> None:
     """Remove a controller from the voters, by Apache Kafka's command or by ours."""
     which = ("--controller-id", str(node.node_id), "--controller-directory-id", directory_id(node))
     if by_apache:
-        run_tool("metadata-quorum", "--bootstrap-server", asked.address, "remove-controller", *which)
+        said = change_by_apache(asked, "remove-controller", *which)
+        assert f"KRaft controller {node.node_id} with directory id {directory_id(node)}" in said
     else:
         hailbus(asked.address, "quorum", "remove-controller", *which)
 
@@ -138,8 +156,8 @@ def test_a_quorum_is_joined_led_and_left_by_voters_of_the_other_kind(
     load.until_in_sync(TOPIC, 3)
     until_caught_up(leader, first)
 
-    # The leader itself goes, then the last voter of its kind. After a change of the leader a broker of Apache Kafka may
-    # answer a command with NOT_LEADER_OR_FOLLOWER, so the commands ask a broker of ours.
+    # The leader itself goes, then the last voter of its kind. `hailbus quorum` asks a broker of ours, which finds the
+    # leader after a change.
     ours = next(node for node in nodes if node.is_ours)
     other = next(node for node in others if node is not leader)
     remove_voter(ours, leader, by_apache=True)
