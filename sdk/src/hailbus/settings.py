@@ -71,7 +71,7 @@ def describe_settings(cls: type[BaseSettings]) -> str:
 
 
 def _shown(default: object) -> str:
-    # What stands in the code is no secret.
+    # The default of a secret is shown like any other: everybody can read it in the source code.
     text = default.get_secret_value() if isinstance(default, SecretStr) else default
     return "empty" if text is None or text == "" else str(text)
 

@@ -1,7 +1,5 @@
 """How a recorded run's accounts are read in a test, and one line drawn over them."""
 
-from typing import Any
-
 from hailbus_demo.ledger.accounts import Accounts, BookAccount, BookingAccount, PaymentAccount, SurgeAccount
 from hailbus_demo.ledger.gather import Gatherer
 from hailbus_demo.ledger.lines import LINES
@@ -47,11 +45,6 @@ def payment_of(accounts: Accounts) -> PaymentAccount:
 def book_of(accounts: Accounts) -> BookAccount:
     assert isinstance(accounts.book, BookAccount)
     return accounts.book
-
-
-def state(run: RecordedRun, **fields: Any) -> None:
-    """Change fields of surge's state."""
-    run.put_surge_row("city", "state", {**run.surge_rows("city")["state"], **fields})
 
 
 async def under_way(run: RecordedRun) -> tuple[Accounts, str]:

@@ -211,6 +211,10 @@ class RecordedRun:
             "surge", "UPDATE surge_row SET content = ? WHERE kind = ? AND name = ?", json.dumps(content), kind, name
         )
 
+    def change_surge_state(self, **fields: Any) -> None:
+        """Change fields of surge's state."""
+        self.put_surge_row("city", "state", {**self.surge_rows("city")["state"], **fields})
+
     def write_book(self, lines: list[dict[str, Any]]) -> None:
         """Replace the riders' book."""
         (self.folder / "book.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

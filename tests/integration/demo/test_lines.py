@@ -18,7 +18,6 @@ from tests.integration.demo.accounts import (
     line,
     log_of,
     payment_of,
-    state,
     under_way,
 )
 from tests.integration.demo.faults.declared import NEW_ID
@@ -93,7 +92,7 @@ async def test_lines_count_what_is_out_of_the_ordinary(run: RecordedRun) -> None
         run.put(with_data(offered, **told))
     cell, last = next(iter({data(record)["cell"]: record for record in run.all("surge.v1")}.items()))
     run.put(with_data(last, multiplier=1.1))
-    state(run, prices={cell: [1.1, 1.1, 1.1, milliseconds(data(last)["valid_until"])]})
+    run.change_surge_state(prices={cell: [1.1, 1.1, 1.1, milliseconds(data(last)["valid_until"])]})
     accounts, _ = await under_way(run)
     assert (
         line(accounts, "rides-book-booking").detail == "24 rides: 15 completed, 0 cancelled, 8 unmatched, 1 in flight"

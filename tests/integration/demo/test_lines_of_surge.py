@@ -11,7 +11,7 @@ from hailbus_demo.ledger.lines import pricing
 from hailbus_demo.ledger.log import LogReader, milliseconds
 from ride_events.geo import ROLL_UP_RESOLUTION
 
-from tests.integration.demo.accounts import accounts_of, line, log_of, state, surge_of
+from tests.integration.demo.accounts import accounts_of, line, log_of, surge_of
 from tests.integration.demo.recorded import RecordedRun, data, with_data, with_header
 
 
@@ -20,7 +20,7 @@ async def test_rides_that_came_late_are_allowed_as_far_as_surge_counted_them(run
     cell = max(counted, key=lambda one: counted[one])
     run.put_surge_row("slots", slot, {**counted, cell: counted[cell] - 1})
     assert line(await accounts_of(run), "surge-pickups").verdict == "disagrees"
-    state(run, late_count=1)
+    run.change_surge_state(late_count=1)
     found = line(await accounts_of(run), "surge-pickups")
     assert found.verdict == "agrees"
     assert found.detail.endswith("; 1 facts came late")
@@ -35,12 +35,12 @@ async def test_late_facts_excuse_demand_that_is_too_small_and_never_too_large(ru
         (demand + 0.3, 9, "disagrees"),
     ):
         run.put(with_data(update, demand=said))
-        state(run, late_count=late)
+        run.change_surge_state(late_count=late)
         assert line(await accounts_of(run), "surge-demand").verdict == verdict
 
 
 async def test_one_late_fact_excuses_as_many_updates_as_a_window_has_minutes(run: RecordedRun) -> None:
-    state(run, late_count=1)
+    run.change_surge_state(late_count=1)
     updates = [record for record in run.all("surge.v1") if data(record)["demand"] > 0]
     for count, record in enumerate(updates[:6], start=1):
         run.put(with_data(record, demand=data(record)["demand"] - 0.3))
@@ -48,7 +48,7 @@ async def test_one_late_fact_excuses_as_many_updates_as_a_window_has_minutes(run
 
 
 async def test_after_late_facts_a_busy_cell_without_any_price_is_found(run: RecordedRun) -> None:
-    state(run, late_count=1)
+    run.change_surge_state(late_count=1)
     # Other prices than the events demand: nobody can tell, after late facts.
     run.put(with_data(run.find("surge.updated"), supply=9.0))
     assert line(await accounts_of(run), "surge-repriced").verdict == "agrees"
@@ -77,7 +77,7 @@ async def test_updates_of_a_compacted_topic_may_be_gone(run: RecordedRun) -> Non
 async def test_a_price_of_one_needs_no_update(run: RecordedRun) -> None:
     cell = "882a100d25fffff"
     for multiplier, verdict in ((1.0, "agrees"), (1.1, "disagrees")):
-        state(run, prices={cell: [multiplier, multiplier, multiplier, 1]})
+        run.change_surge_state(prices={cell: [multiplier, multiplier, multiplier, 1]})
         assert line(await accounts_of(run), "surge-prices").verdict == verdict
 
 
@@ -87,7 +87,7 @@ async def test_a_held_price_is_valid_as_long_as_it_was_published(run: RecordedRu
     run.put(with_data(last, multiplier=1.1))
     until_ms = milliseconds(data(last)["valid_until"])
     for more_ms, verdict in ((0, "agrees"), (1, "disagrees")):
-        state(run, prices={cell: [1.1, 1.1, 1.1, until_ms + more_ms]})
+        run.change_surge_state(prices={cell: [1.1, 1.1, 1.1, until_ms + more_ms]})
         assert line(await accounts_of(run), "surge-prices").verdict == verdict
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hailbus._consuming.claiming import Claiming, handled
+from hailbus._consuming.claiming import Claiming
 from hailbus._consuming.deadlines import Deadlines
 from hailbus._consuming.failure import Stage, StageError
 from hailbus._consuming.outages import Outages
@@ -176,7 +176,7 @@ class Caller:
         self, subscription: Subscription, claiming: Claiming, deliveries: Sequence[Delivery[Event]]
     ) -> Sequence[Verdict | Early] | None:
         """Call a handler that claims in a transaction of its own."""
-        batch = Batch(deliveries if claiming.numbered is None else handled(deliveries), claiming=claiming.claim)
+        batch = Batch(claiming.handled, claiming=claiming.claim)
         verdicts = await self._handle_batch(subscription, batch, deliveries)
         if verdicts is not None:
             problem = "returned verdicts under own_transaction=True; refuse an event by claim.refuse(item, reason)"

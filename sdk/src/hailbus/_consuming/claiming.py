@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hailbus.inbox import Inbox
     from hailbus.sequence import Position
 
-__all__ = ["Claiming", "handled"]
+__all__ = ["Claiming"]
 
 NOT_OURS = Skip("not for this process")
 
@@ -38,22 +38,29 @@ class Claiming:
         may_skip: bool,
     ) -> None:
         self._inbox = inbox
-        self.numbered = numbered
+        self._numbered = numbered
         self._deliveries = deliveries
         self._may_skip = may_skip
         self.stored: StoredClaim | None = None
 
+    @property
+    def handled(self) -> Sequence[Delivery[Event]]:
+        """The deliveries without those that stand for events without a handler, which only numbered topics have."""
+        if self._numbered is None:
+            return self._deliveries
+        return [d for d in self._deliveries if not isinstance(d.event, Unhandled)]
+
     async def claim(self, tx: AsyncConnection | AsyncSession, of: Callable[[Context], bool] | None) -> Claim:
         """Claim what is new and due; see `Batch.claim`."""
         ours = [d for d in self._deliveries if of is None or of(d.ctx)]
-        is_plain = of is None and self.numbered is None
+        is_plain = of is None and self._numbered is None
         positions: Mapping[Name, Position] = {}
-        if self.numbered is not None:
-            positions = await self.numbered.sequences.positions(tx, [name_of(d.ctx) for d in ours])
+        if self._numbered is not None:
+            positions = await self._numbered.sequences.positions(tx, [name_of(d.ctx) for d in ours])
         made = StoredClaim(
             tx,
             self._inbox,
-            self.numbered,
+            self._numbered,
             ours,
             positions,
             is_plain=is_plain,
@@ -156,8 +163,3 @@ class StoredClaim:
         if self._numbered is not None:
             await self._numbered.sequences.advance(self._tx, self._advanced)
         self._note(self)
-
-
-def handled(deliveries: Sequence[Delivery[Event]]) -> Sequence[Delivery[Event]]:
-    """The deliveries without those that stand for events without a handler."""
-    return [d for d in deliveries if not isinstance(d.event, Unhandled)]

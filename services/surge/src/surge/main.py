@@ -3,12 +3,12 @@
 import asyncio
 from datetime import timedelta
 
-from hailbus import ClusterAdmin, Inbox, KafkaBus
+from hailbus import ClusterAdmin, EffectivelyOnce, Inbox, KafkaBus
 from hailbus.database import create_engine
 from hailbus.process import run_process
 
 from surge.adapters.storage.store import Store
-from surge.adapters.streams.service import create_service, hear
+from surge.adapters.streams.service import HEARD, create_service
 from surge.adapters.streams.worker import SurgeWorker
 from surge.config import Settings
 
@@ -37,13 +37,10 @@ async def serve(settings: Settings) -> None:
         await store.create_tables()
         service, answers = create_service(bus)
         worker = SurgeWorker(settings, service=service, answers=answers, engine=engine, store=store, admin=admin)
-        hear(
-            service,
-            worker.settle,
-            inbox=inbox,
-            group=settings.group,
-            most=settings.batch_max,
-            wait=timedelta(milliseconds=settings.batch_wait_ms),
+        once = EffectivelyOnce(inbox=inbox, own_transaction=True)
+        wait = timedelta(milliseconds=settings.batch_wait_ms)
+        service.on_batch(HEARD, group=settings.group, delivery=once, max_items=settings.batch_max, max_wait=wait)(
+            worker.settle
         )
         closing = asyncio.create_task(worker.run(), name="close minutes")
         try:

@@ -12,11 +12,6 @@ from tests.integration.demo.recorded import RecordedRun, data, header, with_data
 FAULTS: Final = Faults()
 
 
-def _state(run: RecordedRun, **fields: Any) -> None:
-    """Change fields of surge's state."""
-    run.put_surge_row("city", "state", {**run.surge_rows("city")["state"], **fields})
-
-
 @FAULTS.declare("surge's tables", "requested rides are not counted", "surge-pickups")
 def _(run: RecordedRun) -> Finding:
     for name in run.surge_rows("slots"):
@@ -39,14 +34,14 @@ def _(run: RecordedRun) -> Finding:
 
 @FAULTS.declare("surge's tables", "surge claims events and closes no minute", "surge-pickups")
 def _(run: RecordedRun) -> Finding:
-    _state(run, closed_until_ms=0)
+    run.change_surge_state(closed_until_ms=0)
     return Finding(what="surge has closed the minutes until 0", id="surge")
 
 
 @FAULTS.declare("surge's tables", "a price is held that was never published", "surge-prices")
 def _(run: RecordedRun) -> Finding:
     cell = "882a100d25fffff"
-    _state(run, prices={cell: [2.0, 2.0, 2.0, 1]})
+    run.change_surge_state(prices={cell: [2.0, 2.0, 2.0, 1]})
     return Finding(what=f"cell {cell} costs 2.0 by surge's tables", id=None)
 
 
@@ -176,7 +171,7 @@ def _(run: RecordedRun) -> Finding:
 def _(run: RecordedRun) -> Finding:
     cell = data(run.find("surge.updated"))["cell"]
     last = max((r for r in run.all("surge.v1") if data(r)["cell"] == cell), key=lambda r: data(r)["surge_version"])
-    _state(run, prices={cell: [2.0, 2.0, 2.0, 1]})
+    run.change_surge_state(prices={cell: [2.0, 2.0, 2.0, 1]})
     return at(last, f"cell {cell} costs 2.0 by surge's tables, {data(last)['multiplier']} by the log")
 
 

@@ -1,6 +1,6 @@
 """Event time: up to which moment everything that will count has been seen."""
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 LATENESS_MS = 30_000
 """How far behind the newest event of its partition an event may be and still count."""
@@ -45,9 +45,9 @@ class Watermark:
     def __init__(self, *, lateness_ms: int = LATENESS_MS, idle_after_ms: int = IDLE_AFTER_MS) -> None:
         self._lateness_ms = lateness_ms
         self._idle_after_ms = idle_after_ms
-        self._newest: dict[Hashable, int] = {}
-        self._heard_at: dict[Hashable, int] = {}  # in busy time, as `_awaited_since`
-        self._awaited_since: dict[Hashable, int] = {}
+        self._newest: dict[str, int] = {}
+        self._heard_at: dict[str, int] = {}  # in busy time, as `_awaited_since`
+        self._awaited_since: dict[str, int] = {}
         self._last_sign_ms: int | None = None  # of any partition
         self._discounted_ms = 0
         self._current: int | None = None
@@ -63,7 +63,7 @@ class Watermark:
         self._last_sign_ms = now_ms
         return busy_ms
 
-    def assign(self, partitions: Iterable[Hashable], *, now_ms: int) -> None:
+    def assign(self, partitions: Iterable[str], *, now_ms: int) -> None:
         """These partitions are read from now on: each is waited for until it brings something or proves idle."""
         busy_ms = self._sign(now_ms)
         assigned = set(partitions)
@@ -73,14 +73,14 @@ class Watermark:
         for partition in assigned:
             self._awaited_since.setdefault(partition, busy_ms)
 
-    def observe(self, partition: Hashable, event_ms: int, *, now_ms: int) -> None:
+    def observe(self, partition: str, event_ms: int, *, now_ms: int) -> None:
         """A record of `partition` with this event time was read."""
         newest = self._newest.get(partition)
         if newest is None or event_ms > newest:
             self._newest[partition] = event_ms
         self._heard_at[partition] = self._sign(now_ms)
 
-    def restore(self, newest: Mapping[Hashable, int], *, floor_ms: int | None) -> None:
+    def restore(self, newest: Mapping[str, int], *, floor_ms: int | None) -> None:
         """Continue from what an earlier process had seen; `floor_ms` is how far time had come."""
         for partition, event_ms in newest.items():
             self._newest[partition] = max(event_ms, self._newest.get(partition, event_ms))
@@ -88,7 +88,7 @@ class Watermark:
             self._current = floor_ms if self._current is None else max(self._current, floor_ms)
 
     @property
-    def newest(self) -> Mapping[Hashable, int]:
+    def newest(self) -> Mapping[str, int]:
         """Per partition, the newest event time seen."""
         return self._newest
 
@@ -102,12 +102,12 @@ class Watermark:
             for partition in self._newest.keys() | self._awaited_since.keys()
         )
 
-    def is_idle(self, *, now_ms: int, behind: Collection[Hashable] = ()) -> bool:
+    def is_idle(self, *, now_ms: int, behind: Collection[str] = ()) -> bool:
         """Whether all partitions have been silent for the idle time; longer, if some are known to hold more."""
         patience_ms = self._idle_after_ms * (PATIENCE if behind else 1)
         return self._last_sign_ms is not None and now_ms - self._last_sign_ms >= patience_ms
 
-    def current(self, *, now_ms: int, behind: Collection[Hashable] = ()) -> int | None:
+    def current(self, *, now_ms: int, behind: Collection[str] = ()) -> int | None:
         """How far event time has come, None before the first event; `behind` are partitions known to hold more."""
         if not self._newest:
             return self._current

@@ -61,7 +61,7 @@ class Store:
         self._engine = engine
         self._worker = worker
         self._epoch: int | None = None
-        made: Any = (postgresql if engine.dialect.name == "postgresql" else sqlite).insert(rows)
+        made = self._insert(rows)
         self._upsert = made.on_conflict_do_update(
             index_elements=["worker", "kind", "name"], set_={"content": made.excluded.content}
         )
@@ -83,9 +83,10 @@ class Store:
     async def take_over(self) -> Mapping[str, Mapping[str, Row]]:
         """Fence every process that has written before, and return the rows that it left: kind → name → content."""
         async with self._engine.begin() as connection:
-            made: Any = (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(owners)
-            bumped = made.values(worker=self._worker, epoch=1).on_conflict_do_update(
-                index_elements=["worker"], set_={"epoch": owners.c.epoch + 1}
+            bumped = (
+                self._insert(owners)
+                .values(worker=self._worker, epoch=1)
+                .on_conflict_do_update(index_elements=["worker"], set_={"epoch": owners.c.epoch + 1})
             )
             self._epoch = (await connection.execute(bumped.returning(owners.c.epoch))).scalar_one()
             mine = select(rows.c.kind, rows.c.name, rows.c.content).where(rows.c.worker == self._worker)
@@ -117,3 +118,6 @@ class Store:
         ]
         if gone:
             await connection.execute(self._delete, gone)
+
+    def _insert(self, table: Table) -> Any:  # Any: the dialects' inserts share `on_conflict_…` but no base class
+        return (postgresql if self._engine.dialect.name == "postgresql" else sqlite).insert(table)

@@ -1,10 +1,9 @@
 """Which events the worker reads and publishes, by the declaration of its service."""
 
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Final
 
-from hailbus import Batch, Bus, EffectivelyOnce, Event, Inbox, Publisher, Service, SubscriberSettings, event_info
+from hailbus import Bus, Event, Publisher, Service, SubscriberSettings, event_info
 from ride_events import CATALOGUE
 from ride_events.drivers import DRIVER_LOCATIONS, DRIVERS
 from ride_events.pricing import (
@@ -49,30 +48,3 @@ def create_service(bus: Bus | None = None) -> tuple[Service, Answers]:
 def declare() -> Service:
     """Return the declaration alone, for `hailbus docs`."""
     return create_service()[0]
-
-
-def hear(
-    service: Service,
-    settle: Callable[[Batch[Event]], Awaitable[None]],
-    *,
-    inbox: Inbox,
-    group: str,
-    most: int,
-    wait: timedelta,
-) -> None:
-    """Hand every event of the sources to `settle`, which claims it in a transaction of its own.
-
-    Args:
-        service: Of `create_service`.
-        settle: Takes batches.
-        inbox: In the database that `settle` writes to.
-        group: Consumer group.
-        most: Events of a batch at most.
-        wait: How long the first of them waits for more.
-    """
-
-    async def settle_batch(batch: Batch[Event]) -> None:
-        await settle(batch)
-
-    once = EffectivelyOnce(inbox=inbox, own_transaction=True)
-    service.on_batch(HEARD, group=group, delivery=once, max_items=most, max_wait=wait)(settle_batch)

@@ -192,7 +192,7 @@ class SurgeWorker:
         state = found[CITY].get("state")
         snapshot_slot = self._restore_city(state, found[WINDOWS], slots, drivers)
         self._newest = found[CITY].get("newest", {})
-        self._watermark.restore(dict(self._newest.items()), floor_ms=self._city.closed_until_ms)
+        self._watermark.restore(self._newest, floor_ms=self._city.closed_until_ms)
         self._unpublished = Decided.of((state or {}).get("decided"))
         self._loaded.set()
         log.info(
@@ -256,7 +256,7 @@ class SurgeWorker:
         """Write the rows that have changed since the last commit."""
         for name, row in self._city.changed_rows().items():
             self._uncommitted.put(WINDOWS, name, row)
-        newest = {str(partition): at_ms for partition, at_ms in self._watermark.newest.items()}
+        newest = dict(self._watermark.newest)
         if newest != self._newest:
             self._newest = newest
             self._uncommitted.put(CITY, "newest", newest)
