@@ -88,6 +88,28 @@ def test_heartbeats_without_an_answer_are_sent_again_after_a_longer_and_longer_w
     assert broker.deadline_ms() == now_ms + INTERVAL_MS
 
 
+def test_a_broker_may_be_deposed_when_its_session_is_over_until_it_is_unfenced_again() -> None:
+    broker = lifecycle()
+    assert broker.may_be_deposed(0), "it is not unfenced yet"
+    broker = running()
+    assert broker.due(INTERVAL_MS) is Action.HEARTBEAT
+    late_ms = 2 * INTERVAL_MS
+    broker.heartbeat_answered(is_caught_up=True, is_fenced=False, should_shut_down=False, now_ms=late_ms)
+    # The controller has heard of it when the heartbeat was sent, or later.
+    assert not broker.may_be_deposed(INTERVAL_MS + SESSION_MS - 1)
+    assert broker.may_be_deposed(INTERVAL_MS + SESSION_MS)
+    assert broker.due(INTERVAL_MS + SESSION_MS) is Action.HEARTBEAT
+    broker.heartbeat_failed(INTERVAL_MS + SESSION_MS)
+    assert broker.may_be_deposed(INTERVAL_MS + SESSION_MS)
+    now_ms = 3 * SESSION_MS
+    answer(broker, now_ms, fenced=True)
+    assert broker.may_be_deposed(now_ms)
+    again_ms = broker.deadline_ms()
+    assert again_ms is not None
+    answer(broker, again_ms)
+    assert not broker.may_be_deposed(again_ms)
+
+
 @pytest.mark.parametrize(
     ("code", "advice"),
     [

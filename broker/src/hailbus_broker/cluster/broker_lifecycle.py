@@ -79,11 +79,14 @@ class BrokerLifecycle:
         self.is_fenced = True
         self.failure: str | None = None
         self._heartbeat_interval_ms: Final = heartbeat_interval_ms
+        self._session_timeout_ms: Final = session_timeout_ms
         self._longest_backoff_ms: Final = max(session_timeout_ms // 2, FIRST_BACKOFF_MS)
         self._registration_timeout_ms: Final = registration_timeout_ms
         self._patience_ms: Final = patience_ms
         self._began_ms: Final = now_ms
         self._next_ms = now_ms
+        self._sent_ms = now_ms
+        self._session_began_ms = now_ms
         self._failed_count = 0
         self._impatience_count = 0
         self._is_in_flight = False
@@ -107,6 +110,13 @@ class BrokerLifecycle:
         """Whether nothing is sent any more."""
         return self.failure is not None or self.state is LifecycleState.SHUTTING_DOWN
 
+    def may_be_deposed(self, now_ms: int) -> bool:
+        """Return whether the controller may have given this broker's leaderships to others, unknown to the broker.
+
+        The session counts from when its last heartbeat was sent, so for the broker it is never over too late.
+        """
+        return self.is_fenced or now_ms - self._session_began_ms >= self._session_timeout_ms
+
     def deadline_ms(self) -> int | None:
         """Return when `due` has something to do; None while a request is under way, or nothing is sent any more."""
         if self.is_over:
@@ -122,6 +132,7 @@ class BrokerLifecycle:
         if self.is_over or self._is_in_flight or now_ms < self._next_ms:
             return None
         self._is_in_flight = True
+        self._sent_ms = now_ms
         return Action.REGISTER if self.broker_epoch < 0 else Action.HEARTBEAT
 
     # ------------------------------------------------------------------ answers
@@ -144,6 +155,7 @@ class BrokerLifecycle:
     def heartbeat_answered(self, *, is_caught_up: bool, is_fenced: bool, should_shut_down: bool, now_ms: int) -> None:
         """Take in the controller's answer to a heartbeat."""
         self._answered()
+        self._session_began_ms = self._sent_ms
         self.is_fenced = is_fenced
         self._next_ms = now_ms + self._heartbeat_interval_ms
         match self.state:

@@ -75,6 +75,11 @@ class Membership:
         """As the controller said last."""
         return self._lifecycle.is_fenced
 
+    @property
+    def may_be_deposed(self) -> bool:
+        """Whether others may lead by now what this broker believes to lead."""
+        return self._lifecycle.may_be_deposed(self._core.clock.now_ms())
+
     def start(self) -> None:
         """Register, and send heartbeats from then on."""
         self._task = self._core.spawn_vital(self._run(), "membership")

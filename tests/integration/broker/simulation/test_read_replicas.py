@@ -1,4 +1,4 @@
-"""Consumers read from the follower in their rack (KIP-392)."""
+"""What consumers are answered: by the follower in their rack (KIP-392), and by a broker that has lost the lead."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hailbus_broker.protocol.definitions.fetch_request import FetchPartition, Fe
 from hailbus_broker.protocol.definitions.produce_request import PartitionProduceData, ProduceRequest, TopicProduceData
 from hailbus_broker.protocol.errors import ErrorCode
 from hailbus_broker.records import RecordToWrite, build_batch, iterate_batches, iterate_records
+from hailbus_broker.runtime.replica import LeaderReplica
 from hailbus_broker.testing.simulation import ClusterWorld, simulated, simulated_cluster
 
 if TYPE_CHECKING:
@@ -143,3 +144,25 @@ async def test_a_follower_that_is_fenced_is_not_named() -> None:
         await produce(leader_id, b"two")
         answer = await fetch(leader_id, 0, rack=RACKS[follower_id - 1])
         assert (answer.preferred_read_replica, values_of(answer)) == (-1, [b"one", b"two"])
+
+
+@simulated(seeds=range(3))
+async def test_a_consumer_that_is_ahead_of_a_deposed_leader_is_sent_to_the_next_one() -> None:
+    async with simulated_cluster() as cluster:
+        deposed_id = await create(cluster)
+        others = {1, 2, 3} - {deposed_id}
+        await produce(deposed_id, b"one")
+        # As long as the broker leads for all that it knows, nothing has been read that it does not have.
+        assert (await fetch(deposed_id, 2)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        cluster.partition({deposed_id}, others)
+        remaining = cluster.nodes[min(others)]
+        await cluster.until(lambda: remaining.core.image.topics[TOPIC].partitions[0].leader not in {deposed_id, -1})
+        await produce(remaining.core.image.topics[TOPIC].partitions[0].leader, b"two", b"three")
+        assert isinstance(cluster.nodes[deposed_id].broker.replicas.topics[TOPIC][0], LeaderReplica), "it was told"
+        assert (await fetch(deposed_id, 3)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert (await fetch(deposed_id, -5)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+        cluster.heal()
+        await cluster.until(lambda: not remaining.core.image.brokers[deposed_id].fenced)
+        leader_id = remaining.core.image.topics[TOPIC].partitions[0].leader
+        assert (await fetch(leader_id, 3)).error_code == ErrorCode.NONE
+        assert (await fetch(leader_id, 4)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE

@@ -6,6 +6,8 @@ A consumer may read from a follower, and with `replica.selector.class` the leade
 A follower of a partition without a leader refuses: its log may be that of a wiped directory. Apache Kafka's answers.
 
 Deviations: no tiered storage, so its fields keep their defaults. Selectors are Kafka's two, not classes of the user's.
+A broker whose session with the controller is over answers NOT_LEADER_OR_FOLLOWER, not OFFSET_OUT_OF_RANGE, to a client
+that is ahead of its log: that client has read from the next leader, and must not reset its position.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from hailbus_broker.cluster.replication.read_replica import preferred_read_replica
-from hailbus_broker.log import DiskReadNeededError, Isolation, LogError, Lookup, ReadResult, StorageError
+from hailbus_broker.log import (
+    DiskReadNeededError,
+    Isolation,
+    LogError,
+    Lookup,
+    OffsetOutOfRangeError,
+    ReadResult,
+    StorageError,
+)
 from hailbus_broker.protocol import codec
 from hailbus_broker.protocol.codec import write_uvarint
 from hailbus_broker.protocol.definitions.fetch_request import FetchRequest
@@ -328,7 +338,7 @@ class ParkedFetch:
             except (LogError, RecordsError) as error:
                 if isinstance(error, StorageError):
                     self.dispatcher.node.take_offline(error)
-                answer.code = error_code(error)
+                answer.code = self._code_of(error)
                 answer.log_start = partition.log.log_start_offset
                 must_answer = True
                 continue
@@ -353,6 +363,18 @@ class ParkedFetch:
 
         found = preferred_read_replica(leader.followers.in_sync, rack=self.rack, offset=entry.offset, rack_of=rack_of)
         return _LEADER if found is None else found
+
+    def _code_of(self, error: LogError | RecordsError) -> ErrorCode:
+        """Return what to answer where the log cannot be read."""
+        membership = self.dispatcher.node.membership
+        if (
+            isinstance(error, OffsetOutOfRangeError)
+            and error.offset > error.end_offset
+            and membership is not None
+            and membership.may_be_deposed
+        ):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # the client may have read this far from the next leader
+        return error_code(error)
 
     def _unknown(self) -> ErrorCode:
         return (
