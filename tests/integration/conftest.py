@@ -37,7 +37,7 @@ class Process:
     """A service as its users run it: a process of its own, told by environment variables, killed at will."""
 
     def __init__(self, command: str, directory: Path, environment: Mapping[str, str]) -> None:
-        self._command = Path(sys.executable).with_name(command)
+        self.name, self._command = command, Path(sys.executable).with_name(command)
         self._environment = {**os.environ, **environment}
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling it all anew takes longer than the test
         self._log = directory / f"{command}.log"

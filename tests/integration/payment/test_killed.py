@@ -165,7 +165,14 @@ async def test_killed_again_and_again_each_cent_moves_once(town: Town, broker: B
                 unsettled.pop()
             return True
 
-        await eventually(all_settled, within_s=180)
+        try:
+            await eventually(all_settled, within_s=180)
+        except AssertionError as error:
+            found = await http.get(f"http://{town.payment_at}/payments/{unsettled[-1]}")
+            error.add_note(f"{len(unsettled)} rides are not settled, one of them {unsettled[-1]}: {found.text}")
+            for process in (town.payment, town.provider):
+                error.add_note(f"{process.name} said at the end:\n{process.log()[-5_000:]}")
+            raise
         theirs = await moved(http, town)
 
         async def all_told() -> bool:
