@@ -32,12 +32,14 @@ The row, the inbox row and what is published with `tx=step.tx` are committed tog
 once. Events of one process may come from several topics at the same time. On PostgreSQL the second waits for the row
 that the first one changes; where it cannot wait, it is rolled back and handled again, with the state that the first has
 left.
+
+`StateMachine(..., max_items=100)` handles up to so many events in one transaction, which costs a fraction of the CPU.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
@@ -56,6 +58,7 @@ with extra("sql"):
         String,
         Table,
         Text,
+        bindparam,
         insert,
         select,
         update,
@@ -63,8 +66,8 @@ with extra("sql"):
     from sqlalchemy.exc import IntegrityError
 
 from hailbus.clock import Clock, micros, utc_now
-from hailbus.context import Context
-from hailbus.delivery import Backoff, DeadLetter, EffectivelyOnce, Reject, Skip, Verdict
+from hailbus.context import Batch, Context
+from hailbus.delivery import Backoff, DeadLetter, Done, EffectivelyOnce, Reject, Skip, Verdict, checked_count
 from hailbus.errors import ConfigurationError, HailbusError
 from hailbus.event import Event, Topic, event_info, key_of
 
@@ -89,6 +92,19 @@ state_table = Table(
     Column("timeouts", Text, nullable=False),  # JSON: the names of those that were scheduled and not cancelled
     Column("version", Integer, nullable=False),
     Column("updated_at", BigInteger, nullable=False),  # microseconds since the epoch
+)
+
+_SELECT = (
+    select(state_table)
+    .where(state_table.c.machine == bindparam("of"), state_table.c.instance.in_(bindparam("ids", expanding=True)))
+    .order_by(state_table.c.instance)  # two transactions that lock several rows do so in the same order
+)
+_LOCK = _SELECT.with_for_update()
+_INSERT = insert(state_table)
+_UPDATE = update(state_table).where(
+    state_table.c.machine == bindparam("of"),
+    state_table.c.instance == bindparam("id"),
+    state_table.c.version == bindparam("before"),
 )
 
 E = TypeVar("E", bound=Event)
@@ -157,12 +173,13 @@ class Step:
 
     __slots__ = ("_machine", "ctx", "instance", "timeouts", "tx")
 
-    def __init__(self, machine: StateMachine, instance: str, ctx: Context, timeouts: set[str]) -> None:
-        assert ctx.tx is not None
+    def __init__(
+        self, machine: StateMachine, instance: str, ctx: Context, tx: AsyncConnection, timeouts: set[str]
+    ) -> None:
         self._machine = machine
         self.instance = instance
         self.ctx = ctx
-        self.tx: AsyncConnection = ctx.tx
+        self.tx = tx
         self.timeouts = timeouts
         """Names of the timeouts that were scheduled and not cancelled."""
 
@@ -201,6 +218,17 @@ class Step:
             self.timeouts.discard(name)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Process:
+    """A process while a transaction is open. `version` is that of its row, 0 where there is none."""
+
+    instance: str
+    state: State | None
+    timeouts: set[str]
+    version: int
+    move_count: int = 0
+
+
 class StateMachine:
     """A kind of process: its transition table and the instances in `hailbus_state`.
 
@@ -214,6 +242,14 @@ class StateMachine:
         deliveries: How the events of a topic are delivered, where `EffectivelyOnce(inbox=inbox, retry=retry)` is not
             enough: `{RIDES: EffectivelyOnce(inbox=inbox, then=ParkKey(lot=lot), sequence="seq")}`.
         clock: For `after=` and `updated_at`.
+        max_items: Events of a topic's delivery that one transaction handles at most. Those that are there are taken,
+            none is waited for. The handlers run one after the other, in the events' order; the rows are written after
+            the last one. When one of them raises, the transaction is retried as the delivery says, then each event
+            alone.
+
+    Raises:
+        ConfigurationError: `max_items` is no count, or more than 1 with `otherwise="reject"`, which rejects single
+            events.
     """
 
     def __init__(
@@ -226,12 +262,18 @@ class StateMachine:
         retry: Backoff | None = None,
         deliveries: Mapping[Topic, EffectivelyOnce] | None = None,
         clock: Clock = utc_now,
+        max_items: int = 1,
     ) -> None:
+        checked_count(f"{name}: max_items", max_items)
+        if max_items > 1 and otherwise == "reject":
+            message = f"{name}: otherwise='reject' rejects single events, so it does not go with max_items={max_items}"
+            raise ConfigurationError(message)
         self.name = name
         self.outbox = outbox
         self.clock = clock
         self._inbox = inbox
         self._otherwise = otherwise
+        self._max_items = max_items
         self._delivery = EffectivelyOnce(
             inbox=inbox, retry=retry if retry is not None else Backoff(), then=DeadLetter()
         )
@@ -344,7 +386,12 @@ class StateMachine:
                 raise ConfigurationError(message)
         for found, events in by_topic.items():
             delivery = self._deliveries[found] if found is not None else self._delivery
-            service.on(tuple(events), delivery=delivery, group=group)(self._handle)
+            if self._max_items == 1:
+                service.on(tuple(events), delivery=delivery, group=group)(self._handle)
+                continue
+            service.on_batch(
+                tuple(events), delivery=delivery, group=group, max_items=self._max_items, max_wait=timedelta()
+            )(self._handle_batch)
 
     async def create_tables(self) -> None:
         """Create the table where it is missing."""
@@ -357,18 +404,43 @@ class StateMachine:
         """The name of a timeout in the outbox."""
         return f"{self.name}/{instance}/{name}"
 
-    async def _handle(self, event: Event, ctx: Context) -> Verdict | None:
+    async def _handle(self, event: Event, ctx: Context) -> Verdict:
         assert ctx.tx is not None
         instance = self._instance_of[type(event)](event)
-        # Locked: another event of the process waits here instead of failing when it writes.
-        row = (await ctx.tx.execute(self._select(instance).with_for_update())).one_or_none()
-        state = self._state_of(row) if row is not None else None
+        process = (await self._processes(ctx.tx, [instance]))[instance]
+        verdict = await self._move(process, event, ctx, ctx.tx)
+        await self._write(ctx.tx, [process])
+        return verdict
+
+    async def _handle_batch(self, batch: Batch[Event]) -> list[Verdict]:
+        assert batch.tx is not None
+        items = [(self._instance_of[type(item.event)](item.event), item) for item in batch]
+        processes = await self._processes(batch.tx, {instance for instance, _ in items})
+        verdicts = [await self._move(processes[instance], item.event, item.ctx, batch.tx) for instance, item in items]
+        await self._write(batch.tx, processes.values())
+        return verdicts
+
+    async def _processes(self, tx: AsyncConnection, instances: Iterable[str]) -> dict[str, _Process]:
+        """Read processes, and lock their rows: another event of one waits here instead of failing when it writes."""
+        found = {instance: _Process(instance=instance, state=None, timeouts=set(), version=0) for instance in instances}
+        for row in await tx.execute(_LOCK, {"of": self.name, "ids": list(found)}):
+            found[row.instance] = _Process(
+                instance=row.instance,
+                state=self._state_of(row),
+                timeouts=set(json.loads(row.timeouts)),
+                version=row.version,
+            )
+        return found
+
+    async def _move(self, process: _Process, event: Event, ctx: Context, tx: AsyncConnection) -> Verdict:
+        """Let an event move a process, which is written afterwards."""
+        state, instance = process.state, process.instance
         transition = self._table.get((type(state) if state is not None else None, type(event)))
         if transition is None:
             at = state.__state_name__ if state is not None else "no state"
             reason = f"{self.name} {instance!r} is in {at}, which {type(event).__name__} does not change"
             return Reject(reason) if self._otherwise == "reject" else Skip(reason)
-        step = Step(self, instance, ctx, set(json.loads(row.timeouts)) if row is not None else set())
+        step = Step(self, instance, ctx, tx, process.timeouts)
         if state is None:
             after = await transition.handler(event, step)
             assert after is not None, f"{self.name}: the start on {type(event).__name__} gave no state"
@@ -376,13 +448,11 @@ class StateMachine:
             after = await transition.handler(state, event, step) or state
         if after.__state_is_final__ and step.timeouts:
             schedules = [self.schedule_id(instance, name) for name in sorted(step.timeouts)]
-            await self.outbox.cancel_many(ctx.tx, schedules)
+            await self.outbox.cancel_many(tx, schedules)
             step.timeouts.clear()
-        await self._write(ctx.tx, step, after, before=row.version if row is not None else None)
-        return None
-
-    def _select(self, instance: str) -> Any:  # Any: a SQLAlchemy statement
-        return select(state_table).where(state_table.c.machine == self.name, state_table.c.instance == instance)
+        process.state = after
+        process.move_count += 1
+        return Done()
 
     def _state_of(self, row: Any) -> State:  # Any: a SQLAlchemy row
         cls = self._states.get(row.state)
@@ -394,35 +464,39 @@ class StateMachine:
             raise ConfigurationError(message)
         return cls.model_validate_json(row.data)
 
-    async def _write(self, tx: AsyncConnection, step: Step, state: State, *, before: int | None) -> None:
-        values = {
-            "state": state.__state_name__,
-            "data": state.model_dump_json(),
-            "timeouts": json.dumps(sorted(step.timeouts)),
-            "version": (before or 0) + 1,
-            "updated_at": micros(self.clock()),
-        }
-        if before is None:
+    async def _write(self, tx: AsyncConnection, processes: Iterable[_Process]) -> None:
+        """Write the processes that were moved."""
+        begun: list[dict[str, Any]] = []  # Any: column values
+        moved: list[dict[str, Any]] = []
+        updated_at = micros(self.clock())
+        for process in processes:
+            if process.state is None or not process.move_count:
+                continue
+            values = {
+                "state": process.state.__state_name__,
+                "data": process.state.model_dump_json(),
+                "timeouts": json.dumps(sorted(process.timeouts)),
+                "version": process.version + process.move_count,
+                "updated_at": updated_at,
+            }
+            if process.version:
+                moved.append({"of": self.name, "id": process.instance, "before": process.version, **values})
+            else:
+                begun.append({"machine": self.name, "instance": process.instance, **values})
+        if begun:
             try:
-                await tx.execute(insert(state_table).values(machine=self.name, instance=step.instance, **values))
+                await tx.execute(_INSERT, begun)
             except IntegrityError as error:
-                raise StateChangedError(machine=self.name, instance=step.instance) from error
-            return
-        changed = await tx.execute(
-            update(state_table)
-            .where(
-                state_table.c.machine == self.name,
-                state_table.c.instance == step.instance,
-                state_table.c.version == before,
-            )
-            .values(**values)
-        )
-        if changed.rowcount != 1:
-            raise StateChangedError(machine=self.name, instance=step.instance)
+                raise StateChangedError(machine=self.name, instance=begun[0]["instance"]) from error
+        if moved:
+            changed = await tx.execute(_UPDATE, moved)
+            # asyncpg does not count the rows of several updates; there the rows are locked since they were read.
+            if 0 <= changed.rowcount != len(moved):
+                raise StateChangedError(machine=self.name, instance=moved[0]["id"])
 
     async def state(self, tx: AsyncSession | AsyncConnection, instance: str) -> State | None:
         """The state of a process, None when it has not begun."""
-        row = (await tx.execute(self._select(instance))).one_or_none()
+        row = (await tx.execute(_SELECT, {"of": self.name, "ids": [instance]})).one_or_none()
         return self._state_of(row) if row is not None else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from hailbus import (
 from hailbus.database import create_engine
 from hailbus.state_machine import State, StateMachine, Step, state_table
 from hailbus.testing import MemoryBus, VirtualClock, run_virtual
-from sqlalchemy import select, update
+from sqlalchemy import Connection, event, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 ORDERS = Topic("orders.v1", partitions=2)
@@ -79,7 +80,7 @@ def order_of(event: PaymentReceived) -> str:
 class Checkout:
     """The service under test: what the guide shows."""
 
-    def __init__(self, engine: AsyncEngine, clock: VirtualClock) -> None:
+    def __init__(self, engine: AsyncEngine, clock: VirtualClock, max_items: int = 1) -> None:
         self.engine = engine
         self.svc = Service("shop", subscribing=SLOW, clock=clock)
         self.outbox = Outbox(engine, clock=clock, poll_interval=timedelta(seconds=1))
@@ -90,6 +91,7 @@ class Checkout:
             outbox=self.outbox,
             retry=Backoff(first=timedelta(milliseconds=1), attempts=3),
             clock=clock,
+            max_items=max_items,
         )
         self.moves: list[str] = []
 
@@ -117,13 +119,17 @@ class Checkout:
             return await self.machine.state(connection, order)
 
 
-def checkout(tmp_path: Path) -> Checkout:
-    return Checkout(create_engine(f"sqlite:///{tmp_path}/shop.db"), VirtualClock())
+def checkout(tmp_path: Path, max_items: int = 1) -> Checkout:
+    return Checkout(create_engine(f"sqlite:///{tmp_path}/shop.db"), VirtualClock(), max_items)
 
 
-def test_a_payment_in_time_ends_the_process_and_withdraws_the_timeout(tmp_path: Path) -> None:
+one_by_one_and_together = pytest.mark.parametrize("max_items", [1, 50])
+
+
+@one_by_one_and_together
+def test_a_payment_in_time_ends_the_process_and_withdraws_the_timeout(tmp_path: Path, max_items: int) -> None:
     async def main() -> None:
-        shop = checkout(tmp_path)
+        shop = checkout(tmp_path, max_items)
         async with MemoryBus(clock=VirtualClock()).run(shop.svc) as t:
             await t.given(OrderPlaced(order_id="o1", amount_cents=500))
             await t.settle()
@@ -139,9 +145,10 @@ def test_a_payment_in_time_ends_the_process_and_withdraws_the_timeout(tmp_path: 
     run_virtual(main())
 
 
-def test_a_timeout_is_an_event_of_its_own_and_a_late_payment_changes_nothing(tmp_path: Path) -> None:
+@one_by_one_and_together
+def test_a_timeout_is_an_event_of_its_own_and_a_late_payment_changes_nothing(tmp_path: Path, max_items: int) -> None:
     async def main() -> None:
-        shop = checkout(tmp_path)
+        shop = checkout(tmp_path, max_items)
         async with MemoryBus(clock=VirtualClock()).run(shop.svc) as t:
             await t.given(OrderPlaced(order_id="o1", amount_cents=500))
             await t.settle()
@@ -161,9 +168,10 @@ def test_a_timeout_is_an_event_of_its_own_and_a_late_payment_changes_nothing(tmp
     run_virtual(main())
 
 
-def test_a_redelivered_event_moves_its_process_once(tmp_path: Path) -> None:
+@one_by_one_and_together
+def test_a_redelivered_event_moves_its_process_once(tmp_path: Path, max_items: int) -> None:
     async def main() -> None:
-        shop = checkout(tmp_path)
+        shop = checkout(tmp_path, max_items)
         async with MemoryBus(clock=VirtualClock()).run(shop.svc) as t:
             await t.given(OrderPlaced(order_id="o1", amount_cents=500))
             await t.redeliver_last()
@@ -177,12 +185,19 @@ def test_a_redelivered_event_moves_its_process_once(tmp_path: Path) -> None:
     run_virtual(main())
 
 
-def test_an_event_that_met_another_one_is_handled_again_with_the_new_state(tmp_path: Path) -> None:
+@one_by_one_and_together
+def test_an_event_that_met_another_one_is_handled_again_with_the_new_state(tmp_path: Path, max_items: int) -> None:
     async def main() -> None:
-        shop = checkout(tmp_path)
+        shop = checkout(tmp_path, max_items)
         seen: list[int] = []
 
-        machine = StateMachine("counting", inbox=Inbox(shop.engine, "counting"), outbox=shop.outbox, retry=Backoff())
+        machine = StateMachine(
+            "counting",
+            inbox=Inbox(shop.engine, "counting"),
+            outbox=shop.outbox,
+            retry=Backoff(),
+            max_items=max_items,
+        )
 
         @machine.starts(OrderPlaced)
         async def begin(event: OrderPlaced, step: Step) -> Counted:
@@ -202,7 +217,9 @@ def test_an_event_that_met_another_one_is_handled_again_with_the_new_state(tmp_p
         svc = Service("counter", subscribing=SLOW)
         machine.attach(svc)
         async with MemoryBus(clock=VirtualClock()).run(svc) as t:
-            await t.given(OrderPlaced(order_id="o1", amount_cents=1), Ticked(order_id="o1"))
+            await t.given(OrderPlaced(order_id="o1", amount_cents=1))
+            await t.settle()
+            await t.given(Ticked(order_id="o1"))
             await t.settle()
         assert seen == [0, 0]  # rolled back, and called again
         async with shop.engine.connect() as connection:
@@ -210,6 +227,106 @@ def test_an_event_that_met_another_one_is_handled_again_with_the_new_state(tmp_p
         await shop.engine.dispose()
 
     run_virtual(main())
+
+
+class Tally:
+    """A machine that counts, with handlers that can be told to fail."""
+
+    def __init__(self, tmp_path: Path, *, max_items: int) -> None:
+        self.engine = create_engine(f"sqlite:///{tmp_path}/tally.db")
+        self.machine = StateMachine(
+            "tally",
+            inbox=Inbox(self.engine, "tally"),
+            outbox=Outbox(self.engine),
+            retry=Backoff(first=timedelta(milliseconds=1), attempts=2),
+            max_items=max_items,
+        )
+        self.fails = ""
+        self.ticks: list[str] = []
+
+        @self.machine.starts(OrderPlaced)
+        async def begin(event: OrderPlaced, step: Step) -> Counted:
+            return Counted(count=0)
+
+        @self.machine.on(Counted, Ticked)
+        async def tick(state: Counted, event: Ticked, step: Step) -> Counted:
+            self.ticks.append(step.instance)
+            if step.instance == self.fails:
+                raise ValueError(step.instance)
+            return Counted(count=state.count + 1)
+
+        self.svc = Service("tally", subscribing=SLOW)
+        self.machine.attach(self.svc)
+
+    async def rows(self) -> dict[str, tuple[int, int]]:
+        """Count and version of each process."""
+        query = select(state_table.c.instance, state_table.c.data, state_table.c.version)
+        async with self.engine.connect() as connection:
+            return {row[0]: (json.loads(row[1])["count"], row[2]) for row in await connection.execute(query)}
+
+
+@pytest.mark.parametrize(("max_items", "transactions"), [(1, 40), (50, 1)])
+def test_events_of_many_processes_share_a_transaction(tmp_path: Path, max_items: int, transactions: int) -> None:
+    async def main() -> None:
+        tally = Tally(tmp_path, max_items=max_items)
+        commits: list[int] = []
+        async with MemoryBus(clock=VirtualClock()).run(tally.svc) as t:
+
+            @event.listens_for(tally.engine.sync_engine, "commit")
+            def count(_connection: Connection) -> None:
+                commits.append(1)
+
+            placed = [OrderPlaced(order_id=f"o{number}", amount_cents=1) for number in range(10)]
+            ticks = [Ticked(order_id=f"o{number}") for _ in range(3) for number in range(10)]
+            await t.given(*placed, *ticks)
+            await t.settle()
+            event.remove(tally.engine.sync_engine, "commit", count)
+        assert await tally.rows() == {f"o{number}": (3, 4) for number in range(10)}
+        assert len(commits) == transactions
+        await tally.engine.dispose()
+
+    run_virtual(main())
+
+
+def test_an_event_that_cannot_be_handled_takes_none_of_its_transaction_along(tmp_path: Path) -> None:
+    async def main() -> None:
+        tally = Tally(tmp_path, max_items=50)
+        tally.fails = "o2"
+        async with MemoryBus(clock=VirtualClock()).run(tally.svc) as t:
+            placed = [OrderPlaced(order_id=f"o{number}", amount_cents=1) for number in range(4)]
+            await t.given(*placed, *(Ticked(order_id=f"o{number}") for number in range(4)))
+            await t.settle()
+            assert t.dead_letters(Ticked).one().event == Ticked(order_id="o2")
+        assert await tally.rows() == {"o0": (1, 2), "o1": (1, 2), "o2": (0, 1), "o3": (1, 2)}
+        await tally.engine.dispose()
+
+    run_virtual(main())
+
+
+@one_by_one_and_together
+def test_an_event_that_changes_nothing_is_skipped_and_counted(tmp_path: Path, max_items: int) -> None:
+    async def main() -> None:
+        tally = Tally(tmp_path, max_items=max_items)
+        async with MemoryBus(clock=VirtualClock()).run(tally.svc) as t:
+            await t.given(Ticked(order_id="o1"), OrderPlaced(order_id="o1", amount_cents=1), Ticked(order_id="o1"))
+            await t.settle()
+            (stats,) = [subscriber.stats for subscriber in tally.svc.subscribers]
+            assert (stats.skipped, stats.settled) == (1, 2)
+        assert await tally.rows() == {"o1": (1, 2)}
+        await tally.engine.dispose()
+
+    run_virtual(main())
+
+
+async def test_a_machine_that_rejects_events_handles_them_one_by_one(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/x.db")
+    for settings, message in (
+        ({"otherwise": "reject", "max_items": 2}, "otherwise='reject' rejects single events"),
+        ({"max_items": 0}, "m: max_items"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            StateMachine("m", inbox=Inbox(engine, "m"), outbox=Outbox(engine), **settings)
+    await engine.dispose()
 
 
 class Cased(Event, topic=Topic("cases.v1", partitions=2), key="case_id"):
@@ -231,13 +348,16 @@ class CaseNudged(Event, topic=ORDERS, key="case_id", type="case.nudged"):
     case_id: str
 
 
-def test_a_topic_may_have_a_delivery_of_its_own(tmp_path: Path) -> None:
+@one_by_one_and_together
+def test_a_topic_may_have_a_delivery_of_its_own(tmp_path: Path, max_items: int) -> None:
     async def main() -> None:
         engine = create_engine(f"sqlite:///{tmp_path}/cases.db")
         inbox, lot = Inbox(engine, "office-cases"), ParkingLot(engine)
         in_order = EffectivelyOnce(inbox=inbox, then=ParkKey(lot=lot), sequence="seq")
         topic = event_info(CaseOpened).topic
-        machine = StateMachine("cases", inbox=inbox, outbox=Outbox(engine), deliveries={topic: in_order})
+        machine = StateMachine(
+            "cases", inbox=inbox, outbox=Outbox(engine), deliveries={topic: in_order}, max_items=max_items
+        )
         moves: list[str] = []
 
         @machine.starts(CaseOpened)

@@ -13,7 +13,7 @@ from hailbus._consuming.deadlines import Deadlines
 from hailbus._consuming.failure import Stage, StageError
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.path import STORE_TIMEOUT_S, checked_verdict
-from hailbus._consuming.sequenced import Numbering, Unhandled
+from hailbus._consuming.sequenced import Numbering, Place, Unhandled, place_of
 from hailbus._consuming.work import Early, Route
 from hailbus._transport import Received, TopicPartition
 from hailbus.context import Batch, Context, Deliveries, Delivery
@@ -161,14 +161,19 @@ class Caller:
 
         async def once() -> Sequence[Verdict | Early] | None:
             async with self._transaction(inbox, claim) as (tx, (admitted, new)):
-                if new:
-                    verdicts = await self._handle_batch(subscription, Batch(new, tx=tx), new)
-                    if verdicts is not None and any(isinstance(v, (Retry, Reject)) for v in verdicts):
-                        raise VerdictError(
-                            handler=subscription.name,
-                            problem="gave Retry or Reject under EffectivelyOnce, where a batch is applied as a whole",
-                        )
-                return admitted
+                if not new:
+                    return admitted
+                verdicts = await self._handle_batch(subscription, Batch(new, tx=tx), new)
+                if verdicts is None or all(isinstance(v, Done) for v in verdicts):
+                    return admitted
+                if any(isinstance(v, (Retry, Reject)) for v in verdicts):
+                    raise VerdictError(
+                        handler=subscription.name,
+                        problem="gave Retry or Reject under EffectivelyOnce, where a batch is applied as a whole",
+                    )
+                given: dict[Place, Verdict] = {place_of(d.ctx): v for d, v in zip(new, verdicts, strict=True)}
+                before = admitted if admitted is not None else [Done()] * len(deliveries)
+                return [given.get(place_of(d.ctx), v) for d, v in zip(deliveries, before, strict=True)]
 
         return await self._outages.reach(_resource(inbox), partitions, once)
 

@@ -96,6 +96,8 @@ class Closed(PaymentState, is_final=True):
     """Nothing was charged, and nothing is reserved any more."""
 
 
+MOST_AT_ONCE: Final = 100
+"""Events of one transaction: one at a time the saga would be the slowest of the city."""
 _PRICED: Final = (RideRepriced, RidePooled)
 _ENDS: Final = (RideCompleted, RideCancelled, RideUnmatched)
 
@@ -166,7 +168,14 @@ class Saga:
         # An event and an outcome of the same ride may meet, and the database may be busy: both are worth waiting for.
         patiently = Backoff(max=timedelta(seconds=5), attempts=1_000, on=(StateChangedError, DBAPIError, OSError))
         by_number = EffectivelyOnce(inbox=inbox, retry=patiently, then=ParkKey(lot=lot), sequence="seq")
-        self.machine = StateMachine("saga", inbox=inbox, outbox=outbox, retry=patiently, deliveries={RIDES: by_number})
+        self.machine = StateMachine(
+            "saga",
+            inbox=inbox,
+            outbox=outbox,
+            retry=patiently,
+            deliveries={RIDES: by_number},
+            max_items=MOST_AT_ONCE,
+        )
         self._declare()
         self.machine.attach(service)
 
