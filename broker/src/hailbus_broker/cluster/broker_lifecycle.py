@@ -111,9 +111,10 @@ class BrokerLifecycle:
         return self.failure is not None or self.state is LifecycleState.SHUTTING_DOWN
 
     def may_be_deposed(self, now_ms: int) -> bool:
-        """Return whether the controller may have given this broker's leaderships to others, unknown to the broker.
+        """Return whether other brokers may lead by now what this broker believes that it leads.
 
-        The session counts from when its last heartbeat was sent, so for the broker it is never over too late.
+        The session counts from when the last answered heartbeat was sent, so it ends here no later than it does for the
+        controller.
         """
         return self.is_fenced or now_ms - self._session_began_ms >= self._session_timeout_ms
 

@@ -77,7 +77,7 @@ class Membership:
 
     @property
     def may_be_deposed(self) -> bool:
-        """Whether others may lead by now what this broker believes to lead."""
+        """Whether other brokers may lead by now what this broker believes that it leads."""
         return self._lifecycle.may_be_deposed(self._core.clock.now_ms())
 
     def start(self) -> None:

@@ -97,7 +97,7 @@ class Closed(PaymentState, is_final=True):
 
 
 MOST_AT_ONCE: Final = 100
-"""Events of one transaction: one at a time the saga would be the slowest of the city."""
+"""So many events share a transaction. With one each, the saga was the slowest part of the city."""
 _PRICED: Final = (RideRepriced, RidePooled)
 _ENDS: Final = (RideCompleted, RideCancelled, RideUnmatched)
 
