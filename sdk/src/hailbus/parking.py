@@ -225,11 +225,13 @@ class ParkingLot:
         """Ask the owner of the partition to handle the waiting records of a key, in order; how many wait."""
         return await self._set_released(consumer, topic, key, micros(self._clock()))
 
-    async def hold(self, consumer: str, topic: str, key: bytes, *, reason: str | None = None) -> None:
-        """Undo `release`; `reason` replaces that of the oldest record."""
+    async def hold(
+        self, consumer: str, topic: str, key: bytes, *, reason: str | None = None, attempts: int = 1
+    ) -> None:
+        """Undo `release`; `reason` replaces that of the oldest record, and `attempts` is added to its attempts."""
         await self._set_released(consumer, topic, key, None)
         if reason is not None:
-            await self.explain(consumer, topic, key, reason=reason, attempts=1)
+            await self.explain(consumer, topic, key, reason=reason, attempts=attempts)
 
     async def explain(self, consumer: str, topic: str, key: bytes, *, reason: str, attempts: int = 0) -> None:
         """Replace the reason of the oldest record, and add to its attempts."""

@@ -94,6 +94,8 @@ class Subscriber(Member):
                 caller=self._caller,
                 outages=self._outages,
                 stats=self.stats,
+                rng=self._rng,
+                heads=self._partitions.heads,
                 numbered=self._numbered,
             )
             if policies

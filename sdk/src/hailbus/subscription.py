@@ -11,7 +11,7 @@ from hailbus._transport import Start
 from hailbus.context import Batch, Context
 from hailbus.delivery import EffectivelyOnce, ExactlyOnce, ParkKey, Promise, Verdict, checked_count, checked_duration
 from hailbus.durations import Durations
-from hailbus.errors import ConfigurationError
+from hailbus.errors import ConfigurationError, HandlerDeadlineError
 from hailbus.event import Event, event_info
 from hailbus.upcasting import newest
 
@@ -193,6 +193,12 @@ class SubscriberStats:
     reconnects: int = 0
     durations: Durations | None = None
     """How long handlers took, by topic and error; None when nobody reads it."""
+
+    def count_failure(self, error: BaseException) -> None:
+        """Count a call of a handler that failed."""
+        self.failed += 1
+        if isinstance(error, HandlerDeadlineError):
+            self.deadlines_exceeded += 1
 
     @property
     def done(self) -> int:

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from hailbus import TopicPartition
-from hailbus._consuming.failure import Stage, StageError
+from hailbus._consuming.failure import DEFECT_ATTEMPTS, Stage, StageError
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.parked import MOST_AT_ONCE, ParkedKeys
 from hailbus._consuming.path import STORE_TIMEOUT_S
-from hailbus.delivery import ParkKey, Reject, Retry, Verdict
+from hailbus._consuming.progress import Heads
+from hailbus.delivery import AtLeastOnce, Backoff, ParkKey, Reject, Retry, Verdict
 from hailbus.subscription import SubscriberStats
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -30,7 +31,7 @@ class Lot:
     def __init__(self) -> None:
         self.parked: dict[tuple[TopicPartition, bytes], bool] = {}
         self.waiting: list[int] = []
-        self.held: list[str] = []
+        self.held: list[tuple[str, int]] = []
         self.error: Exception | None = None
         self.hangs = False
         self.asked: list[float] = []
@@ -63,15 +64,16 @@ class Lot:
     async def remove(self, positions: list[int]) -> None:
         self.waiting = [position for position in self.waiting if position not in positions]
 
-    async def hold(self, group: str, topic: str, key: bytes, *, reason: str) -> None:
-        self.held.append(reason)
+    async def hold(self, group: str, topic: str, key: bytes, *, reason: str, attempts: int) -> None:
+        self.held.append((reason, attempts))
 
 
 class Member:
     """The parked keys of a member whose handler does what the test says."""
 
-    def __init__(self, handle: Handle | None = None) -> None:
+    def __init__(self, handle: Handle | None = None, *, attempts: int = 1) -> None:
         self.lot = Lot()
+        self.delivery = AtLeastOnce(retry=Backoff(first=timedelta(seconds=1), attempts=attempts, jitter=0))
         policy: Any = SimpleNamespace(lot=self.lot, look_every=timedelta(seconds=1))
         self.policy: ParkKey = policy
         self.handled: list[tuple[int, int]] = []
@@ -83,25 +85,30 @@ class Member:
         self._handle = handle
         router: Any = SimpleNamespace(route_for=self.route_for, event_of=self.event_of)
         caller: Any = SimpleNamespace(single=self.single)
+        self.outages = Outages(
+            "till",
+            stats=self.stats,
+            rng=random.Random(1),
+            hold=lambda _partition: None,
+            release=lambda _partition: None,
+        )
         self.keys = ParkedKeys(
             "till",
             [policy],
             router=router,
             caller=caller,
-            outages=Outages(
-                "till",
-                stats=self.stats,
-                rng=random.Random(1),
-                hold=lambda _partition: None,
-                release=lambda _partition: None,
-            ),
+            outages=self.outages,
             stats=self.stats,
+            rng=random.Random(1),
+            heads=Heads(),
         )
 
     def route_for(self, record: Any) -> Any:
         if record.offset < 0:
             raise StageError(Stage.DECODE, ValueError("it can no longer be read"))
-        return SimpleNamespace(handler=object()) if self.has_handler else None
+        if not self.has_handler:
+            return None
+        return SimpleNamespace(handler=object(), subscription=SimpleNamespace(delivery=self.delivery))
 
     def event_of(self, route: object, record: Any, *, structured: bool) -> Any:
         return None if self.is_tombstone else record.offset
@@ -213,16 +220,16 @@ async def test_the_waiting_records_of_a_released_key_are_handled_in_order_and_co
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("answer", "reason", "attempts"),
     [
-        (ValueError("still broken"), "still broken"),
-        (StageError(Stage.CLAIM, ValueError("no id")), "no id"),
-        (asyncio.CancelledError("its own"), "its own"),
-        (Retry(), "the handler asks to retry"),
-        (Reject("not this one"), "not this one"),
+        (ValueError("still broken"), "still broken", 1),
+        (StageError(Stage.CLAIM, ValueError("no id")), "a defect in hailbus: no id", DEFECT_ATTEMPTS),
+        (asyncio.CancelledError("its own"), "its own", 1),
+        (Retry(), "the handler asked for a retry in all of its 1 calls", 1),
+        (Reject("not this one"), "not this one", 1),
     ],
 )
-async def test_the_first_record_that_fails_again_keeps_the_key_parked(answer: Any, reason: str) -> None:
+async def test_the_first_record_that_fails_again_keeps_the_key_parked(answer: Any, reason: str, attempts: int) -> None:
     async def handle(event: int) -> Verdict | None:
         if event < 2:
             return None
@@ -235,10 +242,63 @@ async def test_the_first_record_that_fails_again_keeps_the_key_parked(answer: An
     member.lot.waiting = [0, 1, 2, 3]
     member.keys.places[P0, b"a"] = member.lot  # type: ignore[assignment]  # as a lot
     await member.release()
-    assert [event for event, _ in member.handled] == [0, 1, 2]
-    assert (member.lot.waiting, member.lot.held) == ([2, 3], [reason])
+    assert [event for event, _ in member.handled] == [0, 1] + [2] * attempts
+    assert (member.lot.waiting, member.lot.held) == ([2, 3], [(reason, attempts)])
     assert member.stats.settled == 2
     assert set(member.keys.places) == {(P0, b"a")}, "events of the key wait behind them"
+
+
+@pytest.mark.parametrize("answer", [OSError("not now"), Retry(timedelta(seconds=1))], ids=["raises", "asks"])
+async def test_a_parked_record_is_tried_as_often_as_the_policy_says(answer: Any) -> None:
+    begun_s = now()
+    called_s: list[float] = []
+
+    async def handle(event: int) -> Verdict | None:
+        called_s.append(now() - begun_s)
+        if event == 1 or len(called_s) == 3:
+            return None
+        if isinstance(answer, BaseException):
+            raise answer
+        found: Verdict = answer
+        return found
+
+    member = Member(handle, attempts=3)
+    member.lot.waiting = [0, 1]
+    member.keys.places[P0, b"a"] = member.lot  # type: ignore[assignment]  # as a lot
+    await member.release()
+    assert member.handled == [(0, 4), (0, 5), (0, 6), (1, 4)], "the second record waits for the first"
+    assert (member.lot.waiting, member.lot.held, member.keys.places) == ([], [], {})
+    is_raised = isinstance(answer, BaseException)
+    assert [round(s, 3) for s in called_s] == ([0, 1, 3, 3] if is_raised else [0, 1, 2, 2])
+    assert (member.stats.settled, member.stats.retried, member.stats.failed) == (2, 2, 2 if is_raised else 0)
+
+
+async def test_a_parked_record_that_fails_in_all_its_attempts_says_how_many_they_were() -> None:
+    async def handle(event: int) -> None:
+        raise OSError("never")
+
+    member = Member(handle, attempts=3)
+    member.lot.waiting = [0, 1]
+    member.keys.places[P0, b"a"] = member.lot  # type: ignore[assignment]  # as a lot
+    await member.release()
+    assert member.handled == [(0, 4), (0, 5), (0, 6)]
+    assert (member.lot.waiting, member.lot.held) == ([0, 1], [("never", 3)])
+
+
+async def test_a_release_that_waits_for_its_next_attempt_may_be_cancelled_at_once() -> None:
+    async def handle(event: int) -> None:
+        raise OSError("not now")
+
+    member = Member(handle, attempts=3)
+    member.lot.waiting = [0]
+    member.keys.places[P0, b"a"] = member.lot  # type: ignore[assignment]  # as a lot
+    task = asyncio.ensure_future(member.release())
+    await asyncio.sleep(0.5)
+    assert member.outages.waiting == {task}
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert (member.outages.waiting, member.lot.waiting, member.lot.held) == (set(), [0], [])
 
 
 async def test_a_record_that_can_no_longer_be_read_keeps_the_key_parked() -> None:
@@ -246,7 +306,7 @@ async def test_a_record_that_can_no_longer_be_read_keeps_the_key_parked() -> Non
     member.lot.waiting = [-1]
     member.keys.places[P0, b"a"] = member.lot  # type: ignore[assignment]  # as a lot
     await member.release()
-    assert (member.handled, member.lot.waiting, member.lot.held) == ([], [-1], ["it can no longer be read"])
+    assert (member.handled, member.lot.waiting, member.lot.held) == ([], [-1], [("it can no longer be read", 1)])
 
 
 @pytest.mark.parametrize("gone", ["has_handler", "is_tombstone"])

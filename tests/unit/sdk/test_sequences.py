@@ -74,6 +74,8 @@ class Shop:
         self.inbox = Inbox(engine, "shop")
         self.calls: list[tuple[str, int]] = []
         self.broken: set[int] = set()
+        self.failing: dict[int, int] = {}
+        """How often an event fails from now on."""
         self.hanging: set[int] = set()
         self.refused: set[int] = set()
         self.taking = taking
@@ -96,6 +98,9 @@ class Shop:
             await tx.execute(text("INSERT INTO effects VALUES (:k, :n)"), {"k": event.hire_id, "n": event.seq})
             if event.seq in self.hanging:
                 await asyncio.Event().wait()
+            if self.failing.get(event.seq, 0) > 0:
+                self.failing[event.seq] -= 1
+                raise OSError("not now")
             if event.seq in self.broken:
                 raise ValueError(f"{event.seq} is broken")
 
@@ -279,6 +284,20 @@ async def test_an_event_that_fails_parks_its_key_and_is_tried_again_when_release
         shop.broken = set()
         await shop.release()
     assert (await shop.effects(), await shop.waiting()) == ([1, 2, 3], [])
+
+
+async def test_a_parked_event_whose_turn_comes_is_tried_as_often_as_any_other(
+    bus: MemoryBus, engine: AsyncEngine, taking: Taking
+) -> None:
+    shop = Shop(engine, taking=taking, retry=Backoff(first=SOON, attempts=3))
+    async with bus.run(shop.service()) as t:
+        await t.given(*hired(1, 3, 4))
+        await t.settle()
+        shop.failing[3] = 2
+        await t.given(*hired(2))
+        await t.settle()
+    assert shop.calls == [("a", number) for number in (1, 2, 3, 3, 3, 4)]
+    assert (await shop.effects(), await shop.waiting()) == ([1, 2, 3, 4], [])
 
 
 async def test_a_process_that_ends_while_events_follow_leaves_the_rest_to_the_next_one(

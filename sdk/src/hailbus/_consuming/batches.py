@@ -301,7 +301,7 @@ class BatchRunner:
                 self._note_retry(live, len(deliveries), decision.delay_s, cause, attempt)
                 return decision.delay_s
             if kind is Kind.HANDLER_FAILED:
-                self._path.count_failure(cause)
+                self._stats.count_failure(cause)
             if isinstance(delivery, AtMostOnce):
                 log.error("batch_failed: %s, at most once, not repeated", name, exc_info=cause)
                 self._partitions.end_all(live, Ending.DROPPED)
@@ -321,7 +321,7 @@ class BatchRunner:
         return outcome
 
     def _note_retry(self, live: Sequence[Part], count: int, delay_s: float, error: BaseException, attempt: int) -> None:
-        self._path.count_failure(error)
+        self._stats.count_failure(error)
         self._stats.retried += 1
         for part in live:
             self._partitions.heads.attempted(part.partition, part.records[0].offset, delay_s)

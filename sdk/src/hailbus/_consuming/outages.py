@@ -61,7 +61,7 @@ class Outages:
         self._release = release
         self._away: dict[str, _Outage] = {}
         self.waiting: set[asyncio.Task[object]] = set()
-        """Tasks that wait for an outage to end: they run no handler and may be cancelled at once."""
+        """Tasks that wait for an outage or a delay to end: they run no handler and may be cancelled at once."""
 
     async def reach(
         self,
@@ -130,6 +130,16 @@ class Outages:
             self.waiting.discard(task)
             if is_cancelled:
                 self._hand_over(resource)
+
+    async def sleep(self, delay_s: float) -> None:
+        """Wait outside of any handler and of any outage: the task may be cancelled at once meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.waiting.add(task)
+        try:
+            await asyncio.sleep(delay_s)
+        finally:
+            self.waiting.discard(task)
 
     def _began(self, resource: str, partitions: Collection[TopicPartition], error: BaseException) -> _Outage:
         outage = self._away.get(resource)

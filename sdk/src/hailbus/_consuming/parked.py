@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from hailbus._consuming.calling import Caller
-from hailbus._consuming.failure import Stage, StageError, is_fatal, reason_of
+from hailbus._consuming.failure import (
+    Kind,
+    RetryAfter,
+    SetAside,
+    Stage,
+    StageError,
+    classify,
+    decide,
+    decide_retry,
+    is_fatal,
+    reason_of,
+)
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.path import STORE_TIMEOUT_S, Parked
+from hailbus._consuming.progress import Heads
 from hailbus._consuming.routing import Router
 from hailbus._consuming.sequenced import Numbering
 from hailbus._consuming.work import Early, Item, Route
@@ -44,6 +57,14 @@ class _Waiting:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a parked event could not be applied, and how often its handler was called."""
+
+    reason: str
+    attempts: int
+
+
 class ParkedKeys:
     """The parked keys on the partitions that a member holds."""
 
@@ -56,6 +77,8 @@ class ParkedKeys:
         caller: Caller,
         outages: Outages,
         stats: SubscriberStats,
+        rng: random.Random,
+        heads: Heads,
         numbered: Mapping[str, Numbering] | None = None,
     ) -> None:
         self.places: Parked = {}
@@ -66,6 +89,8 @@ class ParkedKeys:
         self._caller = caller
         self._outages = outages
         self._stats = stats
+        self._rng = rng
+        self._heads = heads
         self._releasing: set[tuple[TopicPartition, bytes]] = set()
 
     async def create_tables(self) -> None:
@@ -130,10 +155,11 @@ class ParkedKeys:
                 [place[0]], lambda: lot.records(self._group, topic, key, limit=MOST_AT_ONCE)
             ):
                 for record in records:
-                    reason = await self._try_record(record)
-                    if reason is not None:
-                        await self._ask([place[0]], partial(lot.hold, self._group, topic, key, reason=reason))
-                        log.warning("key_parked_again: %r on %s: %s", key, topic, reason)
+                    failure = await self._try_record(record)
+                    if failure is not None:
+                        hold = partial(lot.hold, reason=failure.reason, attempts=failure.attempts)
+                        await self._ask([place[0]], partial(hold, self._group, topic, key))
+                        log.warning("key_parked_again: %r on %s: %s", key, topic, failure.reason)
                         return
                     await self._ask([place[0]], partial(lot.remove, [record.position]))
                     self._stats.settled += 1
@@ -166,17 +192,17 @@ class ParkedKeys:
         due, accepts_gap = await self._ask(held, partial(numbered.due, key, topic))
         try:
             waiting = await self._waiting(lot, partition, key, numbered)
-        except StageError as failure:
-            await keep(reason_of(failure.error), attempts=0)
+        except StageError as error:
+            await keep(reason_of(error.error), attempts=0)
             return
         for found in waiting:
             is_early = due is not None and found.number > due
             if is_early and not (is_released and accepts_gap):
                 await keep(numbered.reason(found.number, due), attempts=0)
                 return
-            reason = await self._try(found.record, found.route, found.event, may_skip=is_early)
-            if reason is not None:
-                await keep(reason, attempts=1)
+            failure = await self._try(found.record, found.route, found.event, may_skip=is_early)
+            if failure is not None:
+                await keep(failure.reason, attempts=failure.attempts)
                 return
             await self._ask(held, partial(lot.remove, [found.record.position]))
             self._stats.settled += 1
@@ -230,43 +256,60 @@ class ParkedKeys:
 
         return await self._outages.reach(RESOURCE, partitions, ask)
 
-    async def _try_record(self, record: ParkedRecord) -> str | None:
-        """Decode a parked record and call the handler once; why that failed, or None."""
+    async def _try_record(self, record: ParkedRecord) -> _Failure | None:
+        """Decode a parked record and apply it; why that failed, or None."""
         try:
             route = self._router.route_for(record)
             if route is None or route.handler is None:
                 return None  # no longer handled here: nothing to wait for
             event = self._router.event_of(route, record, structured=True)
-        except StageError as failure:
-            return reason_of(failure.error)
+        except StageError as error:
+            return _Failure(reason_of(error.error), attempts=1)
         return None if event is None else await self._try(record, route, event)
 
-    async def _try(self, record: ParkedRecord, route: Route, event: Event, *, may_skip: bool = False) -> str | None:
-        """Call the handler once with a parked event; why it failed, or None."""
-        try:
-            verdict = await self._call(record, route, event, may_skip=may_skip)
-        except StageError as failure:
-            return reason_of(failure.error)
-        except BaseException as error:  # whatever a handler raises keeps the key parked
-            task = asyncio.current_task()
-            if is_fatal(error) or (
-                isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
-            ):
-                raise
-            return reason_of(error)
-        match verdict:
-            case Retry():
-                return "the handler asks to retry"
-            case Reject(reason) | Early(reason):
-                return reason
-            case _:
-                return None
+    async def _try(
+        self, record: ParkedRecord, route: Route, event: Event, *, may_skip: bool = False
+    ) -> _Failure | None:
+        """Call the handler with a parked event, as often as its policy says; why it failed, or None."""
+        delivery = route.subscription.delivery if route.subscription is not None else None
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                verdict = await self._call(record, route, event, attempt, may_skip=may_skip)
+            except BaseException as error:  # whatever a handler raises keeps the key parked
+                task = asyncio.current_task()
+                if is_fatal(error) or (
+                    isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+                ):
+                    raise
+                stage, cause = (error.stage, error.error) if isinstance(error, StageError) else (Stage.HANDLER, error)
+                kind = classify(stage, cause)
+                if kind is Kind.HANDLER_FAILED:
+                    self._stats.count_failure(cause)
+                decision = decide(kind, cause, delivery, attempt=attempt, tries=attempt - 1, rng=self._rng)
+                reason = decision.reason if isinstance(decision, SetAside) else reason_of(cause)
+            else:
+                match verdict:
+                    case Retry():
+                        assert delivery is not None
+                        decision = decide_retry(verdict, delivery, attempt=attempt)
+                        reason = decision.reason if isinstance(decision, SetAside) else ""
+                    case Reject(reason) | Early(reason):
+                        return _Failure(reason, attempt)
+                    case _:
+                        return None
+            if not isinstance(decision, RetryAfter):
+                return _Failure(reason, attempt)
+            self._stats.retried += 1
+            self._heads.follower_attempted(TopicPartition(record.topic, record.partition), decision.delay_s)
+            await self._outages.sleep(decision.delay_s)
 
     async def _call(
-        self, record: ParkedRecord, route: Route, event: Event, *, may_skip: bool
+        self, record: ParkedRecord, route: Route, event: Event, attempt: int, *, may_skip: bool
     ) -> Verdict | Early | None:
         partition = TopicPartition(record.topic, record.partition)
-        attempt = record.attempts + 1
+        attempt += record.attempts
         if route.handler is not None:
             ctx = Context(record, attempt=attempt, group=self._group)
             return await self._caller.single(route, partition, event, ctx, may_skip=may_skip)

@@ -32,7 +32,7 @@ from hailbus._transport import Outgoing, Producer, TopicPartition
 from hailbus.clock import Clock
 from hailbus.dead_letter import dead_letter_forms, dead_letter_topic, first_place, retry_letter, retry_topic
 from hailbus.delivery import AtLeastOnce, Done, EffectivelyOnce, ParkKey, Reject, Retry, RetryTopics, Skip
-from hailbus.errors import HandlerDeadlineError, VerdictError
+from hailbus.errors import VerdictError
 from hailbus.subscription import SubscriberStats, Subscription
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class FailurePath:
         kind = classify(stage, error)
         subscription = item.route.subscription
         if kind is Kind.HANDLER_FAILED:
-            self.count_failure(error)
+            self.stats.count_failure(error)
         decision = decide(
             kind,
             error,
@@ -249,12 +249,6 @@ class FailurePath:
                 return 0.0
             case _:
                 assert_never(decision)
-
-    def count_failure(self, error: BaseException) -> None:
-        """Count a call of a handler that failed."""
-        self.stats.failed += 1
-        if isinstance(error, HandlerDeadlineError):
-            self.stats.deadlines_exceeded += 1
 
     def _again(self, item: Item, delay_s: float) -> float:
         self.stats.retried += 1

@@ -41,6 +41,12 @@ class Heads:
         if known is None or known[0] == offset:
             self._heads[partition] = (offset, asyncio.get_running_loop().time() + wait_s)
 
+    def follower_attempted(self, partition: TopicPartition, wait_s: float) -> None:
+        """A parked event was tried that follows the head, and will be tried again after a delay: progress as well."""
+        known = self._heads.get(partition)
+        if known is not None:
+            self._heads[partition] = (known[0], asyncio.get_running_loop().time() + wait_s)
+
     def forget(self, partition: TopicPartition) -> None:
         """The partition is gone."""
         self._heads.pop(partition, None)
