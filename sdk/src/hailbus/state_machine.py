@@ -42,6 +42,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict
@@ -469,7 +470,7 @@ class StateMachine:
         begun: list[dict[str, Any]] = []  # Any: column values
         moved: list[dict[str, Any]] = []
         updated_at = micros(self.clock())
-        for process in processes:
+        for process in sorted(processes, key=attrgetter("instance")):  # as `_SELECT` does, and for the same reason
             if process.state is None or not process.move_count:
                 continue
             values = {
