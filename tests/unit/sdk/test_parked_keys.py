@@ -85,6 +85,7 @@ class Member:
         self._handle = handle
         router: Any = SimpleNamespace(route_for=self.route_for, event_of=self.event_of)
         caller: Any = SimpleNamespace(single=self.single)
+        self.heads = Heads()
         self.outages = Outages(
             "till",
             stats=self.stats,
@@ -100,7 +101,7 @@ class Member:
             outages=self.outages,
             stats=self.stats,
             rng=random.Random(1),
-            heads=Heads(),
+            heads=self.heads,
         )
 
     def route_for(self, record: Any) -> Any:
@@ -292,9 +293,11 @@ async def test_a_release_that_waits_for_its_next_attempt_may_be_cancelled_at_onc
     member = Member(handle, attempts=3)
     member.lot.waiting = [0]
     member.keys.places[P0, b"a"] = member.lot  # type: ignore[assignment]  # as a lot
+    member.heads.look(P0, 7)
     task = asyncio.ensure_future(member.release())
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(2.5)
     assert member.outages.waiting == {task}
+    assert not member.heads.stalled(1.5), "the second call, after 1 s, was progress"
     task.cancel()
     await asyncio.wait({task})
     assert task.cancelled()
