@@ -9,8 +9,18 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from hailbus._consuming.calling import Caller
-from hailbus._consuming.failure import Kind, RetryAfter, Stage, StageError, classify, decide, is_fatal, reason_of
+from hailbus._consuming.calling import Caller, ends_task
+from hailbus._consuming.failure import (
+    Kind,
+    RetryAfter,
+    Stage,
+    StageError,
+    classify,
+    decide,
+    is_fatal,
+    origin_of,
+    reason_of,
+)
 from hailbus._consuming.parked import ParkedKeys
 from hailbus._consuming.path import FailurePath
 from hailbus._consuming.progress import Partitions
@@ -270,7 +280,7 @@ class BatchRunner:
             try:
                 verdicts = await self._call(live, deliveries)
             except BaseException as error:
-                if _is_cancelled(error):
+                if ends_task(error):
                     raise
                 delay_s = await self._after_failure(live, deliveries, error, attempt)
                 if delay_s is None:
@@ -292,7 +302,7 @@ class BatchRunner:
         self, live: Sequence[Part], deliveries: Deliveries[Event], error: BaseException, attempt: int
     ) -> float | None:
         """Carry out what follows the failure of a batch: seconds until the whole batch is tried again, or None."""
-        stage, cause = (error.stage, error.error) if isinstance(error, StageError) else (Stage.HANDLER, error)
+        stage, cause = origin_of(error)
         delivery, name = self.subscription.delivery, self.subscription.name
         kind = classify(stage, cause)
         if len(deliveries) > 1:
@@ -349,7 +359,7 @@ class BatchRunner:
         try:
             verdicts = await self._call(live, deliveries)
         except BaseException as error:
-            if _is_cancelled(error):
+            if ends_task(error):
                 raise
             await self._end(self._item_of(live, deliveries), error)
             return
@@ -412,9 +422,3 @@ def _unsettled(batch: Sequence[Part], held: set[tuple[TopicPartition, int]]) -> 
         if left.records:
             found.append(left)
     return found
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether an exception ends the runner itself rather than a call."""
-    task = asyncio.current_task()
-    return is_fatal(error) or (isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0)

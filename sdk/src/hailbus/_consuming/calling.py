@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hailbus._consuming.claiming import Claiming
 from hailbus._consuming.deadlines import Deadlines
-from hailbus._consuming.failure import Stage, StageError
+from hailbus._consuming.failure import Stage, StageError, is_fatal
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.path import STORE_TIMEOUT_S, checked_verdict
 from hailbus._consuming.sequenced import Numbering, Place, Unhandled, place_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hailbus.inbox import Inbox
     from hailbus.tracing import Tracing
 
-__all__ = ["ALREADY_APPLIED", "Caller"]
+__all__ = ["ALREADY_APPLIED", "Caller", "ends_task"]
 
 T = TypeVar("T")
 ALREADY_APPLIED = Skip("applied before")
@@ -270,6 +270,12 @@ class Caller:
         """Wait until every connection has been returned."""
         self.deadlines.stop()
         await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+def ends_task(error: BaseException) -> bool:
+    """Whether an exception ends the task that has called a handler rather than the call."""
+    task = asyncio.current_task()
+    return is_fatal(error) or (isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0)
 
 
 def _resource(inbox: Inbox) -> str:

@@ -43,6 +43,7 @@ __all__ = [
     "classify",
     "decide",
     "is_fatal",
+    "origin_of",
     "outage_delay_s",
     "reason_of",
 ]
@@ -87,6 +88,11 @@ class StageError(Exception):
         self.stage = stage
         self.error = error
         super().__init__(f"{stage.value}: {reason_of(error)}")
+
+
+def origin_of(failure: BaseException) -> tuple[Stage, BaseException]:
+    """Where something was raised, and what: what no `StageError` wraps comes from a handler."""
+    return (failure.stage, failure.error) if isinstance(failure, StageError) else (Stage.HANDLER, failure)
 
 
 class StopReading(Exception):  # noqa: N818 an order, not an error

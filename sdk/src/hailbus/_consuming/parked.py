@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from hailbus._consuming.calling import Caller
+from hailbus._consuming.calling import Caller, ends_task
 from hailbus._consuming.failure import (
     Kind,
     RetryAfter,
@@ -20,7 +20,7 @@ from hailbus._consuming.failure import (
     classify,
     decide,
     decide_retry,
-    is_fatal,
+    origin_of,
     reason_of,
 )
 from hailbus._consuming.outages import Outages
@@ -278,12 +278,9 @@ class ParkedKeys:
             try:
                 verdict = await self._call(record, route, event, attempt, may_skip=may_skip)
             except BaseException as error:  # whatever a handler raises keeps the key parked
-                task = asyncio.current_task()
-                if is_fatal(error) or (
-                    isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
-                ):
+                if ends_task(error):
                     raise
-                stage, cause = (error.stage, error.error) if isinstance(error, StageError) else (Stage.HANDLER, error)
+                stage, cause = origin_of(error)
                 kind = classify(stage, cause)
                 if kind is Kind.HANDLER_FAILED:
                     self._stats.count_failure(cause)

@@ -23,6 +23,7 @@ from hailbus._consuming.failure import (
     decide,
     decide_retry,
     is_too_large,
+    origin_of,
     reason_of,
 )
 from hailbus._consuming.outages import Outages
@@ -195,7 +196,7 @@ class FailurePath:
             failure: A `StageError`, or what the handler raised.
             is_last: Whether the record is not to be tried again, whatever the policy says.
         """
-        stage, error = (failure.stage, failure.error) if isinstance(failure, StageError) else (Stage.HANDLER, failure)
+        stage, error = origin_of(failure)
         kind = classify(stage, error)
         subscription = item.route.subscription
         if kind is Kind.HANDLER_FAILED:

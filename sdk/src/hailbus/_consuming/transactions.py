@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hailbus._consuming.calling import Caller
-from hailbus._consuming.failure import Stage, StageError, is_fatal, is_fenced, is_too_large
+from hailbus._consuming.calling import Caller, ends_task
+from hailbus._consuming.failure import Stage, StageError, is_fenced, is_too_large
 from hailbus._consuming.outages import Outages
 from hailbus._consuming.path import SLOW_AFTER_S, FailurePath
 from hailbus._consuming.progress import Heads, count
@@ -276,10 +276,7 @@ class Line:
                     transaction.rewind({})
                 outcome = await self._path.judged(item, verdict)
         except BaseException as error:
-            task = asyncio.current_task()
-            if is_fatal(error) or (
-                isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
-            ):
+            if ends_task(error):
                 raise
             transaction.rewind({})
             outcome = await self._path.failed(item, error)
