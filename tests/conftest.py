@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from tests.collecting import collecting
 from tests.needs import need
 from tests.servers import FOLDER_VARIABLE, Keeper
+from tests.variants import mark_slow_variants
 
 # No test bounds wall time: on a loaded machine any example may take long.
 settings.register_profile("check", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,6 +55,12 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow variants before `-m` looks at the marks."""
+    mark_slow_variants(items)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -135,16 +135,19 @@ def java_outcomes(cluster: Cluster, java: list[str]) -> dict[str, str]:
     return outcomes(java, cluster)
 
 
+@pytest.mark.slow_with("fixture")
 @pytest.mark.parametrize("scenario", FRANZ_GO)
 def test_franz_go(franz_go_outcomes: dict[str, str], scenario: str) -> None:
     assert franz_go_outcomes[scenario] == "ok"
 
 
+@pytest.mark.slow_with("fixture")
 @pytest.mark.parametrize("scenario", KAFKAJS)
 def test_kafkajs(kafkajs_outcomes: dict[str, str], scenario: str) -> None:
     assert kafkajs_outcomes[scenario] == "ok"
 
 
+@pytest.mark.slow_with("fixture")
 @pytest.mark.parametrize("scenario", JAVA)
 def test_java(java_outcomes: dict[str, str], scenario: str) -> None:
     assert java_outcomes[scenario] == "ok"

@@ -17,6 +17,7 @@ MARKS = [
     pytest.mark.timeout(240),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.usefixtures("chromium_of_module"),
+    pytest.mark.slow_with("1024-768"),
 ]
 """Of a module whose tests call `browser`."""
 

@@ -128,12 +128,12 @@ def test_a_killed_driver_loses_and_repeats_nothing(
     broker: ThreadedBroker, sinks: Callable[..., Sink], tmp_path: Path
 ) -> None:
     feed = Feed(broker.bootstrap)
-    feed.rides(1500)
+    feed.rides(800)
     sink = sinks()
     sink.wait_for_rows("bronze.events", 400)
     sink.kill("driver")
     sink.wait()
-    feed.rides(300)
+    feed.rides(200)
     sink.restart()
     # The dead driver's JVM may live a moment longer; its lock keeps the second one out until it is gone.
     request_finish_when_running(sink)

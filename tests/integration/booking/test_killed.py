@@ -123,6 +123,7 @@ async def check_log(broker: Broker, engine: AsyncEngine) -> dict[str, list[str]]
     return {ride_id: [kind for _, kind in sorted(seqs.items())] for ride_id, seqs in found.items()}
 
 
+@pytest.mark.slow_with("sqlite")
 async def test_killed_between_commit_and_publish_nothing_is_lost(
     booking: Booking, broker: Broker, database_url: str
 ) -> None:
@@ -154,6 +155,7 @@ async def test_killed_between_commit_and_publish_nothing_is_lost(
     await engine.dispose()
 
 
+@pytest.mark.slow_with("sqlite")
 async def test_killed_again_and_again_under_load_the_books_agree(
     booking: Booking, broker: Broker, database_url: str
 ) -> None:

@@ -186,6 +186,7 @@ async def test_every_topic_of_the_language_is_logged(database_url: str, tmp_path
     assert subscribed == {topic.name for topic in TOPICS}
 
 
+@pytest.mark.slow_with("sqlite")
 async def test_killed_again_and_again_no_line_is_missing_and_none_is_there_twice(
     broker: Broker, database_url: str, tmp_path: Path
 ) -> None:

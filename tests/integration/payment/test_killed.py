@@ -125,6 +125,7 @@ async def moved(http: httpx.AsyncClient, town: Town) -> dict[str, dict[str, int]
     return dict(sums)
 
 
+@pytest.mark.slow_with("sqlite")
 async def test_killed_again_and_again_each_cent_moves_once(town: Town, broker: Broker) -> None:
     rng = random.Random(11)
     stories = {f"ride-{number}": story_of(number) for number in range(RIDES)}

@@ -201,6 +201,7 @@ def test_two_servers_agree_and_a_restart_keeps_all(serve: Serve) -> None:
     assert again.stop() == 0
 
 
+@pytest.mark.slow_with("apache")  # the JVM takes seconds to start again
 def test_while_the_cluster_is_away_reads_go_on_and_writes_are_refused(
     own_cluster: OwnCluster, serve_on: Callable[[str], Server]
 ) -> None:

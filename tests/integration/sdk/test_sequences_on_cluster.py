@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 from hailbus import Event, KafkaBus, ParkingLot, Service, Topic
 from hailbus.database import READ_ONLY, create_engine
 from sqlalchemy import text
@@ -49,6 +50,7 @@ asyncio.run(svc.run())
 """
 
 
+@pytest.mark.slow_with("apache", "inhouse-sqlite")
 async def test_what_waits_survives_kills_of_service_and_broker(
     own_cluster: OwnCluster, until: Until, database_url: str, tmp_path: Path
 ) -> None:

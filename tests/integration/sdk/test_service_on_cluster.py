@@ -244,6 +244,7 @@ async def test_killed_broker_loses_nothing(
     await engine.dispose()
 
 
+@pytest.mark.slow_with("apache")
 async def test_service_waits_for_a_broker_that_is_coming_up(
     own_cluster: OwnCluster, client: ClientName, until: Until
 ) -> None:
@@ -447,6 +448,7 @@ class Attempts(logging.Filter):
         return True
 
 
+@pytest.mark.slow_with("apache")
 async def test_an_outage_of_the_broker_is_logged_once_and_not_at_each_attempt(
     own_cluster: OwnCluster, client: ClientName, until: Until, caplog: pytest.LogCaptureFixture
 ) -> None:

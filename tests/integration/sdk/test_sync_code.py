@@ -359,6 +359,7 @@ class Relayed(Event, topic=Topic("relayed.v1", partitions=3), key="order_id", ty
     number: int
 
 
+@pytest.mark.slow_with("apache-sqlite", "inhouse-postgresql")
 def test_a_relay_that_is_killed_again_and_again_loses_nothing_and_keeps_the_order(
     cluster: Cluster, engine: Engine, database_url: str, tmp_path: Path
 ) -> None:

@@ -349,6 +349,7 @@ async def test_a_transaction_takes_offsets_along_and_an_older_producer_is_fenced
         assert [record.value for record in await read(alone, 1)] == [b"4"]
 
 
+@pytest.mark.slow_with("apache")
 async def test_a_client_says_since_when_no_broker_is_there(
     own_cluster: OwnCluster, client: ClientName, until: Until
 ) -> None:
