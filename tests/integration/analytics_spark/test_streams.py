@@ -79,7 +79,7 @@ def lake(spark: Any, layout: LakeLayout) -> Iterator[Lake]:
             bootstrap_servers=broker.bootstrap,
             dir=layout.root,
             topics=(*TOPICS, "bikes.v1"),
-            max_offsets_per_trigger=450,
+            max_offsets_per_trigger=250,
         )
         feed.rides(300)
         repeated = ride(3)[4:7]
