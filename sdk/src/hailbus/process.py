@@ -11,6 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from hailbus._garbage import freeze_imports
 from hailbus.errors import BrokerUnreachableError, ConfigurationError, ServiceFailedError
 from hailbus.settings import describe_settings, read_settings
 
@@ -35,6 +36,8 @@ def run_process(
     Exit code 0 then; 1 when a part of it has ended and only a restart helps; 2 when it cannot start as told. In the
     last two cases a sentence on stderr says why.
 
+    What is imported by now is kept from the garbage collector, which would stop the event loop to look at it again.
+
     Args:
         name: Stands before the sentence.
         settings: Read from the environment; its `log_level`, if it has one, says how much is logged to stderr, and its
@@ -46,6 +49,7 @@ def run_process(
     if given:
         _explain(name, settings, given)
     prefix = settings.model_config.get("env_prefix", "")
+    freeze_imports()
     try:
         found = read_settings(settings)
         log_to_stderr(getattr(found, "log_level", "info"))

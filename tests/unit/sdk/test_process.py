@@ -24,6 +24,12 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "error"
 
 
+@pytest.fixture(autouse=True)
+def collector_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector of this process stays as it is."""
+    monkeypatch.setattr("hailbus.process.freeze_imports", lambda: None)
+
+
 def test_settings_are_read_by_prefix_and_parsed() -> None:
     found = read_settings(Settings, {"TILL_BOOTSTRAP_SERVERS": "a:1", "till_retries": "3", "OTHER": "x"})
     assert (found.bootstrap_servers, found.retries) == ("a:1", 3)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hailbus._garbage import freeze_imports
 from hailbus.cli.common import Bootstrap, bus_at, catalogue_named, load, run
 from hailbus.cli.running import listening, with_health
 from hailbus.errors import ConfigurationError
@@ -57,6 +58,7 @@ def relay(
         if events:
             svc.publishes(*catalogue_named(events))
         svc.relays(found)
+        freeze_imports()
         try:
             if until_empty:
                 async with svc.running():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hailbus._garbage import freeze_imports
 from hailbus.cli.common import bus_at, load, run
 from hailbus.cli.factories import is_factory
 from hailbus.cli.workers import Command, Reloader, Workers
@@ -78,6 +79,7 @@ async def _run(
     target: str, bootstrap: str | None, listen: str | None, listen_fd: int | None, parent_fd: int | None
 ) -> None:
     found = _found(target)
+    freeze_imports()
     stop = asyncio.Event()
     if isinstance(found, Service):
         service = found
