@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from tests.bench.report import Run  # noqa: E402 - it runs as a script
 
 TOOLS = Path(sys.executable).parent
-CONCURRENCY = 100
+CONCURRENCY = 50
 RIDES = 700
 CHAIN = ["--limit", "600", "--speed", "max", "--exit-when-done", "--no-browser", "--fresh"]
 Values = list[float]

@@ -555,6 +555,26 @@ async def test_without_numbers_an_event_that_is_refused_is_a_dead_letter(bus: Me
         assert list((await connection.execute(text("SELECT seq FROM effects"))).scalars()) == [1, 3]
 
 
+async def test_nothing_is_refused_after_the_claim_is_stored(bus: MemoryBus, engine: AsyncEngine) -> None:
+    svc = Service("shop", catalogue=Catalogue.of(Hired))
+    said: list[str] = []
+
+    @svc.on_batch(Hired, delivery=EffectivelyOnce(inbox=Inbox(engine, "shop"), own_transaction=True))
+    async def take(items: Batch[Hired]) -> None:
+        async with engine.begin() as tx:
+            claim = await items.claim(tx)
+            await claim.store()
+            try:
+                claim.refuse(items.items[0], "too late")
+            except AssertionError as error:
+                said.append(str(error).partition("\n")[0])
+
+    async with bus.run(svc) as t:
+        await t.given(*hired(1))
+        await t.settle()
+    assert said == ["the claim is stored; refuse events before claim.store()"]
+
+
 async def test_a_claim_that_was_rolled_back_is_made_again(bus: MemoryBus, engine: AsyncEngine) -> None:
     inbox, lot = Inbox(engine, "shop"), ParkingLot(engine)
     svc = Service("shop", catalogue=Catalogue.of(Hired))

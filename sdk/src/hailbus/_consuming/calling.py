@@ -186,7 +186,7 @@ class Caller:
         if verdicts is not None:
             problem = "returned verdicts under own_transaction=True; refuse an event by claim.refuse(item, reason)"
             raise VerdictError(handler=subscription.name, problem=problem)
-        if claiming.stored is None:
+        if not claiming.is_stored:
             problem = "stored no claim under own_transaction=True; call batch.claim(tx), and claim.store() at the end"
             raise VerdictError(handler=subscription.name, problem=problem)
         return claiming.verdicts()

@@ -26,7 +26,7 @@ class Claiming:
     """One call of a handler with a transaction of its own: gives it claims, and knows what it has stored.
 
     Attributes:
-        stored: The claim that the handler has stored last; None before.
+        is_stored: Whether the handler has stored a claim. The last one counts.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class Claiming:
         self._numbered = numbered
         self._deliveries = deliveries
         self._may_skip = may_skip
-        self.stored: StoredClaim | None = None
+        self.is_stored = False
+        self._verdicts: Mapping[Place, Verdict | Early] | None = None
 
     @property
     def handled(self) -> Sequence[Delivery[Event]]:
@@ -70,16 +71,15 @@ class Claiming:
         await made.begin()
         return made
 
-    def _note(self, claim: StoredClaim) -> None:
-        self.stored = claim
+    def _note(self, verdicts: Mapping[Place, Verdict | Early] | None) -> None:
+        self.is_stored, self._verdicts = True, verdicts
 
     def verdicts(self) -> list[Verdict | Early] | None:
         """What follows for each delivery of the call; None when all are done."""
-        assert self.stored is not None
-        if self.stored.is_plain:
+        assert self.is_stored
+        if self._verdicts is None:
             return None
-        found = self.stored.verdicts
-        return [found.get(place_of(d.ctx), NOT_OURS) for d in self._deliveries]
+        return [self._verdicts.get(place_of(d.ctx), NOT_OURS) for d in self._deliveries]
 
 
 class StoredClaim:
@@ -95,31 +95,34 @@ class StoredClaim:
         *,
         is_plain: bool,
         may_skip: bool,
-        note: Callable[[StoredClaim], None],
+        note: Callable[[Mapping[Place, Verdict | Early] | None], None],
     ) -> None:
         self._tx = tx
         self._inbox = inbox
         self._numbered = numbered
         self._ours = ours
         self._positions = positions
-        self.is_plain = is_plain
+        self._is_plain = is_plain
         """All deliveries of the call are done, unless one is refused: none is numbered, none for another process."""
         self._may_skip = may_skip
+        # Told the verdicts, not the claim: the two would refer to each other, and with them a whole batch would wait
+        # for the garbage collector.
         self._note = note
+        self._is_stored = False
         self._refused: dict[Place, str] = {}
         self._claimed: list[Context] = []
         """Events that have a row in the inbox by this claim."""
         self._repeated: set[Place] = set()
-        self.verdicts: dict[Place, Verdict | Early] = {}
+        self._verdicts: dict[Place, Verdict | Early] = {}
         self._advanced: dict[Name, int] = {}
 
     async def begin(self) -> None:
         """Find out what is due, and claim that in the inbox."""
-        if self.is_plain:
+        if self._is_plain:
             due = self._ours
         else:
             self._judge()
-            due = [d for d in self._ours if isinstance(self.verdicts[place_of(d.ctx)], Done)]
+            due = [d for d in self._ours if isinstance(self._verdicts[place_of(d.ctx)], Done)]
         fresh = await self._inbox.claim(self._tx, due)
         for delivery in due:
             if delivery.ctx.envelope.id in fresh:
@@ -140,26 +143,28 @@ class StoredClaim:
                 Reject(self._refused[place]) if (place := place_of(ctx)) in self._refused else Done()
                 for _, ctx in events
             ]
-        self.verdicts = {place_of(d.ctx): verdict for d, verdict in zip(self._ours, judged, strict=True)}
+        self._verdicts = {place_of(d.ctx): verdict for d, verdict in zip(self._ours, judged, strict=True)}
 
     def __contains__(self, delivery: Delivery[Any]) -> bool:
-        if self.is_plain and not self._repeated:
+        if self._is_plain and not self._repeated:
             return True
         place = place_of(delivery.ctx)
-        return place not in self._repeated and (self.is_plain or isinstance(self.verdicts.get(place), Done))
+        return place not in self._repeated and (self._is_plain or isinstance(self._verdicts.get(place), Done))
 
     def refuse(self, delivery: Delivery[Any], reason: str) -> None:
         assert delivery in self, f"{delivery!r} is not in the claim, so there is nothing to refuse"
+        assert not self._is_stored, "the claim is stored; refuse events before claim.store()"
         self._refused[place_of(delivery.ctx)] = reason
-        self.is_plain = False
+        self._is_plain = False
         self._judge()
 
     async def store(self) -> None:
-        if not self.is_plain:
-            applied = self.verdicts
+        if not self._is_plain:
+            applied = self._verdicts
             await self._inbox.release(
                 self._tx, [ctx for ctx in self._claimed if not isinstance(applied[place_of(ctx)], Done)]
             )
         if self._numbered is not None:
             await self._numbered.sequences.advance(self._tx, self._advanced)
-        self._note(self)
+        self._is_stored = True
+        self._note(None if self._is_plain else self._verdicts)

@@ -372,6 +372,7 @@ class LaneRunner:
                     item.attempt = 1
                     lane = lanes.adopt(partition, names, name, item)
                     await self._end_run(lane, item, self._after_failure(lane, item, failure))
+                    del failure  # its traceback refers to this frame
                 else:
                     if deadline_s is not None and until.pop(task, None) is None:
                         deadlines.end(task)
