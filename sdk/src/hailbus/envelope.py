@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ _KNOWN = frozenset(
         "traceparent",
     }
 )
+_KNOWN_HEADERS = {f"ce_{name}": name for name in _KNOWN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_random_hex.clear)  # or both processes would use what is left
 
 
+@lru_cache(maxsize=1_024)  # the records of one event type all have the same
 def parse_dataschema(text: str) -> tuple[str, int] | None:
     """Type and version of a `ce_dataschema` that hailbus wrote, None for anybody else's."""
     match = _DATASCHEMA.match(text)
@@ -175,9 +178,10 @@ def attributes_of(headers: Iterable[tuple[str, bytes]], *, topic: str | None = N
     """
     attributes: dict[str, str] = {}
     for name, value in headers:
-        if name.startswith("ce_"):
+        attribute = _KNOWN_HEADERS.get(name) or (name[3:] if name.startswith("ce_") else None)
+        if attribute is not None:
             try:
-                attributes[name[3:]] = value.decode()
+                attributes[attribute] = value.decode()
             except (UnicodeDecodeError, AttributeError) as error:
                 raise HeaderError(header=name, value=value or b"", reason="not UTF-8 text", topic=topic) from error
     return attributes
@@ -199,7 +203,9 @@ def envelope_from(attributes: Mapping[str, str], *, topic: str | None = None) ->
         if not attributes.get(required):
             raise MissingHeaderError(header=f"ce_{required}", topic=topic)
     schema = parse_dataschema(attributes.get("dataschema", ""))
-    extensions = {name: value for name, value in attributes.items() if name not in _KNOWN}
+    extensions = (
+        {} if attributes.keys() <= _KNOWN else {name: value for name, value in attributes.items() if name not in _KNOWN}
+    )
     return Envelope(
         id=attributes["id"],
         source=attributes["source"],
