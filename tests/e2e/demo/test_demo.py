@@ -99,7 +99,7 @@ def paid(data: Path) -> dict[str, int]:
         return dict(database.execute("SELECT state, count(*) FROM hailbus_state GROUP BY state").fetchall())
 
 
-@pytest.mark.slow  # the check has kills with a lake, and declined cards and outages at the tests of payment
+@pytest.mark.slow  # payment's own tests have declined cards and outages
 @pytest.mark.timeout(900)
 def test_declined_cards_and_an_outage_leave_the_accounts_balanced_and_a_published_file_goes_on_from_there(
     tmp_path: Path,
