@@ -119,17 +119,6 @@ class InHouse:
             self._process.stdout.close()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave tests that kill Apache Kafka under librdkafka to the slow ones: the JVM takes seconds to start each time.
-
-    The check has aiokafka on both brokers, and librdkafka on the in-house one.
-    """
-    for item in items:
-        if "own_cluster" in getattr(item, "fixturenames", ()) and "apache-librdkafka" in item.name:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(params=["aiokafka", "librdkafka"])
 def client(request: pytest.FixtureRequest) -> str:
     """Each client library that `KafkaBus` can use."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
+import pytest
 from hailbus import (
     AtLeastOnce,
     Backoff,
@@ -119,6 +120,7 @@ def member(group: str, task: type[Any], observed: Observed) -> Service:
     return svc
 
 
+@pytest.mark.slow_with("apache-librdkafka")  # the JVM takes seconds to start each time; the check has aiokafka on both
 async def test_kills_and_rebalances_break_no_promise(
     own_cluster: OwnCluster, client: ClientName, until: Until, open_connections: Callable[[], list[object]]
 ) -> None:

@@ -190,6 +190,7 @@ async def test_a_record_that_is_too_large_does_not_repeat_its_neighbours(
     assert outcomes[4].size_bytes > limit
 
 
+@pytest.mark.slow_with("apache-librdkafka")  # the JVM takes seconds to start each time; the check has aiokafka on both
 async def test_killed_broker_loses_nothing(
     own_cluster: OwnCluster, client: ClientName, until: Until, tmp_path: Path
 ) -> None:
