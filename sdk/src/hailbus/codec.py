@@ -217,7 +217,7 @@ def check_numbers(event: Event, data: bytes) -> None:
     Raises:
         InvalidPayloadError: It names the field and the number.
     """
-    if b"null" not in data and b"NaN" not in data and b"Infinity" not in data:
+    if (b"null" not in data and b"NaN" not in data and b"Infinity" not in data) or _is_finite(event):
         return
     lost = _lost_number(event, json.loads(data), "")
     if lost is not None:
@@ -225,6 +225,19 @@ def check_numbers(event: Event, data: bytes) -> None:
         info = event_info(event)
         reason = f"{path} is {number}, which JSON cannot hold; leave the event unpublished or make the field optional"
         raise InvalidPayloadError(type=info.type, version=info.version, reason=reason, topic=info.topic.name)
+
+
+def _is_finite(value: object) -> bool:
+    """Whether no part of a value is a float that JSON cannot hold; False where only the JSON itself can tell."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, (str, int, datetime, type(None))):
+        return True
+    if isinstance(value, BaseModel) and not type(value).model_computed_fields and not value.__pydantic_extra__:
+        return all(map(_is_finite, value.__dict__.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return False
 
 
 def _lost_number(value: object, written: object, path: str) -> tuple[str, float] | None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from hailbus._extras import extra
 
@@ -255,19 +256,23 @@ def _wake_after_commit(tx: AsyncSession | AsyncConnection, outbox: Outbox) -> No
 
 def _headers_text(headers: Headers) -> str:
     """Headers as JSON pairs; a value that is no UTF-8 becomes an object with base64."""
-    pairs: list[list[Any]] = []
-    for name, value in headers:
-        try:
-            pairs.append([name, value.decode()])
-        except UnicodeDecodeError:
-            pairs.append([name, {"base64": base64.b64encode(value).decode()}])
-    return json.dumps(pairs, separators=(",", ":"))
+    try:
+        return to_json(headers).decode()
+    except PydanticSerializationError:
+        return to_json([(name, _text_of(value)) for name, value in headers]).decode()
+
+
+def _text_of(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
 
 
 def _headers_of(text: str) -> Headers:
     return [
         (name, value.encode() if isinstance(value, str) else base64.b64decode(value["base64"]))
-        for name, value in json.loads(text)
+        for name, value in from_json(text)
     ]
 
 

@@ -12,7 +12,7 @@ from hailbus import DeliveryError, Event, Outbox, OutboxEntry, Topic
 from hailbus._transport import Outgoing
 from hailbus.codec import envelope_for
 from hailbus.database import create_engine
-from hailbus.outbox import outbox_table
+from hailbus.outbox import OutboxRow, outbox_table, store
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -30,6 +30,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.log: dict[int, list[bytes]] = {0: [], 1: []}
+        self.headers: list[Sequence[tuple[str, bytes]]] = []
         self.requests: list[int] = []
         self.is_away: set[int] = set()
         self.refuses: set[bytes] = set()
@@ -46,7 +47,8 @@ class Broker:
             away = DeliveryError("the broker is away", topic=topic, partition=partition, retriable=True)
             return [away] * len(records)
         outcomes: list[int | DeliveryError] = []
-        for _, value, _ in records:
+        for _, value, headers in records:
+            self.headers.append(headers)
             if value in self.refuses:
                 outcomes.append(DeliveryError("the record is too large", topic=topic, partition=partition))
             else:
@@ -142,3 +144,23 @@ async def test_a_broker_that_goes_away_in_between_leaves_the_rest_in_order(engin
         await outbox.relay_once(broker, by_order)  # type: ignore[arg-type]  # as above
     assert [row.published_at is not None for row in await rows(engine)] == [True, True, False]
     assert (await outbox.prune(timedelta(0)), len(await rows(engine))) == (0, 3)
+
+
+async def test_headers_come_out_as_they_went_in_whatever_their_bytes(engine: AsyncEngine) -> None:
+    outbox, broker = Outbox(engine, lambda: NOON), Broker()
+    await outbox.create_tables()
+    given = [
+        [("ce_id", b"1"), ("empty", b""), ("ce_id", b"twice"), ("quoted", b'"\\\x00\n')],
+        [("\u00e9", "\u00e9\U0001f600".encode())],
+        [("binary", b"\xff\x00"), ("text", b"beside it"), ("cut", "\u00e9".encode()[:1])],
+        [],
+    ]
+    facts = {"topic": ORDERS.name, "key": b"0", "type": "order.placed", "value": b"{}", "partition": None}
+    async with engine.begin() as tx:
+        made = [
+            OutboxRow(headers=headers, id=f"e{i}", not_before=None, schedule_id=None, created_at=NOON, **facts)  # type: ignore[arg-type]  # facts of several types
+            for i, headers in enumerate(given)
+        ]
+        await store(tx, made, outbox=None)
+    await outbox.relay_once(broker, by_order)  # type: ignore[arg-type]  # the part of a producer that it uses
+    assert [list(headers) for headers in broker.headers] == given

@@ -23,7 +23,7 @@ from hailbus import (
     Topic,
 )
 from hailbus._transport import Outgoing, Producer, record_bytes
-from hailbus.codec import encode, envelope_for, may_hold_numbers_beyond_json, plain_floats
+from hailbus.codec import decode_value, encode, envelope_for, may_hold_numbers_beyond_json, plain_floats
 from hailbus.database import create_engine
 from hailbus.outbox import outbox_table
 from hailbus.publish_buffer import PublishBuffer, PublishStats
@@ -192,6 +192,35 @@ async def test_what_json_cannot_hold_is_refused_before_it_is_published(fields: d
     with pytest.raises(InvalidPayloadError, match=says):
         encode(event, envelope_for(Measured(order_id="a"), source="/x"))
     assert bus.records(ORDERS) == []
+
+
+class Toured(Event, topic=ORDERS, key="order_id", type="order.toured"):
+    order_id: str
+    paid: list[Money | tuple[float, str]] = Field(default_factory=list)
+    tip: Money | None = None
+    home: Place | None = None
+    note: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"paid": [Money(amount=1.0), Money(amount=NAN)]}, r"paid\.1\.amount is nan"),
+        ({"paid": [(math.inf, "a")]}, r"paid\.0\.0 is inf"),
+        ({"tip": Money(amount=NAN)}, r"tip\.amount is nan"),
+        ({"home": Place(lat=-math.inf)}, r"home\.lat is -inf"),
+        ({"note": "null and NaN"}, None),
+        ({"paid": [Money(amount=1.0), (2.0, "a")], "tip": Money(amount=3.0)}, None),
+    ],
+)
+def test_a_number_within_parts_is_found(fields: dict[str, Any], says: str | None) -> None:
+    event = Toured(**({"order_id": "a"} | fields))
+    envelope = envelope_for(event, source="/x")
+    if says is None:
+        assert decode_value(Toured, encode(event, envelope).value) == event
+        return
+    with pytest.raises(InvalidPayloadError, match=says):
+        encode(event, envelope)
 
 
 class AsText(Event, topic=ORDERS, key="order_id", type="order.as_text"):

@@ -14,6 +14,7 @@ from fastapi.routing import APIRoute
 from hailbus.clock import ServiceClock
 from hailbus.fastapi import ProblemError, moment_of
 
+from booking.adapters.http.direct import DirectRoute
 from booking.adapters.http.problems import PROBLEMS
 from booking.adapters.http.rate_limit import RateLimit
 from booking.adapters.http.tokens import TokenError, TokenVerifier
@@ -78,7 +79,7 @@ class Guard:
         """Return the class of a route that these roles may call."""
         guard, allowed = self, frozenset(callers)
 
-        class GuardedRoute(APIRoute):
+        class GuardedRoute(DirectRoute):
             def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
                 handler = super().get_route_handler()
                 route = f"{' '.join(sorted(self.methods or ()))} {self.path}"
@@ -98,7 +99,7 @@ class Guard:
         """Return the caller, or the response that turns the request away."""
         if self._verifier is None:
             return ANYONE
-        path = request.url.path
+        path = request.scope["path"]
         token = _bearer_token(request)
         if token is None:
             return _unauthenticated("send the header Authorization: Bearer TOKEN", path, 'Bearer realm="booking"')

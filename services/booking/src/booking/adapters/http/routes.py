@@ -145,7 +145,7 @@ def add_routes(
         at: datetime | None,
         status: int = 200,
     ) -> Response:
-        path, admission = request.url.path, admission_of(request)
+        path, admission = request.scope["path"], admission_of(request)
         content = b"" if body is None else body.__pydantic_serializer__.to_json(body)
         answer = await writer.post(
             ByCaller(caller=admission.caller, command=command),

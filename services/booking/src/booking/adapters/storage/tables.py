@@ -18,26 +18,33 @@ from sqlalchemy import (
     Table,
     TypeDecorator,
 )
+from sqlalchemy.types import TypeEngine
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """An aware moment in UTC. SQLite keeps no zone: it goes in without and comes out with UTC."""
+    """An aware moment. SQLite knows no moments: there it is text in UTC, as SQLAlchemy's own DateTime writes it."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return what the database has for it."""
+        return dialect.type_descriptor(String(26) if dialect.name == "sqlite" else DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:  # Any: what the database takes
         """Store UTC."""
         if value is None or dialect.name != "sqlite":
             return value
-        return value.astimezone(UTC).replace(tzinfo=None)
+        return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
-    def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 as the base class
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> datetime | None:
         """Return UTC."""
         if value is None:
             return None
+        if dialect.name == "sqlite":
+            return datetime.fromisoformat(value).replace(tzinfo=UTC)
         moment: datetime = value
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        return moment.astimezone(UTC)
 
 
 metadata = MetaData()
