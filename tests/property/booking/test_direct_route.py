@@ -23,7 +23,7 @@ Pair = tuple[bytes, bytes]
 PATHS = ("/quotes", "/rides/{ride_id}/complete", "/drivers/{driver_id}/online", "/driver-updates", "/limit")
 
 
-def app_of(route: type[APIRoute]) -> FastAPI:
+def app_of(route: type[APIRoute], *, gated: bool = True) -> FastAPI:
     app = FastAPI(redirect_slashes=False)
 
     def shown(request: Request, **arguments: object) -> Response:
@@ -54,7 +54,8 @@ def app_of(route: type[APIRoute]) -> FastAPI:
     endpoints: tuple[Callable[..., Any], ...] = (quote, complete, online, updates, limit)  # Any: as FastAPI's own
     for path, endpoint in zip(PATHS, endpoints, strict=True):
         app.router.add_api_route(path, endpoint, methods=["POST"], route_class_override=route)
-    PROBLEMS.install(app)
+    if gated:
+        PROBLEMS.install(app)
     return app
 
 
@@ -188,3 +189,15 @@ def test_a_valid_request_goes_to_its_endpoint_directly(
     monkeypatch.setattr(fastapi.routing, "solve_dependencies", refuse)
     assert post(APPS[0], path, headers, json.dumps(document).encode()) == expected
     assert expected[0] == 200
+
+
+@pytest.mark.parametrize("media_type", [b"application/json", b"application/ld+json", b"text/plain", b"", None])
+def test_a_body_is_json_when_its_media_type_says_so(media_type: bytes | None) -> None:
+    headers = [(b"idempotency-key", b"k")] + ([] if media_type is None else [(b"content-type", media_type)])
+    path, document = VALID[1]
+    direct, by_fastapi = (
+        post(app_of(route, gated=False), path, headers, json.dumps(document).encode())
+        for route in (DirectRoute, APIRoute)
+    )
+    assert direct == by_fastapi
+    assert direct[0] == (200 if media_type in {b"application/json", b"application/ld+json"} else 422)
