@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
+
+from pydantic_core import to_json
 
 from hailbus._extras import extra
 
@@ -60,8 +61,8 @@ PRUNE = delete(inbox_table).where(
 PRUNED_AT_ONCE = 1_000
 """Rows that one transaction of `prune` deletes: other writers wait no longer than for these."""
 
-# As wide as the columns, and nothing that CloudEvents forbids in an attribute or PostgreSQL in a text.
-_STORABLE = re.compile(r"[^\x00-\x1f\x7f]{1,255}\Z")
+# As wide as the columns, and nothing that CloudEvents forbids in an attribute or that has no form in UTF-8.
+_STORABLE = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,255}\Z")
 
 # One parameter for the whole batch, so that one prepared statement serves any size.
 _CLAIM = {
@@ -111,7 +112,7 @@ class Claims:
 
     def parameters(self, consumer: str, now: datetime) -> dict[str, Any]:
         """The parameters of the statement that claims."""
-        return {"consumer": consumer, "now": micros(now), "rows": json.dumps(list(self.rows.values()))}
+        return {"consumer": consumer, "now": micros(now), "rows": to_json(list(self.rows.values())).decode()}
 
     def fresh(self, answer: Iterable[Any]) -> set[str]:  # Any: SQLAlchemy's rows
         """The ids that were never applied before, by what the statement returned."""

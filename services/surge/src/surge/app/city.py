@@ -267,7 +267,7 @@ class City:
             return False
         minute = fact.at_ms - fact.at_ms % MINUTE_MS
         if isinstance(fact, Seen):
-            self._changed.add(("supply", minute, crc32(fact.driver_id.encode()) % DRIVER_SHARES))
+            self._changed.add(("supply", minute, _share_of(fact.driver_id)))
         else:
             self._changed.add(("demand", minute, fact.cell))
         return True
@@ -366,12 +366,14 @@ class City:
                     {"areas": who.areas} if who.areas else {}
                 )
             else:
-                rows[key] = {
-                    driver: list(sighting)
-                    for driver, sighting in minute.sightings.items()
-                    if crc32(driver.encode()) % DRIVER_SHARES == part
-                }
+                rows[key] = {}
             self._rows_of_minute.setdefault(start_ms, set()).add(key)
+        for start_ms in {start_ms for kind, start_ms, _ in self._changed if kind == "supply"}:
+            minute = self._windows.minutes.get(start_ms)
+            for driver, sighting in minute.sightings.items() if minute is not None else ():
+                row = rows.get(f"supply/{start_ms}/{_share_of(driver)}")
+                if row is not None:
+                    row[driver] = list(sighting)
         self._changed.clear()
         return rows
 
@@ -462,6 +464,10 @@ class City:
                 forecasts.observe(number, kept[number])
                 if number >= next_slot - 1 - LONGEST:
                     forecasts.forecast(least=self._least_counts)  # it may still wait for its score
+
+
+def _share_of(driver_id: str) -> int:
+    return crc32(driver_id.encode()) % DRIVER_SHARES
 
 
 def _under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:

@@ -242,12 +242,16 @@ class SurgeWorker:
         now_ms = self._monotonic_ms()
         async with self._engine.begin() as tx:
             claim = await batch.claim(tx)
+            newest: dict[tuple[str, int], int] = {}
             for delivery in batch:
                 ctx = delivery.ctx
                 at_ms = milliseconds(ctx.envelope.time)
-                self._watermark.observe(_name(ctx.topic, ctx.partition), at_ms, now_ms=now_ms)
+                place = ctx.topic, ctx.partition
+                newest[place] = max(at_ms, newest.get(place, at_ms))
                 if delivery in claim and (fact := fact_of(delivery.event, at_ms)) is not None:
                     self._city.apply(fact)
+            for place, at_ms in newest.items():
+                self._watermark.observe(_name(*place), at_ms, now_ms=now_ms)
             await self._write_rows(tx)
             await claim.store()
         self._uncommitted = Changes()
