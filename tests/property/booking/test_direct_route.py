@@ -20,7 +20,14 @@ from hypothesis import strategies as st
 from starlette.types import Message, Scope
 
 Pair = tuple[bytes, bytes]
-PATHS = ("/quotes", "/rides/{ride_id}/complete", "/drivers/{driver_id}/online", "/driver-updates", "/limit")
+PATHS = (
+    "/quotes",
+    "/rides/{ride_id}/complete",
+    "/drivers/{driver_id}/online",
+    "/driver-updates",
+    "/limit",
+    "/plain/{ride_id}",
+)
 
 
 def app_of(route: type[APIRoute], *, gated: bool = True) -> FastAPI:
@@ -48,10 +55,20 @@ def app_of(route: type[APIRoute], *, gated: bool = True) -> FastAPI:
     async def updates(request: Request, body: schemas.DriverUpdates, key: IdempotencyKey) -> Response:
         return shown(request, body=body, key=key)
 
+    def plain(request: Request, body: schemas.Nothing) -> Response:
+        return shown(request, body=body)
+
     async def limit(request: Request, body: schemas.Nothing, limit: Annotated[int, Header(ge=1)] = 5) -> Response:
         return shown(request, body=body, limit=limit)
 
-    endpoints: tuple[Callable[..., Any], ...] = (quote, complete, online, updates, limit)  # Any: as FastAPI's own
+    endpoints: tuple[Callable[..., Any], ...] = (
+        quote,
+        complete,
+        online,
+        updates,
+        limit,
+        plain,
+    )  # Any: as FastAPI's own
     for path, endpoint in zip(PATHS, endpoints, strict=True):
         app.router.add_api_route(path, endpoint, methods=["POST"], route_class_override=route)
     if gated:
@@ -115,6 +132,7 @@ WANTED = {
     "/rides/{ride_id}/complete": ("driver_id", "distance_m"),
     "/drivers/{driver_id}/online": ("position",),
     "/limit": (),
+    "/plain/{ride_id}": (),
 }
 
 
@@ -156,7 +174,8 @@ def requests(draw: st.DrawFn) -> tuple[str, list[Pair], bytes]:
     headers = [(b"idempotency-key", key) for key in keys]
     headers += [(b"event-time", one) for one in draw(st.lists(st.sampled_from([b"2014-05-01T08:00:00Z", b""])))]
     headers += [(b"limit", one) for one in draw(st.lists(st.sampled_from([b"7", b"0", b"x"]), max_size=2))]
-    headers.append((b"content-type", draw(types) if draw(st.integers(0, 5)) == 0 else b"application/json"))
+    headers += [(b"content-type", draw(types) if draw(st.integers(0, 5)) == 0 else b"application/json")]
+    headers += [(b"content-type", one) for one in draw(st.just([]) | st.lists(types | st.just(b""), max_size=1))]
     return path, draw(st.permutations(headers)), body
 
 

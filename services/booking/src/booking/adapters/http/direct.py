@@ -6,6 +6,7 @@ still declares the route and words the answer to a request that is not valid.
 """
 
 from collections.abc import Callable, Coroutine
+from inspect import iscoroutinefunction
 from typing import Any, Final, Self
 
 from fastapi import Request
@@ -24,7 +25,10 @@ Validate = Callable[[Any], tuple[Any, Any]]  # Any: a value and the errors, as F
 
 
 class DirectRoute(APIRoute):
-    """A route for endpoints that take path parameters, headers and a body, and return a response."""
+    """A route for `async` endpoints that take path parameters, headers and a body, and return a response.
+
+    An endpoint that takes anything else is called by FastAPI.
+    """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **declared: Any) -> None:  # Any: as FastAPI's own
         super().__init__(path, endpoint, **declared)
@@ -48,7 +52,8 @@ class DirectRoute(APIRoute):
             found = None if TRACED in request.scope else await parameters.read(request)
             if found is None:
                 return await through_fastapi(request)
-            response: Response = await endpoint(**found)
+            response = await endpoint(**found)
+            assert isinstance(response, Response), f"{endpoint} returned {response!r}, which is no Response"
             return response
 
         return direct
@@ -82,7 +87,7 @@ class _Parameters:
             dependant.background_tasks_param_name,
             dependant.security_scopes_param_name,
         )
-        if any(others) or any(named) or len(dependant.body_params) != 1:
+        if any(others) or any(named) or len(dependant.body_params) != 1 or not iscoroutinefunction(dependant.call):
             return None
         (body,) = dependant.body_params
         model = body.field_info.annotation
@@ -100,15 +105,15 @@ class _Parameters:
     async def read(self, request: Request) -> dict[str, Any] | None:
         """Return the arguments of the endpoint, None if the request is not valid."""
         found: dict[str, Any] = {}
-        media_type = b""
+        media_type: bytes | None = None
         for name, value in request.scope["headers"]:
             if (wanted := self._headers.get(name)) is not None:
                 if wanted[0] not in found and not _put(found, wanted, value.decode("latin-1")):
                     return None
-            elif name == b"content-type":
-                media_type = media_type or value
+            elif name == b"content-type" and media_type is None:
+                media_type = value
         for alias, text in request.scope["path_params"].items():
-            if not _put(found, self._path[alias], text):
+            if (wanted := self._path.get(alias)) is not None and not _put(found, wanted, text):
                 return None
         if media_type != JSON_BODY:
             return None
