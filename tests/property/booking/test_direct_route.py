@@ -220,3 +220,10 @@ def test_a_body_is_json_when_its_media_type_says_so(media_type: bytes | None) ->
     )
     assert direct == by_fastapi
     assert direct[0] == (200 if media_type in {b"application/json", b"application/ld+json"} else 422)
+
+
+def test_a_plain_function_is_called_by_fastapi() -> None:
+    headers = [(b"content-type", b"application/json")]
+    direct, by_fastapi = (post(app, "/plain/r", headers, b"{}") for app in APPS)
+    assert direct == by_fastapi
+    assert direct[0] == 200
