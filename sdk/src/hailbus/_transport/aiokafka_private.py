@@ -159,9 +159,11 @@ def request_metadata(consumer: AIOKafkaConsumer) -> None:
     consumer._client.force_metadata_update()
 
 
-async def cluster_metadata(admin: AIOKafkaAdminClient) -> Any:  # Any: as above
-    """Metadata of every topic; a request by name would create the topics that are missing."""
-    return await admin._get_cluster_metadata()
+async def cluster_metadata(admin: AIOKafkaAdminClient, node: int | None = None) -> Any:  # Any: as above
+    """Metadata of every topic, as one broker or any knows it; by name, a request would create missing topics."""
+    if node is None:
+        return await admin._get_cluster_metadata()
+    return await admin._send_request_to_node(node, MetadataRequest(None))
 
 
 async def send_to_node(admin: AIOKafkaAdminClient, node: int, request: object) -> Any:  # Any: as above

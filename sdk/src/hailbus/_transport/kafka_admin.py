@@ -43,6 +43,10 @@ GROUP_ID_NOT_FOUND = 69
 COORDINATOR_MOVES = frozenset({14, 15, 16})
 """Loading, not available, not this one: each passes."""
 REBALANCES_TAG = 10_000
+LED_WITHIN_S = 30.0
+"""How long the partitions of new topics may take to get leaders."""
+ANSWERS_WITHIN_S = 5.0
+"""A broker that does not tell within this time what it knows of new topics is not waited for."""
 ConfigKind = Literal["topic", "broker", "group"]
 CONFIG_KINDS: Mapping[ConfigKind, int] = {"topic": 2, "broker": 4, "group": 32}
 # Where a value comes from. 1: set on the topic; 2 to 4: set on the broker; 5: Kafka's default; 8: set on the group.
@@ -178,6 +182,26 @@ def is_connection_error(error: Exception) -> bool:
     return isinstance(error, (kafka_errors.KafkaConnectionError, kafka_errors.KafkaTimeoutError))
 
 
+def _described(metadata: Any, topics: Sequence[str] | None) -> dict[str, TopicDescription]:  # Any: aiokafka is untyped
+    """Topics by name; all but internal ones when none are named."""
+    wanted = None if topics is None else set(topics)
+    found = {}
+    for topic in metadata.to_object()["topics"]:
+        name = topic["topic"]
+        if topic["error_code"] != 0 or (topic.get("is_internal") if wanted is None else name not in wanted):
+            continue
+        partitions = topic["partitions"]
+        found[name] = TopicDescription(
+            name=name,
+            partition_count=len(partitions),
+            replication_factor=len(partitions[0]["replicas"]) if partitions else 0,
+            leaders={p["partition"]: p["leader"] for p in partitions},
+            replicas={p["partition"]: tuple(p["replicas"]) for p in partitions},
+            isr={p["partition"]: tuple(p["isr"]) for p in partitions},
+        )
+    return found
+
+
 def _reason(error: Exception) -> str:
     return str(error) or getattr(error, "description", "") or type(error).__name__
 
@@ -273,43 +297,37 @@ class KafkaAdmin:
         return frozenset(created)
 
     async def _until_led(self, topics: Sequence[Topic]) -> None:
-        """Wait until every partition has a leader, as producers would otherwise meet an unknown topic."""
+        """Wait until every broker that answers knows a leader of every partition.
+
+        A broker that has not heard of a topic yet would tell the next who asks that there is no such topic.
+        """
+        names = [topic.name for topic in topics]
         try:
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(LED_WITHIN_S):
                 while True:
-                    found = await self.describe([topic.name for topic in topics])
-                    if all(
-                        topic.name in found and all(leader >= 0 for leader in found[topic.name].leaders.values())
-                        for topic in topics
-                    ):
+                    known = await asyncio.gather(*(self._leads(node, names) for node in await self.nodes()))
+                    if True in known and False not in known:
                         return
                     await asyncio.sleep(RETRY_BACKOFF_S)
         except TimeoutError as error:
             raise BrokerUnreachableError(
-                bootstrap=self._settings.bootstrap_servers, waited_s=30.0, reason="new topics got no leader"
+                bootstrap=self._settings.bootstrap_servers, waited_s=LED_WITHIN_S, reason="new topics got no leader"
             ) from error
+
+    async def _leads(self, node: int, names: Sequence[str]) -> bool | None:
+        """Whether a broker knows a leader of every partition of these topics; None if it does not answer."""
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                found = _described(await aiokafka_private.cluster_metadata(self._client, node), names)
+        except (kafka_errors.KafkaError, OSError, TimeoutError):
+            return None
+        return all(name in found and all(leader >= 0 for leader in found[name].leaders.values()) for name in names)
 
     @_answered
     async def describe(self, topics: Sequence[str] | None = None) -> Mapping[str, TopicDescription]:
         if topics is not None and not topics:
             return {}
-        metadata = await aiokafka_private.cluster_metadata(self._client)
-        wanted = None if topics is None else set(topics)
-        found = {}
-        for topic in metadata.to_object()["topics"]:
-            name = topic["topic"]
-            if topic["error_code"] != 0 or (topic.get("is_internal") if wanted is None else name not in wanted):
-                continue
-            partitions = topic["partitions"]
-            found[name] = TopicDescription(
-                name=name,
-                partition_count=len(partitions),
-                replication_factor=len(partitions[0]["replicas"]) if partitions else 0,
-                leaders={p["partition"]: p["leader"] for p in partitions},
-                replicas={p["partition"]: tuple(p["replicas"]) for p in partitions},
-                isr={p["partition"]: tuple(p["isr"]) for p in partitions},
-            )
-        return found
+        return _described(await aiokafka_private.cluster_metadata(self._client), topics)
 
     async def _partitions(self, topics: Sequence[str]) -> list[Any]:
         found = await self.describe(topics)
