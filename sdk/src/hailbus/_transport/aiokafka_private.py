@@ -163,7 +163,7 @@ async def cluster_metadata(admin: AIOKafkaAdminClient, node: int | None = None) 
     """Metadata of every topic, as one broker or any knows it; by name, a request would create missing topics."""
     if node is None:
         return await admin._get_cluster_metadata()
-    return await admin._send_request_to_node(node, MetadataRequest(None))
+    return await send_to_node(admin, node, MetadataRequest(None))
 
 
 async def send_to_node(admin: AIOKafkaAdminClient, node: int, request: object) -> Any:  # Any: as above
